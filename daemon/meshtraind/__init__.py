@@ -1,0 +1,1 @@
+"""The meshtrain daemon: the only place with sockets and event loops."""

@@ -1,0 +1,1 @@
+"""Train one PyTorch script on all the laptops you own."""
