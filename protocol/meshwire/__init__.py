@@ -1,1 +1,1 @@
-"""What peers must agree on: frames, messages, topologies, rounds. Pure: no sockets, clocks, threads or torch."""
+"""What peers must agree on. Pure: no asyncio, sockets, clocks, randomness, threads or torch."""

@@ -1,18 +1,14 @@
-"""Every maximum of the protocol, in one place. A value that a peer sends is checked against these before it is used."""
+"""Every maximum of the protocol, in one place: what a peer sends is checked against these before it is used."""
 
 KIB = 1024
 MIB = 1024 * KIB
 
 # Frames (W1, W4)
 FRAME_PAYLOAD_BYTES_MAX = 1 * MIB  # one control message, or one run of encoded segments
-CHUNK_BYTES = (
-    256 * KIB
-)  # what a sender aims at: the cheapest size for uvloop's BufferedProtocol on loopback and TLS
+CHUNK_BYTES = 256 * KIB  # what a sender aims at: the cheapest size for uvloop's BufferedProtocol on loopback and TLS
 CONTROL_BYTES_MAX = 1 * MIB  # one control message
 CONTROL_NESTING_MAX = 16
-LINK_QUEUE_BYTES_MAX = (
-    1 * MIB
-)  # data queued on a link before the sender is held back, so that control can overtake
+LINK_QUEUE_BYTES_MAX = 1 * MIB  # data queued on a link before the sender is held back, so that control can overtake
 HANDSHAKE_TIMEOUT_S = 10.0  # TLS and hello together; a slow-drip client is closed at this point
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses
 
@@ -23,6 +19,21 @@ NAME_CHARS_MAX = 64
 ADDRESSES_PER_PEER_MAX = 16
 JOBS_RUNNING_MAX = 16
 
+# Job files: the manifest of a job's source or data folder
+FILES_MAX = 100_000  # entries of one manifest: 60,000 images as files must fit, a home folder must not
+FILE_PATH_BYTES_MAX = 512  # UTF-8 of a relative path; leaves room for the job's folder below the systems' 1024 to 4096
+FILE_NAME_BYTES_MAX = 255  # one part of a path: what ext4, APFS and NTFS take
+FOLDER_DEPTH_MAX = 32
+MANIFEST_BYTES_MAX = 64 * MIB  # a packed manifest; it travels as a blob because it may exceed a control message
+SOURCE_BYTES_MAX = 512 * MIB  # the working directory, sent anew with every change; data goes with --data
+DATA_BYTES_MAX = 1024 * 1024 * MIB  # a --data folder: 1 TiB
+DISK_RESERVE_BYTES = 64 * MIB  # left free for the owner and for logs when a job's files are received
+
+# Job history
+JOB_ERROR_CHARS_MAX = 16 * KIB  # a traceback with its context
+JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job as JSON
+JOBS_LISTED_MAX = 1000  # rows of one answer
+
 # Model (M1)
 TENSORS_MAX = 100_000
 TENSOR_DIMS_MAX = 16
@@ -32,3 +43,10 @@ BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
 
 assert CHUNK_BYTES <= FRAME_PAYLOAD_BYTES_MAX
 assert SEGMENT_VALUES_MAX * 4 <= FRAME_PAYLOAD_BYTES_MAX, "a dense segment must fit into one frame"
+BUCKET_BYTES_MAX = 256 * MIB
+
+# Text and files in messages
+ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback
+PATH_CHARS_MAX = 1024
+FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
+FETCH_WAIT_S_MAX = 10.0

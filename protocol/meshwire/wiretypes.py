@@ -16,8 +16,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.NAME_CHA
 class Wire(BaseModel):
     """A value that crosses a process boundary.
 
-    Sequences are declared as tuples; msgpack returns lists, which are accepted for them. Numbers and strings are never
-    converted into each other.
+    Sequences are declared as tuples; msgpack returns lists, which are accepted for them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

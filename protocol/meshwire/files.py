@@ -1,0 +1,154 @@
+"""Files of a job as they are named on the wire: a manifest of relative paths, never an archive.
+
+A path is used on a receiving device only after `check_manifest` has found nothing wrong, whatever system it
+came from: the same manifest must mean the same tree on Linux, macOS and Windows, and must not reach outside
+its folder on any.
+"""
+
+import re
+import unicodedata
+from typing import Annotated, Self
+
+import msgpack
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.wiretypes import Digest, Wire
+
+# Windows opens a device for these, with any extension; superscript digits count as digits there.
+_RESERVED_NAME = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])", re.IGNORECASE)
+
+
+class FileEntry(Wire):
+    """One regular file. `path` is relative, POSIX, to the root of the folder that the manifest describes."""
+
+    path: str
+    size_bytes: Annotated[int, Field(ge=0, le=limits.DATA_BYTES_MAX)]
+    sha256: Digest
+    executable: bool
+
+
+class FileManifest(Wire):
+    """A folder's files. Folders exist because files lie in them, so an empty one is not carried.
+
+    `digest()` is the SHA-256 of `pack()`, so a packed manifest can itself be stored and sent as a blob.
+    """
+
+    entries: tuple[FileEntry, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files together; equal contents count as often as they are named."""
+        return sum(entry.size_bytes for entry in self.entries)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Self:
+        """Reads `pack()`'s bytes. Raises ValueError (pydantic's and msgpack's errors are such) otherwise."""
+        if len(packed) > limits.MANIFEST_BYTES_MAX:
+            raise ValueError(f"a manifest of {len(packed)} bytes, at most {limits.MANIFEST_BYTES_MAX} are read")
+        return cls.load(msgpack.unpackb(packed, max_array_len=limits.FILES_MAX, max_map_len=16))
+
+
+def check_path(path: str) -> str | None:
+    """Why `path` may not be written on a device, or None (ECOSYSTEM 2.4, "archive extraction")."""
+    try:
+        encoded = path.encode()
+    except UnicodeEncodeError:
+        return "is not valid Unicode"
+    if len(encoded) > limits.FILE_PATH_BYTES_MAX:
+        return f"is longer than {limits.FILE_PATH_BYTES_MAX} bytes"
+    if not path:
+        return "is empty"
+    if path.startswith("/"):
+        return "is absolute"
+    if "\\" in path:
+        return "contains a backslash"
+    if ":" in path:
+        return "contains a colon (a drive letter or a stream on Windows)"
+    if any(unicodedata.category(char) == "Cc" for char in path):
+        return "contains a control character"
+    if not unicodedata.is_normalized("NFC", path):
+        return "is not in Unicode normal form NFC"
+    parts = path.split("/")
+    if len(parts) > limits.FOLDER_DEPTH_MAX:
+        return f"is nested deeper than {limits.FOLDER_DEPTH_MAX} folders"
+    for part in parts:
+        reason = _check_part(part)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _check_part(part: str) -> str | None:
+    if part == "":
+        return "has an empty part"
+    if part in (".", ".."):
+        return f"has a part {part!r}"
+    if len(part.encode()) > limits.FILE_NAME_BYTES_MAX:
+        return f"has a part longer than {limits.FILE_NAME_BYTES_MAX} bytes"
+    if part[-1] in ". ":
+        return "has a part that ends in a dot or a space (Windows drops it)"
+    stem = part.split(".", 1)[0].rstrip(" ")
+    if _RESERVED_NAME.fullmatch(stem):
+        return f"has a part {part!r}, which is a device on Windows"
+    return None
+
+
+def check_manifest(manifest: FileManifest, bytes_max: int = limits.DATA_BYTES_MAX) -> str | None:
+    """Why the tree may not be written on a device, or None. Names the paths.
+
+    Args:
+        bytes_max: the most that all files may hold together, e.g. `limits.SOURCE_BYTES_MAX`.
+    """
+    if len(manifest.entries) > limits.FILES_MAX:
+        return f"{len(manifest.entries)} files, at most {limits.FILES_MAX} are allowed"
+    if manifest.total_bytes > bytes_max:
+        return f"{human_bytes(manifest.total_bytes)} in all, at most {human_bytes(bytes_max)} are allowed"
+    sizes: dict[bytes, FileEntry] = {}
+    for entry in manifest.entries:
+        reason = check_path(entry.path)
+        if reason is not None:
+            return f"the path {entry.path!r} {reason}"
+        same = sizes.setdefault(entry.sha256, entry)
+        if same.size_bytes != entry.size_bytes:
+            return f"{same.path!r} and {entry.path!r} claim equal content but different sizes"
+    return _check_collisions(manifest)
+
+
+def _check_collisions(manifest: FileManifest) -> str | None:
+    """Names that are one on some device: equal, differing in case only, or a file that must be a folder."""
+    files: dict[str, str] = {}
+    for entry in manifest.entries:
+        folded = _fold(entry.path)
+        if folded in files:
+            if files[folded] == entry.path:
+                return f"the path {entry.path!r} is there twice"
+            return f"{files[folded]!r} and {entry.path!r} differ in upper and lower case only"
+        files[folded] = entry.path
+    folders: dict[str, str] = {}
+    for entry in manifest.entries:
+        parts = entry.path.split("/")
+        for depth in range(1, len(parts)):
+            folder = "/".join(parts[:depth])
+            folded = _fold(folder)
+            if folded in files:
+                return f"{files[folded]!r} is a file, and {entry.path!r} needs it as a folder"
+            other = folders.setdefault(folded, folder)
+            if other != folder:
+                return f"the folders {other!r} and {folder!r} differ in upper and lower case only"
+    return None
+
+
+def _fold(path: str) -> str:
+    """Equal for names that a case-insensitive file system takes for one (Unicode 3.13, D145)."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", path).casefold())
+
+
+def human_bytes(size_bytes: int) -> str:
+    """A size for people, e.g. "1.4 MiB"."""
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,134 @@
+"""The 80 bytes in front of every frame (W1)."""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+
+from meshwire import limits
+
+MAGIC = b"MESH"
+WIRE_VERSION = 1
+RESERVED = bytes(16)
+
+# magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
+# contributors | weight | complete, payload length | reserved
+LAYOUT = struct.Struct("<4sBBHQQIHHIIQdII16s")
+HEADER_BYTES = LAYOUT.size
+assert HEADER_BYTES == 80
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    CONTROL = 1  # one msgpack message
+    CHUNK = 2  # consecutive encoded segments of one bucket at one step of the topology program
+
+
+class Flags(IntFlag):
+    """Marks on a chunk."""
+
+    NONE = 0
+    POISON = 1  # V1: a contributor's part was not finite; there is no payload
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One frame's header. Control frames use `job`, `generation`, `complete` and `payload_bytes` only.
+
+    Attributes:
+        job: `meshwire.jobs.job_number` of the job, 0 when the frame belongs to none.
+        generation: first 64 bits of the hash of the generation's id (G2), 0 outside a generation.
+        round: from 1.
+        step: index into the topology program.
+        bucket: index into the plan.
+        first_segment, segment_count: which segments of that bucket.
+        contributors: bitmap by rank of those whose gradients are summed in the payload.
+        weight: their summed weight in samples (W3).
+        complete: the newest round of this job that the sender holds completely (G5).
+    """
+
+    kind: Kind
+    payload_bytes: int
+    flags: Flags = Flags.NONE
+    job: int = 0
+    generation: int = 0
+    round: int = 0
+    step: int = 0
+    bucket: int = 0
+    first_segment: int = 0
+    segment_count: int = 0
+    contributors: int = 0
+    weight: float = 0.0
+    complete: int = 0
+
+    def encode(self) -> bytes:
+        """The header's 80 bytes. Raises struct.error when a field is out of range: our bug, not a peer's."""
+        return LAYOUT.pack(
+            MAGIC,
+            WIRE_VERSION,
+            self.kind,
+            self.flags,
+            self.job,
+            self.generation,
+            self.round,
+            self.step,
+            self.bucket,
+            self.first_segment,
+            self.segment_count,
+            self.contributors,
+            self.weight,
+            self.complete,
+            self.payload_bytes,
+            RESERVED,
+        )
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
+    """Reads 80 bytes; never raises on their content. A string says why they are not a header."""
+    (
+        magic,
+        version,
+        kind,
+        flags,
+        job,
+        generation,
+        round_,
+        step,
+        bucket,
+        first_segment,
+        segment_count,
+        contributors,
+        weight,
+        complete,
+        payload_bytes,
+        reserved,
+    ) = LAYOUT.unpack_from(data)
+    if magic != MAGIC:
+        return f"not a meshtrain frame (it begins with {bytes(magic)!r})"
+    if version != WIRE_VERSION:
+        return f"frame of wire version {version}; this side speaks version {WIRE_VERSION}"
+    if kind not in (Kind.CONTROL, Kind.CHUNK):
+        return f"unknown frame kind {kind}"
+    if flags not in (Flags.NONE, Flags.POISON):
+        return f"unknown frame flags {flags:#06x}"
+    if reserved != RESERVED:
+        return "reserved header bytes are not zero"
+    if payload_bytes > limits.FRAME_PAYLOAD_BYTES_MAX:
+        return f"payload of {payload_bytes} bytes exceeds the limit of {limits.FRAME_PAYLOAD_BYTES_MAX}"
+    if not 0.0 <= weight < float("inf"):
+        return f"weight {weight} is not a finite number of samples"
+    return Header(
+        kind=Kind(kind),
+        flags=Flags(flags),
+        job=job,
+        generation=generation,
+        round=round_,
+        step=step,
+        bucket=bucket,
+        first_segment=first_segment,
+        segment_count=segment_count,
+        contributors=contributors,
+        weight=weight,
+        complete=complete,
+        payload_bytes=payload_bytes,
+    )

@@ -1,0 +1,54 @@
+"""The shared memory between a daemon and its learner: fp32 slots in plan order (M1, DESIGN section 13).
+
+The daemon makes it before it spawns the learner, who finds the descriptor in MEMORY_FD_VARIABLE, sizes it for the
+prepared model and reports the size; both map it. Raw slots take w*g (W3) from the learner; the result slot takes the
+means from the daemon.
+"""
+
+from dataclasses import dataclass
+
+VALUE_BYTES = 4
+PAGE_BYTES = 4096
+
+# What a daemon gives its learner in the environment
+ENDPOINT_VARIABLE = "MESHTRAIN_ENDPOINT"  # unix:PATH or tcp:HOST:PORT
+TOKEN_VARIABLE = "MESHTRAIN_TOKEN"
+JOB_VARIABLE = "MESHTRAIN_JOB_ID"
+MEMORY_FD_VARIABLE = "MESHTRAIN_MEMORY_FD"
+
+DATA_DIR_VARIABLE = "MESHTRAIN_DATA_DIR"  # the daemon's data folder, for every command
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Byte offsets of the slots. Each slot holds `values` fp32 and starts on a page."""
+
+    values: int
+    raw_slots: int
+
+    @classmethod
+    def for_bound(cls, values: int, staleness: int) -> "MemoryLayout":
+        """M1: two raw slots let the next step's buckets be written while the last one's are still being encoded.
+
+        With s=0 a step begins only after its predecessor's round is complete, so one is enough.
+        """
+        return cls(values, 1 if staleness == 0 else 2)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next."""
+        return -(-self.values * VALUE_BYTES // PAGE_BYTES) * PAGE_BYTES
+
+    def raw_offset(self, step: int) -> int:
+        """Where step `step` (from 0) writes its gradients."""
+        return (step % self.raw_slots) * self.slot_bytes
+
+    @property
+    def result_offset(self) -> int:
+        """Where the means of the round to be applied lie."""
+        return self.raw_slots * self.slot_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the mapping; at least one page."""
+        return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)

@@ -1,0 +1,295 @@
+"""Messages between the daemons of one job: offer, files, generation, models, progress, end."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.jobs import JOB_ID_PATTERN
+from meshwire.manifest import ModelManifest
+from meshwire.messages.envelope import message
+from meshwire.wiretypes import DeviceId, Digest, Name, Wire
+
+JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN)]
+Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
+Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
+RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
+
+
+class BlobRef(Wire):
+    """A content-addressed blob."""
+
+    sha256: Digest
+    size_bytes: Annotated[int, Field(ge=0)]
+
+
+class JobSpec(Wire):
+    """All that defines a job; equal on every member."""
+
+    job: JobId
+    name: Name
+    submitter: DeviceId
+    created_at_s: float  # Unix time
+    script: RelativePath
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    files: BlobRef  # packed FileManifest of the working directory
+    data: BlobRef | None  # packed FileManifest of --data
+    sync: str
+    codec: str
+    on_nan: Literal["stop", "skip"]
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    bucket_bytes: Annotated[int, Field(ge=1024, le=limits.BUCKET_BYTES_MAX)]
+    hash_every: Annotated[
+        int, Field(ge=0)
+    ]  # compare the replicas' base hashes every so many rounds; 0: at the end only
+    trace: bool
+
+
+class Member(Wire):
+    """G1: a member is a device and the incarnation of its daemon."""
+
+    device: DeviceId
+    incarnation: int
+    name: Name
+
+
+class Generation(Wire):
+    """G2: the numbered membership of a job. `members` in ring order: a member's rank is its index."""
+
+    job: JobId
+    number: Annotated[int, Field(ge=1)]
+    proposer: DeviceId
+    parent: Digest | None
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]
+
+    def hash64(self) -> int:
+        """What every frame of this generation carries."""
+        return int.from_bytes(self.digest()[:8], "little")
+
+
+@message("job.offer")
+class Offer(Wire):
+    """Request: will you take part? The member starts to fetch the files and answers with `OfferReply`."""
+
+    spec: JobSpec
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]
+
+
+@message("job.offer.reply")
+class OfferReply(Wire):
+    """Willing unless `refusal` says why not."""
+
+    refusal: Text | None
+
+
+@message("job.files")
+class FilesProgress(Wire):
+    """Member to submitter: how far the files are. `error` ends the job; `ready` when all lie in place."""
+
+    job: JobId
+    done_bytes: int
+    total_bytes: int
+    ready: bool
+    error: Text | None
+
+
+@message("fetch")
+class Fetch(Wire):
+    """Request: bytes of a blob (by hash) or of one rank's output or log file (by path)."""
+
+    job: JobId
+    what: Literal["blob", "output", "log"]
+    sha256: Digest | None = None
+    rank: Rank = 0
+    path: RelativePath | None = None
+    offset_bytes: Annotated[int, Field(ge=0)]
+    max_bytes: Annotated[int, Field(gt=0, le=limits.FETCH_BYTES_MAX)]
+    wait_s: Annotated[float, Field(ge=0, le=limits.FETCH_WAIT_S_MAX)] = 0.0  # logs: wait so long for new bytes
+
+
+@message("fetched")
+class Fetched(Wire):
+    """Reply. `end` when nothing will follow the bytes of this reply."""
+
+    data: Annotated[bytes, Field(max_length=limits.FETCH_BYTES_MAX)]
+    total_bytes: int
+    end: bool
+
+
+@message("job.prepare")
+class Prepare(Wire):
+    """Request, first phase: promise to enter this generation and nothing older (G2). Reply: `Promise`."""
+
+    generation: Generation
+
+
+@message("job.promise")
+class Promise(Wire):
+    """Promised unless `refusal` says why not, e.g. which pair of members has no link (G7)."""
+
+    refusal: Text | None
+
+
+@message("job.commit")
+class Commit(Wire):
+    """Second phase: the generation is entered; learners start."""
+
+    job: JobId
+    generation: Annotated[int, Field(ge=0, lt=2**64)]
+
+
+@message("job.model")
+class Model(Wire):
+    """Member to all: the model its learner has prepared, and the bucket plan it computed from it."""
+
+    job: JobId
+    rank: Rank
+    manifest: ModelManifest
+    plan: Digest
+
+
+@message("job.state")
+class StateIndex(Wire):
+    """Rank 0 to all: digests of its start state, one per unit of transfer (J1), in manifest order."""
+
+    job: JobId
+    units: tuple[Digest, ...]
+
+
+@message("job.state.want")
+class StateWant(Wire):
+    """Member to rank 0: which units differ here (none: equal start)."""
+
+    job: JobId
+    rank: Rank
+    units: tuple[int, ...]
+
+
+@message("job.state.offer")
+class StateOffer(Wire):
+    """Rank 0 to the members that asked: the blobs that hold the wanted units."""
+
+    job: JobId
+    units: tuple[tuple[int, BlobRef], ...]
+
+
+@message("job.state.ready")
+class StateReady(Wire):
+    """Member to all: this rank starts from rank 0's state; round 1 begins when all have said so."""
+
+    job: JobId
+    rank: Rank
+
+
+class Metrics(Wire):
+    """What one rank shows in live tables."""
+
+    step: int = 0
+    round: int = 0
+    samples: int = 0
+    values: tuple[tuple[str, float], ...] = ()  # the script's own, from mt.log
+    step_s: float = 0.0  # median of recent steps
+    exposed_s: float = 0.0  # summed time the learner waited for exchanges
+    exchange_s: float = 0.0  # summed time from a round's first bucket to its completion
+    sent_bytes: int = 0  # on the sockets to the other members since the job began, as counted by `counter`
+    payload_bytes: int = 0  # of chunk frames sent
+    counter: Literal["kernel", "link"] = "kernel"
+    waiting_for: Text | None = None
+
+
+@message("job.rank")
+class RankReport(Wire):
+    """Member to all, on change and about once a second while running."""
+
+    job: JobId
+    rank: Rank
+    state: Annotated[str, Field(max_length=32)]  # meshwire.jobs.JobState value of that daemon
+    exit_code: int | None = None
+    error: Text | None = None
+    metrics: Metrics = Metrics()
+
+
+@message("job.hash")
+class BaseHash(Wire):
+    """Member to all: digest of the base after `round` (O9)."""
+
+    job: JobId
+    rank: Rank
+    round: int
+    digest: Digest
+
+
+@message("job.barrier")
+class BarrierReached(Wire):
+    """Member to all: this rank's learner entered its `number`-th barrier."""
+
+    job: JobId
+    rank: Rank
+    number: int
+
+
+@message("job.end")
+class End(Wire):
+    """Any member to all: the job ends with this outcome. `now`: learners are killed, not asked."""
+
+    job: JobId
+    outcome: Literal["succeeded", "failed", "cancelled"]
+    reason: Text
+    now: bool
+
+
+@message("job.find")
+class Find(Wire):
+    """Request: what do you know of jobs with this id prefix? Reply: `Found`."""
+
+    prefix: Annotated[str, Field(max_length=32)]
+
+
+class JobSummary(Wire):
+    """One line of `meshtrain jobs`."""
+
+    job: JobId
+    name: Name
+    state: str
+    members: tuple[Member, ...]
+    submitter: DeviceId
+    created_at_s: float
+    started_at_s: float | None
+    ended_at_s: float | None
+    exit_code: int | None
+    error: Text | None
+    script: str
+    ranks: tuple[RankReport, ...] = ()
+    rounds: int = 0
+    hashes_compared: int = 0
+    replicas_equal: bool | None = None  # None: no hash was compared yet
+
+
+@message("job.found")
+class Found(Wire):
+    """Reply to `Find`."""
+
+    jobs: tuple[JobSummary, ...]
+
+
+class OutputFile(Wire):
+    """One file that a rank wrote into its output folder."""
+
+    rank: Rank
+    path: RelativePath
+    size_bytes: int
+
+
+@message("job.outputs")
+class ListOutputs(Wire):
+    """Request: which output files lie here? Reply: `Outputs`."""
+
+    job: JobId
+
+
+@message("job.outputs.reply")
+class Outputs(Wire):
+    """Reply to `ListOutputs`."""
+
+    files: tuple[OutputFile, ...]

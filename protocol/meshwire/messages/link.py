@@ -1,0 +1,61 @@
+"""Messages between two daemons about the link itself."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.addresses import Address
+from meshwire.messages.envelope import message
+from meshwire.wiretypes import DeviceId, Name, Wire
+
+Version = Annotated[str, Field(max_length=64)]
+
+
+class Software(Wire):
+    """What a device runs; a difference that can break a run is named at submit."""
+
+    meshtrain: Version
+    python: Version
+    torch: Version | None  # None: a hub without torch
+    system: Version  # e.g. "Linux x86_64"
+
+
+@message("hello")
+class Hello(Wire):
+    """First message in both directions, after the pinned handshake."""
+
+    wire_oldest: int
+    wire_newest: int
+    incarnation: Annotated[int, Field(ge=0, lt=2**63)]  # random per daemon start (G1)
+    name: Name
+    listen_port: Annotated[int, Field(ge=0, lt=65536)]
+    software: Software
+    cores: int
+    memory_bytes: int
+
+
+@message("refuse")
+class Refuse(Wire):
+    """The link will be closed, and why; for a person to read."""
+
+    reason: Annotated[str, Field(max_length=1000)]
+
+
+@message("heartbeat")
+class Heartbeat(Wire):
+    """Sent when the link was silent for an interval; a request, so that its reply measures the round trip."""
+
+
+class KnownPeer(Wire):
+    """Where a device was last reachable. A candidate, never an identity."""
+
+    device: DeviceId
+    addresses: Annotated[tuple[Address, ...], Field(max_length=limits.ADDRESSES_PER_PEER_MAX)]
+
+
+@message("addresses")
+class Addresses(Wire):
+    """Gossip: one reachable peer is enough to find all others."""
+
+    peers: Annotated[tuple[KnownPeer, ...], Field(max_length=limits.PEERS_MAX)]

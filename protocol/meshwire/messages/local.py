@@ -1,0 +1,338 @@
+"""Messages on a daemon's local endpoint: from the command line (`Get…`, `Submit`, …) and from learners (`Learner…`).
+
+The endpoint speaks the same frames as peers do. The first message is `Attach`; nothing else is answered before it.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.manifest import ModelManifest
+from meshwire.messages.envelope import message
+from meshwire.messages.job import JobId, JobSpec, JobSummary, Member, Rank, RelativePath, Text
+from meshwire.messages.link import Software, Version
+from meshwire.messages.rounds import Bytes, Poison, Round, SampleBlock
+from meshwire.wiretypes import DeviceId, Digest, Name, Wire
+
+AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
+
+
+@message("attach")
+class Attach(Wire):
+    """Request: the token of DATA/run, and who asks. Reply: `Done` for a client, `LearnerWelcome` for a learner."""
+
+    token: Annotated[str, Field(max_length=128)]
+    role: Literal["client", "learner"]
+    job: JobId | None = None
+    pid: int = 0
+    torch: Version | None = None
+
+
+# --- the command line ---
+
+
+@message("get.status")
+class GetStatus(Wire):
+    """Request. Reply: `Status`."""
+
+
+@message("status")
+class Status(Wire):
+    """This daemon."""
+
+    device: DeviceId
+    name: Name
+    software: Software
+    pid: int
+    listen: Text
+    data_dir: AnyPath
+    up_s: float
+    peers_linked: int
+    peers_paired: int
+    jobs_running: int
+    warnings: tuple[Text, ...]
+
+
+@message("get.peers")
+class GetPeers(Wire):
+    """Request. Reply: `Peers`."""
+
+
+class PeerSummary(Wire):
+    """One line of `meshtrain peers`."""
+
+    device: DeviceId
+    name: Name
+    state: Literal["linked", "paired", "seen"]  # paired: pinned but not reachable now; seen: on mDNS, not paired
+    address: Text | None
+    rtt_s: float | None
+    software: Software | None
+    cores: int | None
+    memory_bytes: int | None
+
+
+@message("peers")
+class Peers(Wire):
+    """Reply to `GetPeers`, without this device."""
+
+    peers: tuple[PeerSummary, ...]
+
+
+@message("pair.host")
+class PairHost(Wire):
+    """Request: show a code and wait. Events: `PairCode`. Reply: `Paired`."""
+
+
+@message("pair.code")
+class PairCode(Wire):
+    """Event: the code to type on the other device."""
+
+    code: str
+    port: int
+    expires_s: float
+
+
+@message("pair.join")
+class PairJoin(Wire):
+    """Request: pair with the device that shows this code. Reply: `Paired`."""
+
+    code: Annotated[str, Field(max_length=32)]
+    at: Annotated[str, Field(max_length=300)] | None  # HOST[:PORT]; else every device that mDNS shows as pairing
+
+
+@message("paired")
+class Paired(Wire):
+    """Reply: the new peer."""
+
+    device: DeviceId
+    name: Name
+
+
+@message("unpair")
+class Unpair(Wire):
+    """Request: forget a device (name or id prefix) and drop its link. Reply: `Paired`, the device forgotten."""
+
+    peer: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+@message("shutdown")
+class Shutdown(Wire):
+    """Request: stop the daemon; its jobs here end. Reply: `Done`."""
+
+
+@message("submit")
+class Submit(Wire):
+    """Request: start a job. Events: `SubmitProgress`. Reply: `Submitted`.
+
+    `root` and `data_root` are folders of this machine; their manifests were made by the client.
+    """
+
+    name: Name
+    root: AnyPath
+    manifest: AnyPath  # file that holds the packed FileManifest of `root`
+    data_root: AnyPath | None
+    data_manifest: AnyPath | None
+    script: RelativePath
+    args: tuple[str, ...]
+    env: tuple[tuple[str, str], ...]
+    on: tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix; empty: all linked
+    peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None  # how many, this device included
+    sync: str
+    codec: str
+    on_nan: Literal["stop", "skip"]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None
+    bucket_bytes: int | None
+    hash_every: Annotated[int, Field(ge=0)]
+    trace: bool
+    dry_run: bool
+
+
+@message("submit.progress")
+class SubmitProgress(Wire):
+    """Event: what is being done, for a person to read."""
+
+    text: Text
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@message("submitted")
+class Submitted(Wire):
+    """Reply: the job runs (or, with dry_run, would run) on these members."""
+
+    job: JobId
+    members: tuple[Member, ...]
+    notes: tuple[Text, ...]  # differences and warnings
+
+
+@message("get.jobs")
+class GetJobs(Wire):
+    """Request: jobs with this id prefix ("" for all), from this daemon, or from any linked one when none is known here.
+
+    Reply: `meshwire.messages.job.Found`.
+    """
+
+    prefix: Annotated[str, Field(max_length=32)] = ""
+
+
+@message("watch")
+class Watch(Wire):
+    """Request: follow a job. Events: `Watched`, about once a second. Reply: `Watched` when it has ended."""
+
+    job: JobId
+
+
+@message("watched")
+class Watched(Wire):
+    """Where a job stands."""
+
+    summary: JobSummary
+
+
+@message("cancel")
+class Cancel(Wire):
+    """Request: end a job. `now` kills the learners. Reply: `Done` when it has ended everywhere here."""
+
+    job: JobId
+    now: bool
+
+
+# Log and output pieces are asked for with `meshwire.messages.job.Fetch` and `ListOutputs`, whichever daemon has them.
+
+
+# --- learners ---
+
+
+@message("learner.welcome")
+class LearnerWelcome(Wire):
+    """Reply to a learner's `Attach`."""
+
+    spec: JobSpec
+    rank: Rank
+    members: tuple[Member, ...]
+    staleness: int  # the bound s
+    data_dir: AnyPath | None
+    output_dir: AnyPath
+
+
+@message("learner.model")
+class LearnerModel(Wire):
+    """Request: the prepared model. The learner has sized the shared memory for it. Reply: `Done` when all agree."""
+
+    manifest: ModelManifest
+    memory_bytes: int
+
+
+@message("learner.state")
+class LearnerState(Wire):
+    """Request: digests of this learner's start state by unit (J1). Reply: `StateTask`."""
+
+    units: tuple[Digest, ...]
+
+
+@message("learner.state.task")
+class StateTask(Wire):
+    """Rank 0: write these units as files into `folder`, named by unit number. Others: load them from there."""
+
+    units: tuple[int, ...]
+    folder: AnyPath
+
+
+@message("learner.ready")
+class LearnerReady(Wire):
+    """Request: the state task is done. Reply: `Done` when every member is ready and round 1 may begin."""
+
+
+@message("learner.bucket")
+class LearnerBucket(Wire):
+    """Notice: this bucket of this step lies in the raw slot, multiplied by `weight` (W3).
+
+    All buckets of a step carry the same weight, samples and hyperparameters.
+    """
+
+    step: int
+    bucket: int
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    samples: tuple[SampleBlock, ...] = ()
+    hyperparameters: Bytes = b""
+    poison: Poison | None = None
+
+
+@message("learner.sealed")
+class LearnerSealed(Wire):
+    """Notice: the backward pass of this step has ended, all buckets were sent."""
+
+    step: int
+    used: Bytes
+    integers: tuple[int, ...]
+
+
+@message("learner.applied")
+class LearnerApplied(Wire):
+    """Notice: the optimizer has stepped on `round` (0: none yet); the next step begins."""
+
+    round: Annotated[int, Field(ge=0)]
+    step: int
+    samples: int
+    step_s: float
+    exposed_s: float  # of this step
+
+
+@message("learner.log")
+class LearnerLog(Wire):
+    """Notice: values given to mt.log."""
+
+    step: int
+    values: tuple[tuple[str, float], ...]
+
+
+@message("learner.hash")
+class LearnerHash(Wire):
+    """Notice: digest of the base after `round`."""
+
+    round: int
+    digest: Digest
+
+
+@message("learner.barrier")
+class LearnerBarrier(Wire):
+    """Request: wait for every member's learner. Reply: `Done`."""
+
+    number: int
+
+
+@message("learner.idle")
+class LearnerIdle(Wire):
+    """Notice: no step will follow for now (R5): the loop has ended, or `mt.finish` was called."""
+
+    reason: Text
+
+
+@message("round.done")
+class RoundDone(Wire):
+    """Notice to the learner: the means of `round` lie in the result slot, unless it is void."""
+
+    round: Round
+    step: int
+    void: bool
+    reason: Text  # of a void round
+    stop: bool  # V1 with --on-nan stop: the learner raises
+    weight: float
+    contributors: int
+    used: Bytes
+    integers: tuple[int, ...]
+
+
+@message("waiting")
+class Waiting(Wire):
+    """Event or notice, about once a second while the learner is blocked: on what, and a sign of life."""
+
+    reason: Text
+
+
+@message("stop")
+class Stop(Wire):
+    """Notice to the learner: the job ends; raise in the training loop."""
+
+    reason: Text

@@ -1,0 +1,65 @@
+"""W2: the control messages of a round, from each member to all others."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.messages.envelope import message
+from meshwire.messages.job import Text
+from meshwire.wiretypes import Wire
+
+Round = Annotated[int, Field(ge=1, lt=2**32)]
+Bytes = Annotated[bytes, Field(max_length=limits.CONTROL_BYTES_MAX // 2)]
+
+
+class SampleBlock(Wire):
+    """X1: positions [first, end) of the permutation of one epoch."""
+
+    epoch: int
+    first: int
+    end: int
+
+
+@message("bind")
+class Bind(Wire):
+    """R2: this member's step is bound to `round` with this weight."""
+
+    round: Round
+    step: int
+    base: Annotated[int, Field(ge=0)]  # rounds applied when the step began (R0)
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # samples
+    samples: tuple[SampleBlock, ...] = ()
+    hyperparameters: Bytes = b""  # packed param-group values (O3)
+
+
+@message("null")
+class Null(Wire):
+    """R4, R5: this member adds nothing to `round` and forwards."""
+
+    round: Round
+
+
+@message("call")
+class Call(Wire):
+    """R3: whoever is late may null `round`."""
+
+    round: Round
+
+
+class Poison(Wire):
+    """V1: why a bucket was replaced."""
+
+    bucket: int
+    parameter: Text
+    reason: Text
+
+
+@message("seal")
+class Seal(Wire):
+    """End of the backward pass: nothing more follows for this round."""
+
+    round: Round
+    used: Bytes  # bitmap over the manifest's tensors that had a gradient (O5)
+    integers: tuple[int, ...] = ()  # values of the integer buffers, whose maximum is taken (O5)
+    poison: Poison | None = None

@@ -1,0 +1,134 @@
+"""Turns a byte stream into frames and says where the next bytes go; it never holds a chunk's payload itself.
+
+The owner of a socket loops over three calls: receive into `buffer()`, report `received(n)`, and handle the event.
+After a `ChunkAnnounced` it must call `land` or `drain` before it asks for the next buffer.
+"""
+
+from dataclasses import dataclass
+
+from meshwire import limits
+from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkAnnounced:
+    """A chunk's header is here; its payload needs a place."""
+
+    header: Header
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkReceived:
+    """A chunk's payload lies where `land` said; `drained` payloads are gone."""
+
+    header: Header
+    drained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ControlReceived:
+    """A whole control message."""
+
+    header: Header
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The stream is not ours or breaks a limit; nothing after it can be trusted."""
+
+    reason: str
+
+
+Event = ChunkAnnounced | ChunkReceived | ControlReceived | Broken
+
+
+class FrameParser:
+    """One direction of one link."""
+
+    def __init__(self) -> None:
+        self._header_bytes = bytearray(HEADER_BYTES)
+        self._scratch: bytearray | None = None
+        self._target = memoryview(self._header_bytes)
+        self._filled = 0
+        self._header: Header | None = None  # of the frame whose payload is being received
+        self._drain_left_bytes = 0
+        self._awaiting_place = False
+        self._drained = False
+        self.broken: str | None = None
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        assert not self._awaiting_place, "land() or drain() the announced chunk first"
+        return self._target[self._filled :]
+
+    def received(self, count: int) -> Event | None:
+        """Reports that `count` bytes were written into `buffer()`."""
+        if self.broken is not None:
+            return Broken(self.broken)
+        self._filled += count
+        if self._filled < len(self._target):
+            return None
+        if self._header is None:
+            return self._header_complete()
+        if self._drain_left_bytes:
+            self._drain_left_bytes -= self._filled
+            if self._drain_left_bytes:
+                self._aim(self._scratch_view(self._drain_left_bytes))
+                return None
+        return self._payload_complete()
+
+    def land(self, place: memoryview) -> Event | None:
+        """Gives the announced chunk its place, exactly `payload_bytes` long. An empty chunk completes at once."""
+        assert self._awaiting_place
+        assert self._header is not None
+        assert len(place) == self._header.payload_bytes
+        self._awaiting_place = False
+        self._drained = False
+        self._aim(place)
+        return self._payload_complete() if not len(place) else None
+
+    def drain(self) -> Event | None:
+        """Receives the announced chunk into scratch and forgets it (G8)."""
+        assert self._awaiting_place
+        assert self._header is not None
+        self._awaiting_place = False
+        self._drained = True
+        self._drain_left_bytes = self._header.payload_bytes
+        if not self._drain_left_bytes:
+            return self._payload_complete()
+        self._aim(self._scratch_view(self._drain_left_bytes))
+        return None
+
+    def _header_complete(self) -> Event | None:
+        header = decode_header(self._header_bytes)
+        if isinstance(header, str):
+            self.broken = header
+            return Broken(header)
+        self._header = header
+        if header.kind is Kind.CHUNK:
+            self._awaiting_place = True
+            return ChunkAnnounced(header)
+        if not header.payload_bytes:
+            self.broken = "empty control message"
+            return Broken(self.broken)
+        self._aim(memoryview(bytearray(header.payload_bytes)))
+        return None
+
+    def _payload_complete(self) -> Event:
+        header, payload = self._header, self._target
+        assert header is not None
+        self._header = None
+        self._aim(memoryview(self._header_bytes))
+        if header.kind is Kind.CHUNK:
+            return ChunkReceived(header, self._drained)
+        return ControlReceived(header, bytes(payload))
+
+    def _aim(self, target: memoryview) -> None:
+        self._target = target
+        self._filled = 0
+
+    def _scratch_view(self, wanted_bytes: int) -> memoryview:
+        if self._scratch is None:
+            self._scratch = bytearray(limits.CHUNK_BYTES)
+        return memoryview(self._scratch)[: min(wanted_bytes, len(self._scratch))]
