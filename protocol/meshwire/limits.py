@@ -17,6 +17,11 @@ MEMBERS_MAX = 64  # contributors are one u64 bitmap by rank
 PEERS_MAX = 256  # pinned devices
 NAME_CHARS_MAX = 64
 ADDRESSES_PER_PEER_MAX = 16
+ADDRESSES_GOSSIPED_PER_PEER_MAX = 4  # the best ones: PEERS_MAX times this many host names fit into one message
+HOST_CHARS_MAX = 253  # a DNS name (RFC 1035)
+DEVICES_SEEN_MAX = 256  # unpaired devices that are remembered for display; anybody on the network can invent some
+MDNS_TXT_BYTES_MAX = 400  # our own are under 200; a larger one is not ours
+MDNS_RESOLVES_MAX = 32  # announcements that came in parts and are being asked for
 JOBS_RUNNING_MAX = 16
 
 # Job files: the manifest of a job's source or data folder

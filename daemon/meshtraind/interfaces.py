@@ -1,0 +1,82 @@
+"""Which network interfaces a daemon announces itself on."""
+
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# Bridges and virtual switches lead to containers, tunnels to other networks: peers cannot be reached at the
+# addresses that this machine has there. Whoever wants one names it.
+_SKIPPED = re.compile(
+    r"docker|br-|veth|virbr|vmnet|vboxnet|vethernet|lxcbr|lxdbr|podman|cni|flannel|cali"  # containers, machines
+    r"|tun|tap|utun|ipsec|wg|wireguard|tailscale|ppp|zt",  # VPNs
+    re.IGNORECASE,
+)
+
+
+class InterfaceError(ValueError):
+    """A named interface does not exist or cannot be used; says which ones can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One interface and its usable addresses, IPv4 first. IPv6 link-local ones are left out: they mean nothing
+    to a peer without the zone, which differs between machines."""
+
+    name: str
+    addresses: tuple[str, ...]
+
+
+def usable_interfaces(named: Sequence[str] = ()) -> tuple[Interface, ...]:
+    """The interfaces in `named`, or every one that is up, apart from loopback, container bridges and VPNs.
+
+    Raises InterfaceError when a named one is unknown, down or without an address. May be empty without names.
+    """
+    present = _interfaces_up()
+    if not named:
+        return tuple(i for i in present.values() if not _SKIPPED.match(i.name) and not _is_loopback(i))
+    for name in named:
+        if name not in present:
+            available = ", ".join(f"{i.name} ({i.addresses[0]})" for i in present.values()) or "none"
+            raise InterfaceError(f"no interface {name!r} that is up and has an address; available: {available}")
+    return tuple(present[name] for name in dict.fromkeys(named))
+
+
+def reachable_addresses(interfaces: Iterable[Interface], listen_host: str) -> tuple[str, ...]:
+    """Addresses at which a listener bound to `listen_host` (an IP address; 0.0.0.0 and :: mean any) is reached."""
+    bound = ipaddress.ip_address(listen_host)
+    addresses = [address for interface in interfaces for address in interface.addresses]
+    if not bound.is_unspecified:
+        return tuple(address for address in addresses if ipaddress.ip_address(address) == bound)
+    if bound.version == 4:
+        return tuple(address for address in addresses if ipaddress.ip_address(address).version == 4)
+    return tuple(addresses)
+
+
+def _interfaces_up() -> dict[str, Interface]:
+    import psutil  # imported here: most commands need no interfaces
+
+    states = psutil.net_if_stats()
+    found = {}
+    for name, entries in sorted(psutil.net_if_addrs().items()):
+        if name not in states or not states[name].isup:
+            continue
+        usable = {address for entry in entries if (address := _usable_address(entry.address)) is not None}
+        if usable:
+            found[name] = Interface(name, tuple(map(str, sorted(usable, key=lambda a: (a.version, int(a))))))
+    return found
+
+
+def _usable_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None for hardware addresses (psutil lists them among the others) and for addresses of no use to a peer."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    if address.is_unspecified or address.is_multicast or (address.version == 6 and address.is_link_local):
+        return None
+    return address
+
+
+def _is_loopback(interface: Interface) -> bool:
+    return any(ipaddress.ip_address(address).is_loopback for address in interface.addresses)
