@@ -1,0 +1,179 @@
+"""Content-addressed store of job files: DATA/blobs/ab/abcdef..., named by the SHA-256 of what they hold.
+
+Everything here blocks on the disk: call it in a worker thread (`asyncio.to_thread`), never on the event loop.
+One daemon owns a data folder, so a lock in this process is enough to keep two writers from one blob.
+"""
+
+import hashlib
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+from meshtraind.blobwriter import (
+    BINARY,
+    COPY_BYTES,
+    NO_FOLLOW,
+    BlobBusyError,
+    BlobDamagedError,
+    BlobError,
+    BlobWriter,
+    explain,
+    explained,
+    write_all,
+)
+from meshwire import limits
+from meshwire.files import FileEntry, FileManifest, check_manifest, human_bytes
+
+__all__ = ["BlobBusyError", "BlobDamagedError", "BlobError", "BlobStore", "BlobWriter"]
+
+
+class BlobStore:
+    """The blobs in one folder, which is made if missing. Thread-safe.
+
+    Raises:
+        BlobError: the folder cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._receiving: set[bytes] = set()
+        with explained("make the folder", path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def blob_path(self, sha256: bytes) -> Path:
+        """Where the blob lies, or would lie."""
+        name = sha256.hex()
+        return self.path / name[:2] / name
+
+    def has(self, sha256: bytes) -> bool:
+        return self.blob_path(sha256).is_file()
+
+    def missing(self, manifest: FileManifest) -> tuple[FileEntry, ...]:
+        """One entry for each content of the manifest that is not here, in the manifest's order."""
+        distinct: dict[bytes, FileEntry] = {}
+        for entry in manifest.entries:
+            distinct.setdefault(entry.sha256, entry)
+        return tuple(entry for entry in distinct.values() if not self.has(entry.sha256))
+
+    def open(self, sha256: bytes) -> BinaryIO:
+        """The blob for reading. Raises BlobError if it is not here."""
+        path = self.blob_path(sha256)
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            raise BlobError(f"blob {sha256.hex()[:12]} is not in {self.path}") from None
+        except OSError as error:
+            raise explain(error, "read", path) from error
+
+    def ensure_space(self, needed_bytes: int) -> None:
+        """Raises BlobError if `needed_bytes` and a reserve for the machine's owner do not fit on the disk."""
+        with explained("ask for the free space of", self.path):
+            free_bytes = shutil.disk_usage(self.path).free
+        if needed_bytes + limits.DISK_RESERVE_BYTES > free_bytes:
+            raise BlobError(
+                f"not enough space in {self.path}: {human_bytes(needed_bytes)} needed and "
+                f"{human_bytes(limits.DISK_RESERVE_BYTES)} kept in reserve, {human_bytes(free_bytes)} free; "
+                "free some space, or start the daemon with --data-dir on another disk"
+            )
+
+    def writer(self, sha256: bytes, size_bytes: int, *, resume: bool = True) -> BlobWriter:
+        """Begins to receive a blob, by default where it broke off: what is here is read again to hash it.
+
+        Raises:
+            BlobBusyError: it is being received already.
+            BlobError: the folder cannot be written.
+        """
+        with self._lock:
+            if sha256 in self._receiving:
+                raise BlobBusyError(f"blob {sha256.hex()[:12]} is being received already")
+            self._receiving.add(sha256)
+        try:
+            return BlobWriter(self.blob_path(sha256), sha256, size_bytes, resume, lambda: self._release(sha256))
+        except BaseException:
+            self._release(sha256)
+            raise
+
+    def _release(self, sha256: bytes) -> None:
+        with self._lock:
+            self._receiving.discard(sha256)
+
+    def ingest(self, source: Path, sha256: bytes, size_bytes: int) -> None:
+        """Copies a local file into the store, unless its content is there.
+
+        Raises:
+            BlobDamagedError: the file no longer has this content: it changed after its manifest was made.
+            BlobError: the file cannot be read, or the store not written.
+        """
+        if self.has(sha256):
+            return
+        try:
+            reader = source.open("rb")
+        except OSError as error:
+            raise explain(error, "read", source) from error
+        with reader, self.writer(sha256, size_bytes, resume=False) as writer:
+            changed = f"{source} changed while it was being submitted; submit again"
+            try:
+                while block := _read(reader, source):
+                    writer.write(memoryview(block))
+                if writer.offset < size_bytes:  # nothing to resume: the rest will never come
+                    writer.discard()
+                    raise BlobDamagedError(changed)
+                writer.finish()
+            except BlobDamagedError as error:
+                raise BlobDamagedError(changed) from error
+
+    def materialise(self, manifest: FileManifest, target: Path) -> None:
+        """Writes the tree of `manifest` as the new folder `target`, all of it or nothing.
+
+        No link is followed below `target`; files have mode 0644 or 0755, less the owner's umask. A blob that has
+        rotted on the disk is removed, so that it can be fetched again.
+
+        Raises:
+            BlobDamagedError: a stored blob has other bytes than its name says.
+            BlobError: the manifest is refused, a blob is missing, `target` exists, or the disk refuses.
+        """
+        reason = check_manifest(manifest)
+        if reason is not None:
+            raise BlobError(f"the job's files are refused: {reason}")
+        if os.path.lexists(target):
+            raise BlobError(f"{target} is already there; a job's files are written into a new folder only")
+        building = target.with_name(f".{target.name}.building")
+        with explained("write", building):
+            if os.path.lexists(building):  # left by a daemon that was killed here
+                shutil.rmtree(building)
+            building.mkdir(mode=0o755, parents=True)
+        try:
+            for entry in manifest.entries:
+                file = building.joinpath(*entry.path.split("/"))
+                with explained("make the folder", file.parent):
+                    file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+                self._write_out(entry, file)
+            with explained("rename to", target):
+                building.rename(target)
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)  # the first error is the one to tell
+            raise
+
+    def _write_out(self, entry: FileEntry, file: Path) -> None:
+        sha = hashlib.sha256()
+        mode = 0o755 if entry.executable else 0o644
+        with self.open(entry.sha256) as reader, explained("write", file, entry.size_bytes):
+            handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, mode)
+            with os.fdopen(handle, "wb", buffering=0) as out:
+                while block := reader.read(COPY_BYTES):
+                    sha.update(block)
+                    write_all(out.fileno(), memoryview(block))
+        if sha.digest() != entry.sha256:
+            self.blob_path(entry.sha256).unlink(missing_ok=True)
+            raise BlobDamagedError(
+                f"blob {entry.sha256.hex()[:12]} ({entry.path}) has rotted in {self.path} and was removed; "
+                "submit the job again to fetch it anew"
+            )
+
+
+def _read(reader: BinaryIO, source: Path) -> bytes:
+    with explained("read", source):
+        return reader.read(COPY_BYTES)

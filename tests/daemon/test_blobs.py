@@ -1,0 +1,339 @@
+"""The blob store: nothing wrong gets in, nothing half gets out, every disk error says what to do."""
+
+import hashlib
+import os
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshtraind.blobs import BlobBusyError, BlobDamagedError, BlobError, BlobStore
+from meshwire.files import FileEntry, FileManifest
+
+CONTENT = b"0123456789" * 1000
+SHA = hashlib.sha256(CONTENT).digest()
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> BlobStore:
+    return BlobStore(tmp_path / "blobs")
+
+
+def receive(store: BlobStore, content: bytes) -> bytes:
+    sha256 = hashlib.sha256(content).digest()
+    with store.writer(sha256, len(content)) as writer:
+        writer.write(memoryview(content))
+        writer.finish()
+    return sha256
+
+
+def entry(path: str, content: bytes, *, executable: bool = False) -> FileEntry:
+    sha256 = hashlib.sha256(content).digest()
+    return FileEntry(path=path, size_bytes=len(content), sha256=sha256, executable=executable)
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+@pytest.mark.parametrize("content", [b"", CONTENT])
+def test_a_received_blob_is_there_under_its_hash(store: BlobStore, content: bytes) -> None:
+    sha256 = receive(store, content)
+    name = sha256.hex()
+    assert store.has(sha256)
+    assert files_below(store.path) == {f"{name[:2]}/{name}"}
+    with store.open(sha256) as reader:
+        assert reader.read() == content
+
+
+@given(cuts=st.lists(st.integers(0, len(CONTENT)), max_size=5))
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_receiving_resumes_where_it_broke_off(tmp_path: Path, cuts: list[int]) -> None:
+    """Shipped files resume where they broke off, however often that happens."""
+    store = BlobStore(tmp_path / "blobs")
+    for cut in sorted(cuts):
+        with store.writer(SHA, len(CONTENT)) as writer:
+            writer.write(memoryview(CONTENT)[writer.offset : cut])
+        assert not store.has(SHA)
+        with store.writer(SHA, len(CONTENT)) as writer:
+            assert writer.offset == cut
+    with store.writer(SHA, len(CONTENT)) as writer:
+        writer.write(memoryview(CONTENT)[writer.offset :])
+        writer.finish()
+    assert store.has(SHA)
+    store.blob_path(SHA).unlink()
+
+
+def test_a_wrong_hash_deletes_the_part_and_names_the_blob(store: BlobStore) -> None:
+    writer = store.writer(SHA, len(CONTENT))
+    writer.write(memoryview(bytes(len(CONTENT))))
+    with pytest.raises(BlobDamagedError, match=SHA.hex()[:12]):
+        writer.finish()
+    assert files_below(store.path) == set()
+    assert not store.has(SHA)
+    receive(store, CONTENT)
+
+
+def test_too_many_bytes_are_refused_before_they_are_written(store: BlobStore) -> None:
+    writer = store.writer(SHA, len(CONTENT))
+    with pytest.raises(BlobDamagedError, match="more have come"):
+        writer.write(memoryview(CONTENT + b"x"))
+    assert files_below(store.path) == set()
+
+
+def test_an_early_end_keeps_the_part(store: BlobStore) -> None:
+    writer = store.writer(SHA, len(CONTENT))
+    writer.write(memoryview(CONTENT)[:10])
+    with pytest.raises(BlobDamagedError, match="broke off after 10 of 10000 bytes"):
+        writer.finish()
+    with store.writer(SHA, len(CONTENT)) as again:
+        assert again.offset == 10
+
+
+def test_a_part_longer_than_the_blob_is_begun_anew(store: BlobStore) -> None:
+    with store.writer(SHA, 2 * len(CONTENT)) as writer:
+        writer.write(memoryview(CONTENT + b"x"))
+    with store.writer(SHA, len(CONTENT)) as writer:
+        assert writer.offset == 0
+
+
+def test_one_blob_has_one_writer_at_a_time(store: BlobStore) -> None:
+    """Two jobs at once may need the same data folder."""
+    with store.writer(SHA, len(CONTENT)), pytest.raises(BlobBusyError, match=SHA.hex()[:12]):
+        store.writer(SHA, len(CONTENT))
+    store.writer(SHA, len(CONTENT)).close()
+
+
+def test_a_closed_writer_refuses_more(store: BlobStore) -> None:
+    writer = store.writer(SHA, len(CONTENT))
+    writer.close()
+    writer.close()
+    with pytest.raises(BlobError, match="after close"):
+        writer.write(memoryview(b"x"))
+    with pytest.raises(BlobError, match="after close"):
+        writer.finish()
+
+
+def test_writers_of_different_blobs_do_not_disturb_each_other(store: BlobStore) -> None:
+    contents = [bytes([number]) * 50_000 for number in range(8)]
+    threads = [threading.Thread(target=receive, args=(store, content)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert all(store.has(hashlib.sha256(content).digest()) for content in contents)
+
+
+def test_a_part_that_is_a_link_is_not_followed(store: BlobStore, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"precious")
+    part = store.blob_path(SHA).with_name(SHA.hex() + ".part")
+    part.parent.mkdir()
+    part.symlink_to(victim)
+    with pytest.raises(BlobError, match="part"):
+        store.writer(SHA, len(CONTENT))
+    assert victim.read_bytes() == b"precious"
+
+
+def test_ingest_copies_and_checks(store: BlobStore, tmp_path: Path) -> None:
+    source = tmp_path / "train.py"
+    source.write_bytes(CONTENT)
+    with store.writer(SHA, len(CONTENT)) as writer:
+        writer.write(memoryview(b"a part from elsewhere"))
+    store.ingest(source, SHA, len(CONTENT))
+    source.write_bytes(b"changed")
+    with store.open(SHA) as reader:
+        assert reader.read() == CONTENT
+
+
+@pytest.mark.parametrize("now", [b"", CONTENT[:-1], CONTENT + b"x", bytes(len(CONTENT))])
+def test_a_file_that_changed_after_the_scan_is_named(store: BlobStore, tmp_path: Path, now: bytes) -> None:
+    source = tmp_path / "train.py"
+    source.write_bytes(now)
+    with pytest.raises(BlobDamagedError, match=r"train\.py changed while it was being submitted"):
+        store.ingest(source, SHA, len(CONTENT))
+    assert files_below(store.path) == set()
+
+
+def test_ingest_names_a_missing_file(store: BlobStore, tmp_path: Path) -> None:
+    with pytest.raises(BlobError, match=r"cannot read .*gone\.py"):
+        store.ingest(tmp_path / "gone.py", SHA, len(CONTENT))
+
+
+def test_missing_names_each_content_once(store: BlobStore) -> None:
+    receive(store, b"here")
+    manifest = FileManifest(entries=(entry("a", b"here"), entry("b", b"absent"), entry("c", b"absent")))
+    assert [wanted.path for wanted in store.missing(manifest)] == ["b"]
+    with pytest.raises(BlobError, match="is not in"):
+        store.open(manifest.entries[1].sha256)
+
+
+def test_a_tree_is_written_with_its_modes(store: BlobStore, tmp_path: Path) -> None:
+    receive(store, b"print()")
+    receive(store, b"")
+    manifest = FileManifest(
+        entries=(
+            entry("train.py", b"print()"),
+            entry("tools/run.sh", b"print()", executable=True),
+            entry("tools/a/b/__init__.py", b""),
+        )
+    )
+    target = tmp_path / "jobs" / "1" / "src"
+    umask = os.umask(0o022)
+    try:
+        store.materialise(manifest, target)
+    finally:
+        os.umask(umask)
+    assert files_below(target) == {"train.py", "tools/run.sh", "tools/a/b/__init__.py"}
+    assert (target / "train.py").read_bytes() == b"print()"
+    assert (target / "train.py").stat().st_mode & 0o777 == 0o644
+    assert (target / "tools/run.sh").stat().st_mode & 0o777 == 0o755
+    (target / "train.py").write_bytes(b"changed")
+    with store.open(manifest.entries[0].sha256) as reader:
+        assert reader.read() == b"print()", "a job that changes its files must not change the store"
+
+
+@pytest.mark.parametrize("path", ["../evil", "/tmp/evil", "a/../../evil", "C:/evil"])
+def test_path_tricks_write_nothing(store: BlobStore, tmp_path: Path, path: str) -> None:
+    """ECOSYSTEM 2.4: path tricks in a manifest are refused."""
+    receive(store, b"x")
+    manifest = FileManifest(entries=(entry("good", b"x"), entry(path, b"x")))
+    before = files_below(tmp_path)
+    with pytest.raises(BlobError, match="refused"):
+        store.materialise(manifest, tmp_path / "src")
+    assert files_below(tmp_path) == before
+    assert not (tmp_path / "src").exists()
+
+
+def test_nothing_is_left_of_a_tree_that_fails(store: BlobStore, tmp_path: Path) -> None:
+    receive(store, b"x")
+    jobs = tmp_path / "jobs"
+    with pytest.raises(BlobError, match="is not in"):
+        store.materialise(FileManifest(entries=(entry("a/b", b"x"), entry("c", b"absent"))), jobs / "src")
+    assert list(jobs.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "dangling link", "link to a folder"])
+def test_a_tree_is_written_into_a_new_folder_only(store: BlobStore, tmp_path: Path, kind: str) -> None:
+    """ECOSYSTEM 2.4: never through a link that lies in wait."""
+    receive(store, b"x")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    target = tmp_path / "src"
+    if kind == "folder":
+        target.mkdir()
+    elif kind == "file":
+        target.write_bytes(b"mine")
+    else:
+        target.symlink_to(elsewhere if kind == "link to a folder" else tmp_path / "nowhere")
+    with pytest.raises(BlobError, match="already there"):
+        store.materialise(FileManifest(entries=(entry("a", b"x"),)), target)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_what_a_killed_daemon_left_half_written_is_replaced(store: BlobStore, tmp_path: Path) -> None:
+    receive(store, b"x")
+    (tmp_path / ".src.building").mkdir()
+    (tmp_path / ".src.building" / "old").write_bytes(b"old")
+    store.materialise(FileManifest(entries=(entry("a", b"x"),)), tmp_path / "src")
+    assert files_below(tmp_path / "src") == {"a"}
+    assert not (tmp_path / ".src.building").exists()
+
+
+def test_a_rotten_blob_is_found_and_removed(store: BlobStore, tmp_path: Path) -> None:
+    receive(store, b"good")
+    wanted = entry("model/a.py", b"good")
+    store.blob_path(wanted.sha256).write_bytes(b"evil")
+    with pytest.raises(BlobDamagedError, match=r"model/a\.py.*rotted"):
+        store.materialise(FileManifest(entries=(wanted,)), tmp_path / "src")
+    assert not store.has(wanted.sha256)
+    assert not (tmp_path / "src").exists()
+
+
+def test_free_space_is_asked_up_front(store: BlobStore) -> None:
+    store.ensure_space(1)
+    with pytest.raises(BlobError, match=r"1048576\.0 TiB needed.*free.*--data-dir") as caught:
+        store.ensure_space(2**60)
+    assert str(store.path) in str(caught.value)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root on Linux")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    mounted = subprocess.run(mount, check=False, capture_output=True, text=True, timeout=10)
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True, timeout=10)
+
+
+def test_a_full_disk_is_named_and_receiving_resumes_after_it(tiny_disk: Path) -> None:
+    """Disk full while receiving a job: a clear error, and nothing lost."""
+    store = BlobStore(tiny_disk / "blobs")
+    content = os.urandom(200_000)
+    sha256 = hashlib.sha256(content).digest()
+    ballast = tiny_disk / "ballast"
+    ballast.write_bytes(bytes(150_000))
+    writer = store.writer(sha256, len(content))
+    with pytest.raises(BlobError, match=r"No space left on device.*195\.3 KiB needed.*free.*--data-dir") as caught:
+        writer.write(memoryview(content))
+    assert str(tiny_disk) in str(caught.value)
+    ballast.unlink()
+    with store.writer(sha256, len(content)) as again:
+        assert 0 < again.offset < len(content)
+        again.write(memoryview(content)[again.offset :])
+        again.finish()
+    assert store.has(sha256)
+
+
+def test_a_disk_that_fills_up_while_a_tree_is_written_leaves_nothing(tiny_disk: Path) -> None:
+    store = BlobStore(tiny_disk / "blobs")
+    content = os.urandom(100_000)
+    receive(store, content)
+    manifest = FileManifest(entries=(entry("a", content), entry("b", content), entry("c", content)))
+    with pytest.raises(BlobError, match=r"No space left.*free"):
+        store.materialise(manifest, tiny_disk / "src")
+    assert [path.name for path in tiny_disk.iterdir()] == ["blobs"]
+
+
+def test_a_file_size_limit_is_an_error_like_any_other(store: BlobStore) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    writer = store.writer(SHA, len(CONTENT))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        with pytest.raises(BlobError, match="File too large"):
+            writer.write(memoryview(CONTENT))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with store.writer(SHA, len(CONTENT)) as again:
+        assert again.offset == 5000
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """Data folder unwritable: named. A file in the way refuses root as well."""
+    (tmp_path / "DATA").write_bytes(b"")
+    with pytest.raises(BlobError, match=r"cannot make the folder .*DATA.blobs"):
+        BlobStore(tmp_path / "DATA" / "blobs")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_named(store: BlobStore) -> None:
+    store.path.chmod(0o500)
+    try:
+        with pytest.raises(BlobError, match=r"Permission denied; make it accessible"):
+            store.writer(SHA, len(CONTENT))
+    finally:
+        store.path.chmod(0o700)

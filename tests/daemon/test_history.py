@@ -1,0 +1,156 @@
+"""The job history: survives restarts, tells prefixes apart, and never guesses about a file it does not know."""
+
+import sqlite3
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshtraind.history import (
+    SCHEMA_VERSION,
+    AmbiguousJobError,
+    HistoryError,
+    JobHistory,
+    UnknownJobError,
+)
+from meshwire import limits
+from meshwire.jobs import TERMINAL_STATES, JobRecord, JobState, new_job_id
+
+DEVICE = "ab" * 32
+
+
+def record(number: int, state: JobState = JobState.SUCCEEDED, at_s: float = 1_790_000_000.0) -> JobRecord:
+    return JobRecord(
+        id=new_job_id(number.to_bytes(4, "big"), at_s + number),
+        name=f"job-{number}",
+        spec={"script": "train.py", "args": ["--lr", "1e-3"], "env": {"KEY": "ü"}},
+        state=state,
+        members=(DEVICE, "cd" * 32),
+        submitter=DEVICE,
+        created_s=at_s + number,
+    )
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def history(path: Path) -> Iterator[JobHistory]:
+    history = JobHistory(path, now_s=0.0)
+    yield history
+    history.close()
+
+
+def test_records_read_back_equal_after_a_restart(path: Path) -> None:
+    ended = record(1).model_copy(
+        update={"started_s": 1.5, "ended_s": 2.5, "exit_code": 1, "error": "rank 1: ZeroDivisionError"}
+    )
+    first = JobHistory(path, now_s=0.0)
+    first.put(ended)
+    first.put(record(2))
+    first.close()
+    second = JobHistory(path, now_s=9.0)
+    assert second.lost == ()
+    assert second.find(ended.id) == ended
+    assert second.newest() == (record(2), ended)
+    assert second.newest(1) == (record(2),)
+    second.close()
+
+
+def test_put_replaces_what_was_known(history: JobHistory) -> None:
+    history.put(record(1, JobState.RUNNING))
+    history.put(record(1, JobState.FAILED))
+    assert [job.state for job in history.newest()] == [JobState.FAILED]
+
+
+@pytest.mark.parametrize("state", sorted(JobState))
+def test_jobs_that_ran_when_the_daemon_died_are_lost(path: Path, state: JobState) -> None:
+    """Every job that had not ended is marked, with the reason; an ended one is left as it was."""
+    first = JobHistory(path, now_s=0.0)
+    first.put(record(1, state))
+    first.close()
+    second = JobHistory(path, now_s=77.0)
+    (job,) = second.newest()
+    if state in TERMINAL_STATES:
+        assert second.lost == ()
+        assert job == record(1, state)
+    else:
+        assert second.lost == (job,)
+        assert job.state is JobState.LOST
+        assert job.ended_s == 77.0
+        assert f"stopped while the job was {state.value}" in (job.error or "")
+    second.close()
+
+
+def test_a_known_error_of_a_lost_job_is_kept(path: Path) -> None:
+    first = JobHistory(path, now_s=0.0)
+    first.put(record(1, JobState.FAILING).model_copy(update={"error": "rank 1 raised KeyError"}))
+    first.close()
+    second = JobHistory(path, now_s=1.0)
+    assert second.lost[0].error == "rank 1 raised KeyError"
+    second.close()
+
+
+def test_a_prefix_is_enough_when_it_is_unique(history: JobHistory) -> None:
+    """Id prefixes, as in docker."""
+    near, far = record(1), record(2, at_s=1_900_000_000.0)
+    history.put(near)
+    history.put(far)
+    assert near.id[:3] != far.id[:3]
+    assert history.find(near.id[:3]) == near
+    assert history.find(far.id) == far
+
+
+def test_ambiguous_and_unknown_prefixes_are_named(history: JobHistory) -> None:
+    for number in range(8):
+        history.put(record(number))
+    with pytest.raises(AmbiguousJobError, match=rf"begin with '1'.*{record(7).id} \(job-7\).*\.\.\."):
+        history.find("1")
+    for unknown in ("zzz", "", "%", "_", "1%", "0" * 12, "'; DROP TABLE jobs; --"):
+        with pytest.raises(UnknownJobError):
+            history.find(unknown)
+    assert len(history.newest()) == 8
+
+
+def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        db.execute("CREATE TABLE other (x)")
+    db.close()
+    before = path.read_bytes()
+    with pytest.raises(HistoryError, match=rf"newer meshtraind \(schema {SCHEMA_VERSION + 1}.*update"):
+        JobHistory(path, now_s=0.0)
+    assert path.read_bytes() == before
+
+
+def test_a_file_that_is_no_history_is_named(path: Path) -> None:
+    path.write_bytes(b"not a database, and longer than sqlite's header of one hundred bytes" * 4)
+    with pytest.raises(HistoryError, match=r"jobs\.db: file is not a database"):
+        JobHistory(path, now_s=0.0)
+
+
+def test_an_unopenable_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HistoryError, match="no-such-folder"):
+        JobHistory(tmp_path / "no-such-folder" / "jobs.db", now_s=0.0)
+
+
+def test_only_the_owner_can_read_it(history: JobHistory, path: Path) -> None:
+    """A job's environment may hold secrets."""
+    history.put(record(1))
+    for file in path.parent.glob("jobs.db*"):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+def test_limits(history: JobHistory) -> None:
+    big = record(1).model_copy(update={"spec": {"x": "y" * limits.JOB_SPEC_BYTES_MAX}})
+    with pytest.raises(HistoryError, match=f"specification of job {big.id}"):
+        history.put(big)
+    with pytest.raises(ValueError, match="error"):
+        history.put(record(1).model_copy(update={"error": "x" * (limits.JOB_ERROR_CHARS_MAX + 1)}))
+    for count in (0, limits.JOBS_LISTED_MAX + 1):
+        with pytest.raises(ValueError, match="can be listed"):
+            history.newest(count)
+    assert history.newest() == ()
