@@ -1,0 +1,1 @@
+"""Models and scripts that the demo, the tests and the benchmarks train."""
