@@ -1,0 +1,104 @@
+"""One training process: spawned, logged to a file, stopped with everything it started."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshtraind.memory import SharedMemory
+
+STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+NICENESS = 5  # M3: the learner yields to the daemon
+
+# What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
+INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
+
+
+class Learner:
+    """The process of one rank of one job.
+
+    Args:
+        script: relative to `folder`, the job's working directory.
+        log: receives stdout and stderr.
+        memory: inherited by descriptor; it survives the learner.
+    """
+
+    def __init__(self, folder: Path, script: str, args: tuple[str, ...], log: Path, memory: SharedMemory) -> None:
+        self._folder = folder
+        self._script = script
+        self._args = args
+        self._log = log
+        self._memory = memory
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id once started."""
+        return self._process.pid if self._process else None
+
+    @property
+    def running(self) -> bool:
+        """Started and not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-u",
+                self._script,
+                *self._args,
+                cwd=self._folder,
+                env={**inherited, **environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                pass_fds=(self._memory.descriptor,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended already; wait() tells how
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
+
+    async def wait(self) -> int:
+        """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""
+        assert self._process is not None
+        code = await self._process.wait()
+        self._signal(signal.SIGKILL)  # what it started and left behind
+        return code
+
+    async def stop(self, *, now: bool) -> None:
+        """Asks the process to end, then makes it. Returns when it has ended."""
+        if not self.running:
+            return
+        assert self._process is not None
+        if not now:
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), STOP_GRACE_S)
+        self._signal(signal.SIGKILL)
+        await self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def last_lines(log: Path, max_bytes: int) -> str:
+    """The end of a log, for an error message; empty when there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - max_bytes))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,73 @@
+"""Shared memory between the daemon and one learner; nothing of it is left behind at kill -9 (M2)."""
+
+import fcntl
+import mmap
+import os
+import secrets
+import sys
+
+from meshwire.local import MemoryLayout
+
+SHARED_MEMORY_NAME = "meshtrain-learner"
+
+
+class SharedMemoryError(Exception):
+    """The memory cannot be made or does not suit the model."""
+
+
+class SharedMemory:
+    """An anonymous file: made before the learner is spawned, sized by the learner, mapped by both."""
+
+    def __init__(self) -> None:
+        self.descriptor = _anonymous_file()
+        self._map: mmap.mmap | None = None
+        self._layout: MemoryLayout | None = None
+
+    def map(self, layout: MemoryLayout) -> None:
+        """Maps what the learner has sized. Raises SharedMemoryError when the size is another than the plan's."""
+        size_bytes = os.fstat(self.descriptor).st_size
+        if size_bytes != layout.total_bytes:
+            raise SharedMemoryError(
+                f"the learner sized its shared memory to {size_bytes} bytes; its model needs {layout.total_bytes}"
+            )
+        if sys.platform == "linux":
+            # A learner that shrank the file later would kill the daemon with SIGBUS.
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        self._map = mmap.mmap(self.descriptor, size_bytes)
+        self._layout = layout
+
+    def raw(self, step: int) -> memoryview:
+        """The slot where step `step` of the learner puts w*g: fp32, `layout.values` long."""
+        assert self._layout is not None
+        return self._slot(self._layout.raw_offset(step))
+
+    def result(self) -> memoryview:
+        """The slot for the means: fp32, `layout.values` long."""
+        assert self._layout is not None
+        return self._slot(self._layout.result_offset)
+
+    def _slot(self, offset: int) -> memoryview:
+        assert self._map is not None
+        assert self._layout is not None
+        return memoryview(self._map)[offset : offset + self._layout.values * 4].cast("f")
+
+    def close(self) -> None:
+        """Gives the memory back once no view of it is left; without views, at once."""
+        if self._map is not None:
+            self._map = None
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _anonymous_file() -> int:
+    if sys.platform == "linux":
+        return os.memfd_create(SHARED_MEMORY_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    if sys.platform == "darwin":
+        import _posixshmem
+
+        name = f"/mt-{secrets.token_hex(8)}"
+        descriptor: int = _posixshmem.shm_open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        _posixshmem.shm_unlink(name)
+        return descriptor
+    raise SharedMemoryError(f"learners are not supported on {sys.platform} yet; run this device as a hub")
