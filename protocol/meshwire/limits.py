@@ -39,6 +39,10 @@ JOB_ERROR_CHARS_MAX = 16 * KIB  # a traceback with its context
 JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job as JSON
 JOBS_LISTED_MAX = 1000  # rows of one answer
 
+# Rounds (R0, V2)
+STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)
+STEP_HISTORY_MAX = 100  # steps behind a learner's median and 95th percentile: several minutes, and cheap to sort
+
 # Model (M1)
 TENSORS_MAX = 100_000
 TENSOR_DIMS_MAX = 16
@@ -55,3 +59,4 @@ ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback
 PATH_CHARS_MAX = 1024
 FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
 FETCH_WAIT_S_MAX = 10.0
+HASHES_OPEN_MAX = 64  # rounds whose base hashes are not complete yet

@@ -5,12 +5,11 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshwire import limits
-from meshwire.jobs import JOB_ID_PATTERN
+from meshwire.jobs import JobId
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
 
-JobId = Annotated[str, Field(pattern=JOB_ID_PATTERN)]
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]

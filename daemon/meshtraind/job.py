@@ -1,0 +1,180 @@
+"""What this daemon knows of one job: its state, every rank's last report, the replicas' hashes, and who waits for news."""
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from meshtraind.history import HistoryError, JobHistory
+from meshwire import limits
+from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
+from meshwire.messages.job import BaseHash, JobSpec, JobSummary, Member, RankReport
+
+log = logging.getLogger(__name__)
+
+
+class HashBoard:
+    """O9: compares the base hashes of all ranks at equal rounds. Only rounds that every rank has named count."""
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+        self._open: dict[int, dict[int, bytes]] = {}
+        self.compared = 0
+        self.unequal_round: int | None = None
+
+    def add(self, message: BaseHash) -> None:
+        """Takes one rank's hash after one round."""
+        ranks = self._open.setdefault(message.round, {})
+        ranks[message.rank] = message.digest
+        if len(ranks) == self._members:
+            del self._open[message.round]
+            self.compared += 1
+            if len(set(ranks.values())) > 1 and self.unequal_round is None:
+                self.unequal_round = message.round
+        while len(self._open) > limits.HASHES_OPEN_MAX:
+            del self._open[min(self._open)]
+
+    @property
+    def equal(self) -> bool | None:
+        """None before anything was compared."""
+        return None if not self.compared else self.unequal_round is None
+
+
+class Job:
+    """One job on this daemon, from offer to history.
+
+    Args:
+        rank: this device's index in `members`; None on a submitter that does not take part.
+        folder: DATA/jobs/ID.
+    """
+
+    def __init__(
+        self, spec: JobSpec, members: tuple[Member, ...], rank: int | None, folder: Path, history: JobHistory
+    ) -> None:
+        self.spec = spec
+        self.members = members
+        self.rank = rank
+        self.folder = folder
+        self._history = history
+        self.state = JobState.OFFERED
+        self.error: str | None = None
+        self.exit_code: int | None = None
+        self.started_at_s: float | None = None
+        self.ended_at_s: float | None = None
+        self.reports: dict[int, RankReport] = {}
+        self.hashes = HashBoard(len(members))
+        self._changed = asyncio.Event()
+        self._save()
+
+    @property
+    def ended(self) -> bool:
+        """In a terminal state."""
+        return self.state in TERMINAL_STATES
+
+    def advance(self, event: JobEvent, error: str | None = None) -> None:
+        """Moves through the life cycle; the first error is the one that is kept."""
+        before = self.state
+        self.state = advance(before, event)
+        if error is not None and self.error is None:
+            self.error = error[: limits.ERROR_CHARS_MAX]
+        if self.state is before:
+            return
+        log.info("job %s (%s): %s -> %s%s", self.spec.job, self.spec.name, before, self.state, f": {error}" if error else "")
+        if self.state is JobState.STARTING:
+            self.started_at_s = time.time()
+        if self.ended:
+            self.ended_at_s = time.time()
+            self.exit_code = EXIT_CODES[self.state]
+        self._save()
+        self.touch()
+
+    def report(self, report: RankReport) -> None:
+        """Takes a rank's news."""
+        self.reports[report.rank] = report
+        self.touch()
+
+    def touch(self) -> None:
+        """Wakes whoever waits for news."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def news(self, timeout_s: float) -> None:
+        """Returns at the next change, at the latest after `timeout_s`."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return
+
+    def rank_of(self, device: str) -> int | None:
+        """The rank of a member's device."""
+        return next((rank for rank, member in enumerate(self.members) if member.device == device), None)
+
+    def summary(self) -> JobSummary:
+        """One line of `meshtrain jobs`, with every rank's last report."""
+        return JobSummary(
+            job=self.spec.job,
+            name=self.spec.name,
+            state=self.state,
+            members=self.members,
+            submitter=self.spec.submitter,
+            created_at_s=self.spec.created_at_s,
+            started_at_s=self.started_at_s,
+            ended_at_s=self.ended_at_s,
+            exit_code=self.exit_code,
+            error=self.error,
+            script=self.spec.script,
+            ranks=tuple(self.reports[rank] for rank in sorted(self.reports)),
+            rounds=max((report.metrics.round for report in self.reports.values()), default=0),
+            hashes_compared=self.hashes.compared,
+            replicas_equal=self.hashes.equal,
+        )
+
+    def _save(self) -> None:
+        record = JobRecord(
+            id=self.spec.job,
+            name=self.spec.name,
+            spec={
+                "script": self.spec.script,
+                "args": list(self.spec.args),
+                "sync": self.spec.sync,
+                "codec": self.spec.codec,
+                "seed": self.spec.seed,
+                "names": [member.name for member in self.members],
+            },
+            state=self.state,
+            members=tuple(member.device for member in self.members),
+            submitter=self.spec.submitter,
+            created_s=self.spec.created_at_s,
+            started_s=self.started_at_s,
+            ended_s=self.ended_at_s,
+            exit_code=self.exit_code,
+            error=self.error,
+        )
+        try:
+            self._history.put(record)
+        except HistoryError as error:
+            # The job itself can go on; only its line in `meshtrain jobs` after a restart is at stake.
+            log.error("job %s is not recorded: %s", self.spec.job, error)
+
+
+def summary_of(record: JobRecord) -> JobSummary:
+    """A past job as `meshtrain jobs` shows it."""
+    names = record.spec.get("names")
+    labels = [str(name) for name in names] if isinstance(names, list) else []
+    members = tuple(
+        Member(device=device, incarnation=0, name=labels[rank] if rank < len(labels) else device[:8])
+        for rank, device in enumerate(record.members)
+    )
+    return JobSummary(
+        job=record.id,
+        name=record.name,
+        state=record.state,
+        members=members,
+        submitter=record.submitter,
+        created_at_s=record.created_s,
+        started_at_s=record.started_s,
+        ended_at_s=record.ended_s,
+        exit_code=record.exit_code,
+        error=record.error,
+        script=str(record.spec.get("script", "")),
+    )
