@@ -329,10 +329,11 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         BlobStore(tmp_path / "DATA" / "blobs")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_read_only_folder_is_named(store: BlobStore) -> None:
     store.path.chmod(0o500)
     try:
+        if os.access(store.path, os.W_OK):
+            pytest.skip("this user (root) may write anywhere")
         with pytest.raises(BlobError, match=r"Permission denied; make it accessible"):
             store.writer(SHA, len(CONTENT))
     finally:
