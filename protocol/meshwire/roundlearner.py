@@ -1,0 +1,124 @@
+"""What a daemon knows of its learner, and what follows: may it start, may it be passed over, is it overdue."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from meshwire import limits
+from meshwire.steptimes import StepTimes
+
+Decision = tuple[bool, str]
+"""What was decided, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSettings:
+    """What the members of a job agreed on, and this member's place in it."""
+
+    members: int
+    rank: int
+    buckets: int
+    used_bytes: int
+    """Length of the bitmap of used parameters (O5)."""
+    integers: int
+    """Number of integer buffers (O5)."""
+    staleness: int
+    """The bound s. More of it hides longer stalls of single learners, and makes gradients older."""
+    straggler: Literal["carry", "wait"]
+    """What happens to a late learner: its rounds go on without it (`carry`), or wait for it (R8)."""
+    rtt_s: float
+    """Round-trip time to the farthest member: no call is sent sooner than twice that after a bind (R3)."""
+
+    def __post_init__(self) -> None:
+        assert 1 <= self.members <= limits.MEMBERS_MAX
+        assert 0 <= self.rank < self.members
+        assert 1 <= self.buckets <= limits.BUCKETS_MAX
+        assert 0 <= self.staleness <= limits.STALENESS_MAX
+
+    @property
+    def lockstep(self) -> bool:
+        """A computing learner never nulls (R7, R8)."""
+        return self.staleness == 0 or self.straggler == "wait"
+
+
+class Phase(Enum):
+    """Where the learner is. It moves by its own inputs, and to GIVEN_UP also by a deadline."""
+
+    BOUNDARY = "between two steps"
+    COMPUTING = "computing, no bucket ready"
+    BOUND = "computing, its step bound to a round"
+    GIVEN_UP = "computing a step that will not be contributed"
+    ABSENT = "absent"
+
+
+@dataclass(slots=True)
+class Learner:
+    """One learner as its daemon sees it. It begins present, at the boundary before its first step."""
+
+    settings: RoundSettings
+    phase: Phase = Phase.BOUNDARY
+    applied: int = 0
+    """Rounds applied (R0: a)."""
+    step: int = 0
+    base: int = 0
+    """`applied` when the step began (R0)."""
+    started_s: float = 0.0
+    given_up_step: int | None = None
+    """What still arrives of this step is ignored (V2, R5)."""
+    moved_s: float | None = None
+    """Since when the next move is the learner's; None while it waits for peers."""
+    overdue: bool = False
+    """Not bound, and past its deadline (R5)."""
+    absence: str = ""
+    times: StepTimes = field(default_factory=StepTimes)
+
+    def may_start(self, decided: int, complete: int, waiting: str) -> Decision:
+        """R1: may it begin a step. `waiting` says what the oldest incomplete round waits for."""
+        ahead = decided - self.applied
+        allowed = f"{ahead} rounds ahead, {self.settings.staleness} allowed"
+        if self.phase is Phase.ABSENT:
+            return False, f"absent: {self.absence}"
+        if self.phase is not Phase.BOUNDARY:
+            return False, f"step {self.step} has not ended"
+        if self.applied < complete:
+            return False, f"rounds {self.applied + 1} to {complete} are complete and to be applied first"
+        if ahead > self.settings.staleness:
+            return False, f"{allowed}: {waiting}"
+        return True, allowed
+
+    def may_null(self, decided: int, complete: int) -> Decision:
+        """R1, R4, R5, R7, R8: may its daemon null the round after `decided`, provided that it is called."""
+        if self.phase is Phase.BOUND:
+            return False, f"its step is still in round {decided}"
+        if self.overdue or self.phase in (Phase.GIVEN_UP, Phase.ABSENT):
+            bound = complete + self.settings.staleness + 1
+            return decided < bound, f"no gradient is due; rounds up to {bound} are in reach (R5)"
+        if self.phase is Phase.BOUNDARY:
+            return False, "its learner is between two steps (R1)"
+        if self.settings.lockstep:
+            return False, "its learner is computing, and every round waits for it (R7, R8)"
+        bound = self.base + self.settings.staleness
+        return decided < bound, f"its learner computes on base {self.base}: rounds up to {bound} can do without it (R4)"
+
+    def moved(self, now_s: float) -> None:
+        """It did something: the time to its next move begins."""
+        self.moved_s = now_s
+        self.overdue = False
+
+    def wait_for_peers(self, waits: bool, now_s: float) -> None:
+        """At a boundary: while R1 holds it up, time does not run against it."""
+        if self.phase is Phase.BOUNDARY and waits:
+            self.moved_s = None
+        elif self.moved_s is None:
+            self.moved_s = now_s
+
+    def cut_off_at_s(self) -> float | None:
+        """When its next move is overdue (V2, R5); None if it may take any time."""
+        deadline_s = self.times.deadline_s()
+        if deadline_s is None or self.moved_s is None or self.overdue:
+            return None
+        if self.phase is Phase.BOUND:
+            return self.moved_s + deadline_s
+        if self.phase in (Phase.BOUNDARY, Phase.COMPUTING) and not self.settings.lockstep:
+            return self.moved_s + deadline_s
+        return None

@@ -1,0 +1,362 @@
+"""The round machine: what one daemon decides for one learner of one job (R0 to R8, V1, V2, G3, G5 of the rules).
+
+Pure: inputs in, a list of effects out (`roundevents`), `now_s` of any monotonic clock as an argument, one timer. An
+input that breaks the rules becomes a `ProtocolError` effect, never an exception, and changes nothing. Links deliver a
+member's messages in the order of its effects.
+
+Three points that the rules leave open, and how they are settled here:
+
+- *Lockstep.* With s=0 (R7) and with `wait` (R8) a computing learner never nulls, so a call could move absent members
+  only. They need not be asked: a bind is their call. No call is ever sent then, a ring with an absent member overlaps
+  as well as any other, and a job whose learners finish one after the other leaves no round behind.
+- *How far an absent member goes.* R5 lets it null without limit as far as its learner is concerned. Its daemon nulls
+  no further than s+1 rounds past those it holds whole, as far as a learner could get: this bounds what any member
+  keeps to 3(s+1) rounds. The progress argument stands: the member that is furthest back holds whole what it decided.
+- *Deadlines.* Time runs from the learner's last move (start, bind, seal, apply), and not while it waits for peers. A
+  learner that is not bound has a deadline (R5) only where nulls may stand in for it: in lockstep a long evaluation
+  between two steps must not cost its samples.
+"""
+
+from meshwire import limits
+from meshwire.messages.rounds import Bind, Call, Null, Poison, SampleBlock, Seal
+from meshwire.roundevents import (
+    Broadcast,
+    Committed,
+    Contribute,
+    ContributeNothing,
+    ContributePoison,
+    Effect,
+    LearnerCutOff,
+    LearnerMayStart,
+    Message,
+    ProtocolError,
+    StepDropped,
+)
+from meshwire.roundlearner import Decision, Learner, Phase, RoundSettings
+from meshwire.roundstate import BucketResult
+from meshwire.roundtable import RoundTable
+
+
+class RoundMachine:
+    """One learner's part in the rounds of one job. Every input returns the effects to perform, in order."""
+
+    def __init__(self, settings: RoundSettings) -> None:
+        self.settings = settings
+        self._learner = Learner(settings)
+        self._table = RoundTable(settings)
+        self._called = 0  # the newest round that anybody called; the older ones are called with it
+        self._call_at_s: dict[int, float] = {}  # own contributions that may need a call, oldest first
+        self._ready: set[int] = set()  # buckets of the bound step
+        self._poison: Poison | None = None  # the first of the bound step
+        self._may_start_told = True
+        self._out: list[Effect] = []
+
+    # What is known.
+
+    @property
+    def phase(self) -> Phase:
+        """Where the learner is."""
+        return self._learner.phase
+
+    @property
+    def applied(self) -> int:
+        """Rounds that the learner has applied (R0: a)."""
+        return self._learner.applied
+
+    @property
+    def decided(self) -> int:
+        """The last round contributed to or nulled (R0: d)."""
+        return self._table.decided(self.settings.rank)
+
+    @property
+    def complete(self) -> int:
+        """The last round held whole, as are all before it: the counter in every frame and heartbeat (G5)."""
+        return self._table.complete
+
+    @property
+    def committed(self) -> int:
+        """The newest round that every member has announced complete (G5)."""
+        return self._table.committed
+
+    @property
+    def rounds_kept(self) -> int:
+        """Rounds in memory, at most 3(s+1)."""
+        return len(self._table)
+
+    def may_start(self) -> Decision:
+        """R1: may the learner begin a step, and if not, which round waits for whom."""
+        return self._learner.may_start(self.decided, self.complete, self.waiting())
+
+    def may_null(self) -> Decision:
+        """R4, R5: may this daemon null the next round, provided that it is called."""
+        return self._learner.may_null(self.decided, self.complete)
+
+    def waiting(self) -> str:
+        """What the oldest incomplete round waits for."""
+        return self._table.next_round().whole()[1]
+
+    # The local learner.
+
+    def start_step(self, step: int, now_s: float) -> list[Effect]:
+        """The learner begins its step number `step` on all rounds applied so far (R1)."""
+        learner = self._learner
+        may, reason = self.may_start()
+        if not may:
+            return self._refuse_own(f"step {step} may not start: {reason} (R1)", now_s)
+        learner.phase = Phase.COMPUTING
+        learner.step, learner.base, learner.started_s = step, learner.applied, now_s
+        learner.given_up_step = None
+        learner.moved(now_s)
+        return self._settle(now_s)
+
+    def bucket_ready(
+        self,
+        step: int,
+        bucket: int,
+        now_s: float,
+        *,
+        weight: float,
+        samples: tuple[SampleBlock, ...] = (),
+        hyperparameters: bytes = b"",
+        poison: Poison | None = None,
+    ) -> list[Effect]:
+        """A bucket's gradients are in their slot, or `poison` says why they are not usable (V1).
+
+        The first bucket binds the step: `weight`, `samples` and `hyperparameters` of the others are not looked at (R2).
+        """
+        learner = self._learner
+        if step == learner.given_up_step:
+            return self._settle(now_s)
+        if step != learner.step or learner.phase not in (Phase.COMPUTING, Phase.BOUND):
+            return self._refuse_own(f"bucket {bucket} of step {step}, which is not running", now_s)
+        if not 0 <= bucket < self.settings.buckets or (learner.phase is Phase.BOUND and bucket in self._ready):
+            wanted = f"expected once, of buckets 0 to {self.settings.buckets - 1}"
+            return self._refuse_own(f"bucket {bucket} of step {step}: {wanted}", now_s)
+        if learner.phase is Phase.COMPUTING:
+            if not 0 < weight < float("inf"):
+                return self._refuse_own(f"step {step} has the weight {weight}, not a number of samples", now_s)
+            age = self.decided - learner.base
+            if age > self.settings.staleness:
+                self._drop_step(f"its gradient would be of age {age}, {self.settings.staleness} allowed (R5)")
+                learner.phase = Phase.GIVEN_UP
+                return self._settle(now_s)
+            self._bind(weight, samples, hyperparameters, now_s)
+        self._ready.add(bucket)
+        if poison is None:
+            self._out.append(Contribute(self.decided, bucket))
+        else:
+            self._poison = self._poison or poison
+            self._out.append(ContributePoison(self.decided, bucket))
+        return self._settle(now_s)
+
+    def seal(self, step: int, used: bytes, integers: tuple[int, ...], now_s: float) -> list[Effect]:
+        """The backward pass of `step` has ended, all its buckets were given: the learner is at a step boundary."""
+        learner = self._learner
+        if step == learner.given_up_step and learner.phase is not Phase.GIVEN_UP:
+            return self._settle(now_s)  # it was absent in between
+        if step != learner.step or learner.phase not in (Phase.BOUND, Phase.GIVEN_UP):
+            return self._refuse_own(f"seal of step {step}, which has no bucket", now_s)
+        if learner.phase is Phase.BOUND:
+            if missing := self._missing():
+                return self._refuse_own(f"seal of step {step} without its buckets {missing}", now_s)
+            seal = Seal(round=self.decided, used=used, integers=integers, poison=self._poison)
+            if wrong := self._table.seal(self.settings.rank, seal):
+                return self._refuse_own(wrong, now_s)
+            self._out.append(Broadcast(seal))
+        learner.times.add(now_s - learner.started_s)
+        learner.phase = Phase.BOUNDARY
+        learner.moved(now_s)
+        return self._settle(now_s)
+
+    def learner_applied(self, round_: int, now_s: float) -> list[Effect]:
+        """At a step boundary the learner has applied all rounds up to `round_` in order; void ones it counts (R1)."""
+        learner = self._learner
+        if learner.phase not in (Phase.BOUNDARY, Phase.ABSENT) or not learner.applied < round_ <= self.complete:
+            known = f"it had applied {learner.applied}, {self.complete} are complete, it is {learner.phase.value}"
+            return self._refuse_own(f"round {round_} cannot be applied: {known} (R1)", now_s)
+        learner.applied = round_
+        learner.moved(now_s)
+        return self._settle(now_s)
+
+    def absent(self, reason: str, now_s: float) -> list[Effect]:
+        """The learner is idle, paused, joining, restarting, finished or dead (R5). A round that it had bound is void (V2)."""
+        learner = self._learner
+        if learner.phase is Phase.BOUND:
+            self._give_up(f"its learner is absent: {reason}")
+        elif learner.phase is Phase.COMPUTING:
+            self._drop_step(f"its learner is absent: {reason} (R5)")
+        learner.phase = Phase.ABSENT
+        learner.absence = reason
+        return self._settle(now_s)
+
+    def present(self, now_s: float) -> list[Effect]:
+        """The learner is back, at a step boundary."""
+        learner = self._learner
+        if learner.phase is not Phase.ABSENT:
+            return self._refuse_own(f"present again, but it was {learner.phase.value}", now_s)
+        learner.phase = Phase.BOUNDARY
+        learner.moved(now_s)
+        return self._settle(now_s)
+
+    # The other members and the exchange.
+
+    def receive(self, rank: int, message: Message, now_s: float) -> list[Effect]:
+        """A message of the member `rank`."""
+        called = 0
+        match message:
+            case Bind():
+                wrong = self._table.bind(rank, message)
+                called = message.round if self.settings.lockstep else 0
+            case Seal():
+                wrong = self._table.seal(rank, message)
+            case Null():
+                wrong = self._table.null(rank, message)
+            case Call():
+                wrong = self._table.call(rank, message)
+                called = message.round
+        if wrong:
+            self._out.append(ProtocolError(rank, wrong))
+        else:
+            self._called = max(self._called, called)
+        return self._settle(now_s)
+
+    def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
+        """The counter of a frame or heartbeat of the member `rank` (G5)."""
+        if wrong := self._table.announce(rank, complete):
+            self._out.append(ProtocolError(rank, wrong))
+        return self._settle(now_s)
+
+    def result_ready(
+        self, round_: int, bucket: int, now_s: float, *, contributors: int, weight: float, poisoned: bool
+    ) -> list[Effect]:
+        """All values of a bucket's result are here; the rest is what their frames' headers say (W1)."""
+        if wrong := self._table.result(round_, bucket, BucketResult(contributors, weight, poisoned)):
+            return self._refuse_own(wrong, now_s)
+        return self._settle(now_s)
+
+    # Time.
+
+    def deadline(self) -> float | None:
+        """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
+        times_s = [*list(self._call_at_s.values())[:1], self._learner.cut_off_at_s()]
+        return min((at_s for at_s in times_s if at_s is not None), default=None)
+
+    def timer(self, now_s: float) -> list[Effect]:
+        """Does what is due. Harmless when nothing is."""
+        learner = self._learner
+        cut_off_s = learner.cut_off_at_s()
+        if cut_off_s is not None and now_s >= cut_off_s:
+            deadline = f"its step deadline of {learner.times.deadline_s():.1f} s"
+            if learner.phase is Phase.BOUND:
+                reason = f"step {learner.step} passed {deadline} (V2)"
+                self._out.append(LearnerCutOff(self.decided, reason))
+                self._give_up(reason)
+                learner.phase = Phase.GIVEN_UP
+            else:
+                reason = f"the learner passed {deadline} while it was {learner.phase.value} (R5)"
+                self._out.append(LearnerCutOff(None, reason))
+                learner.overdue = True
+        return self._settle(now_s)
+
+    # Steps of the above.
+
+    def _bind(self, weight: float, samples: tuple[SampleBlock, ...], hyperparameters: bytes, now_s: float) -> None:
+        learner = self._learner
+        bind = Bind(
+            round=self.decided + 1,
+            step=learner.step,
+            base=learner.base,
+            weight=weight,
+            samples=samples,
+            hyperparameters=hyperparameters,
+        )
+        self._own(self._table.bind(self.settings.rank, bind))
+        self._out.append(Broadcast(bind))
+        self._ready = set()
+        self._poison = None
+        if not self.settings.lockstep:
+            late_after_s = learner.times.late_after_s(self.settings.rtt_s, now_s - learner.started_s)
+            self._call_at_s[bind.round] = now_s + late_after_s
+        learner.phase = Phase.BOUND
+        learner.moved(now_s)
+
+    def _give_up(self, reason: str) -> None:
+        """V2: poison for the missing buckets, and a seal that says so; if none is missing, the seal alone."""
+        missing = self._missing()
+        self._out += (ContributePoison(self.decided, bucket) for bucket in missing)
+        bucket = missing[0] if missing else self.settings.buckets - 1
+        seal = Seal(
+            round=self.decided,
+            used=bytes(self.settings.used_bytes),
+            integers=(0,) * self.settings.integers,
+            poison=self._poison or Poison(bucket=bucket, parameter="", reason=reason[: limits.ERROR_CHARS_MAX]),
+        )
+        self._own(self._table.seal(self.settings.rank, seal))
+        self._out.append(Broadcast(seal))
+        self._learner.given_up_step = self._learner.step
+
+    def _drop_step(self, reason: str) -> None:
+        self._out.append(StepDropped(self._learner.step, reason))
+        self._learner.given_up_step = self._learner.step
+
+    def _missing(self) -> list[int]:
+        return [bucket for bucket in range(self.settings.buckets) if bucket not in self._ready]
+
+    def _own(self, wrong: str | None) -> None:
+        assert wrong is None, f"this daemon {wrong}"
+
+    def _refuse_own(self, text: str, now_s: float) -> list[Effect]:
+        self._out.append(ProtocolError(self.settings.rank, text))
+        return self._settle(now_s)
+
+    def _settle(self, now_s: float) -> list[Effect]:
+        """Does what the last input has made possible, and hands out all effects."""
+        self._complete_rounds()
+        if self._table.commit():
+            self._out.append(Committed(self._table.committed))
+        self._null_called_rounds()
+        self._call_late_members(now_s)
+        self._learner.wait_for_peers(self._waits_for_peers(), now_s)
+        may_start, _ = self.may_start()
+        if may_start and not self._may_start_told:
+            self._out.append(LearnerMayStart(self.applied))
+        self._may_start_told = may_start
+        effects, self._out = self._out, []
+        return effects
+
+    def _complete_rounds(self) -> None:
+        while (oldest := self._table.next_round()).whole()[0] and not oldest.disputed:
+            if dispute := oldest.dispute():
+                oldest.disputed = True
+                self._out.append(ProtocolError(None, dispute))
+                return
+            self._out.append(oldest.completion())
+            self._table.count_complete()
+
+    def _null_called_rounds(self) -> None:
+        while self.decided < self._called and self.may_null()[0]:
+            null = Null(round=self.decided + 1)
+            self._own(self._table.null(self.settings.rank, null))
+            self._out += (Broadcast(null), ContributeNothing(null.round))
+
+    def _call_late_members(self, now_s: float) -> None:
+        """R3. One call covers all older rounds and reaches everybody, so a round is called by whoever is first.
+
+        A blocked learner calls the oldest of its contributions that somebody has not decided: the round it waits for,
+        which is called already if this daemon nulled it. To call the newer ones as well would cost them contributors.
+        """
+        moot = max(self._called, self._table.decided_by_all)
+        self._call_at_s = {round_: at_s for round_, at_s in self._call_at_s.items() if round_ > moot}
+        due = [round_ for round_, at_s in self._call_at_s.items() if now_s >= at_s]
+        blocked = self.phase is Phase.BOUNDARY and self._waits_for_peers() and self.complete + 1 > moot
+        if blocked and not due:
+            due = list(self._call_at_s)[:1]
+        for round_ in due:
+            del self._call_at_s[round_]
+        if due:
+            self._called = due[-1]
+            self._out.append(Broadcast(Call(round=due[-1])))
+
+    def _waits_for_peers(self) -> bool:
+        """R1 would hold the learner up even if it had applied every complete round."""
+        return self.decided - self.complete > self.settings.staleness

@@ -1,0 +1,102 @@
+"""One round as one daemon knows it: who bound, sealed or nulled it, and which results are here."""
+
+import math
+from dataclasses import dataclass, field
+
+from meshwire.messages.rounds import Bind, Poison, Seal
+from meshwire.roundevents import RoundComplete
+
+WEIGHT_TOLERANCE = 1e-6  # partial sums of weights are rounded in the order of the topology's program
+
+
+@dataclass(frozen=True, slots=True)
+class BucketResult:
+    """What the exchange says about one bucket's result, from the headers of its frames (W1)."""
+
+    contributors: int
+    weight: float
+    poisoned: bool
+
+
+@dataclass(slots=True)
+class Round:
+    """Mutable; forgotten when the round is committed (G5)."""
+
+    number: int
+    members: int
+    buckets: int
+    binds: dict[int, Bind] = field(default_factory=dict)
+    seals: dict[int, Seal] = field(default_factory=dict)
+    nulls: set[int] = field(default_factory=set)
+    results: dict[int, BucketResult] = field(default_factory=dict)
+    disputed: bool = False
+    """A result contradicts the binds (R2): the round never completes."""
+
+    def undecided(self) -> list[int]:
+        """Ranks of which neither the seal nor the null is here."""
+        return [rank for rank in range(self.members) if rank not in self.seals and rank not in self.nulls]
+
+    def whole(self) -> tuple[bool, str]:
+        """G3: frames, null or not, from every member; and what is missing."""
+        if ranks := self.undecided():
+            return False, f"round {self.number} waits for rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
+        if missing := self.buckets - len(self.results):
+            return False, f"round {self.number} waits for the results of {missing} of {self.buckets} buckets"
+        return True, f"round {self.number} is whole"
+
+    def dispute(self) -> str | None:
+        """R2: every result shows the contributors and the summed weight that the binds name. None if so.
+
+        A poisoned result is exempt: poison replaces a sum and all that it had gathered.
+        """
+        bound = sum(1 << rank for rank in self.binds)
+        weight = sum(bind.weight for bind in self.binds.values())
+        for bucket, result in sorted(self.results.items()):
+            where = f"round {self.number}, bucket {bucket}: the result"
+            if result.poisoned:
+                continue
+            if result.contributors != bound:
+                return f"{where} shows the contributors {result.contributors:#x}, the binds name {bound:#x}"
+            if not math.isclose(result.weight, weight, rel_tol=WEIGHT_TOLERANCE):
+                return f"{where} shows the weight {result.weight}, the binds add up to {weight}"
+        return None
+
+    def verdict(self) -> tuple[bool, str]:
+        """V1: is the whole round void, and why. Both of its sources, seals and results, are equal on all members."""
+        reasons = [f"rank {rank}: {_told(poison)}" for rank, poison in self._poisons().items()]
+        if reasons:
+            return True, "; ".join(reasons)
+        if buckets := [bucket for bucket, result in sorted(self.results.items()) if result.poisoned]:
+            return True, f"the sum of bucket{'s' * (len(buckets) > 1)} {_listed(buckets)} is not finite"
+        if not self.binds:
+            return True, "no member contributed"
+        return False, ""
+
+    def completion(self) -> RoundComplete:
+        """The round as all members see it. Call when `whole`."""
+        void, reason = self.verdict()
+        seals = [seal for _, seal in sorted(self.seals.items())]
+        used = 0
+        for seal in seals:
+            used |= int.from_bytes(seal.used)
+        return RoundComplete(
+            self.number,
+            void,
+            reason,
+            binds=dict(sorted(self.binds.items())),
+            poisons=self._poisons(),
+            used=used.to_bytes(len(seals[0].used) if seals else 0),
+            integers=tuple(max(values) for values in zip(*(seal.integers for seal in seals), strict=True)),
+        )
+
+    def _poisons(self) -> dict[int, Poison]:
+        return {rank: seal.poison for rank, seal in sorted(self.seals.items()) if seal.poison}
+
+
+def _told(poison: Poison) -> str:
+    parameter = f"{poison.parameter}: " if poison.parameter else ""
+    return f"{parameter}{poison.reason} (bucket {poison.bucket})"
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

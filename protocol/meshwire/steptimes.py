@@ -1,0 +1,38 @@
+"""A learner's own step times, and the two waiting times that follow from them (R3, V2)."""
+
+import math
+import statistics
+from collections import deque
+
+from meshwire import limits
+
+DEADLINE_FACTOR = 3.0  # V2: times the 95th percentile
+DEADLINE_S_MIN = 2.0  # V2
+DEADLINE_STEPS_MIN = 5  # the first steps compile, allocate and fill caches: they predict nothing
+LATE_AFTER_RTTS_MIN = 2.0  # R3: a call sooner than this crosses the bind that it asks for
+
+
+def percentile_95(times_s: list[float]) -> float:
+    """The smallest time that at least 95 % do not exceed (nearest rank). `times_s` is not empty."""
+    return sorted(times_s)[math.ceil(0.95 * len(times_s)) - 1]
+
+
+class StepTimes:
+    """The last steps of one learner."""
+
+    def __init__(self) -> None:
+        self._steps_s: deque[float] = deque(maxlen=limits.STEP_HISTORY_MAX)
+
+    def add(self, step_s: float) -> None:
+        self._steps_s.append(step_s)
+
+    def late_after_s(self, rtt_s: float, elapsed_s: float) -> float:
+        """R3: one median step, at least 2 RTT. In the first step the `elapsed_s` of it stands for the median."""
+        median_s = statistics.median(self._steps_s) if self._steps_s else elapsed_s
+        return max(median_s, LATE_AFTER_RTTS_MIN * rtt_s)
+
+    def deadline_s(self) -> float | None:
+        """V2: the larger of 3 x the 95th percentile and 2 s; None while there is too little history."""
+        if len(self._steps_s) < DEADLINE_STEPS_MIN:
+            return None
+        return max(DEADLINE_FACTOR * percentile_95(list(self._steps_s)), DEADLINE_S_MIN)

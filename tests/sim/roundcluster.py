@@ -1,0 +1,406 @@
+"""A cluster of round machines in virtual time: links, exchanges, learners and their mishaps, all from one seed.
+
+Every rule that can be seen in one event is checked at that event; `run` checks the rest when nothing more can happen.
+"""
+
+import hashlib
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Literal
+
+from meshwire.messages.rounds import Bind, Call, Null, Poison
+from meshwire.roundevents import (
+    Broadcast,
+    Committed,
+    Contribute,
+    ContributeNothing,
+    ContributePoison,
+    Effect,
+    LearnerCutOff,
+    LearnerMayStart,
+    ProtocolError,
+    RoundComplete,
+    StepDropped,
+)
+from meshwire.roundlearner import Phase, RoundSettings
+from meshwire.rounds import RoundMachine
+
+EVENTS_MAX = 400_000  # of one run: more is a livelock
+VIRTUAL_S_MAX = 10_000.0
+
+
+@dataclass(frozen=True)
+class Mishap:
+    """Something that befalls the learner of `rank` in its step `step`, counted from 1."""
+
+    rank: int
+    step: int
+    kind: Literal["idle", "die", "hang", "poison"]
+    """idle: absent before the step. die: in front of bucket `bucket`, and started anew. hang: stopped there."""
+    bucket: int = 0
+    for_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of virtual time."""
+
+    step_s: tuple[float, ...]
+    """By rank."""
+    jitter: float
+    """A step takes step_s * (1 +- jitter)."""
+    delay_s: tuple[float, float] = (0.0, 0.05)
+    """Range of one message's way."""
+    exchange_s: tuple[float, float] = (0.0, 0.3)
+    """Range between the last member's part in a bucket and its result, on each member anew."""
+
+
+class Learner:
+    """What the cluster knows of one learner; `life` marks events of a former process, which are void."""
+
+    def __init__(self) -> None:
+        self.steps_begun = 0
+        self.steps_ended = 0
+        self.life = 0
+        self.alive = True
+        self.base = b""
+        self.ready_to_apply: list[RoundComplete] = []
+        self.finished_s = 0.0
+
+
+class Cluster:
+    """`members` daemons and learners. Build, `run`, then read the records."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        members: int,
+        staleness: int,
+        steps: int,
+        timing: Timing,
+        straggler: Literal["carry", "wait"] = "carry",
+        buckets: int = 3,
+        mishaps: tuple[Mishap, ...] = (),
+    ) -> None:
+        self.random = Random(seed)
+        self.members, self.staleness, self.steps, self.buckets = members, staleness, steps, buckets
+        self.timing = timing
+        self.mishaps = {(mishap.rank, mishap.step, mishap.kind): mishap for mishap in mishaps}
+        self.now_s = 0.0
+        self.learners = [Learner() for _ in range(members)]
+        self.machines = [
+            RoundMachine(
+                RoundSettings(
+                    members=members,
+                    rank=rank,
+                    buckets=buckets,
+                    used_bytes=1,
+                    integers=1,
+                    staleness=staleness,
+                    straggler=straggler,
+                    rtt_s=2 * timing.delay_s[1],
+                )
+            )
+            for rank in range(members)
+        ]
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._link_free_s: dict[tuple[int, int], float] = {}
+        self._exchanges: dict[tuple[int, int], dict[int, Effect]] = {}
+        self._armed_s: list[float | None] = [None] * members
+        # Records.
+        self.binds: dict[int, dict[int, Bind]] = {}  # by round, rank
+        self.first_weights: dict[tuple[int, int], float] = {}  # by rank, step: as given with the first bucket
+        self.completions: dict[int, RoundComplete] = {}
+        self.bases: dict[int, bytes] = {}
+        self.nulls: list[tuple[int, int, Phase]] = []  # rank, round, phase
+        self.calls = 0
+        self.cut_offs: list[tuple[int, LearnerCutOff]] = []
+        self.dropped: list[tuple[int, StepDropped]] = []
+        self.poisoned_rounds: set[int] = set()
+        self.kept_max = 0
+        self.errors: list[ProtocolError] = []
+
+    # Running.
+
+    def run(self) -> "Cluster":
+        """Until nothing more can happen. Asserts every rule on the way."""
+        for rank in range(self.members):
+            self._at_boundary(rank)
+        events = 0
+        while self._queue:
+            self.now_s, _, event = heapq.heappop(self._queue)
+            event()
+            events += 1
+            assert events < EVENTS_MAX, "livelock"
+            assert self.now_s < VIRTUAL_S_MAX, f"no progress: {[machine.waiting() for machine in self.machines]}"
+        self._check_end()
+        return self
+
+    def _at(self, delay_s: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), event))
+
+    def _perform(self, rank: int, effects: list[Effect]) -> None:
+        machine = self.machines[rank]
+        for effect in effects:
+            match effect:
+                case Broadcast():
+                    self._record(rank, effect)
+                    for other in range(self.members):
+                        if other != rank:
+                            self._send(rank, other, partial(self._receive, other, rank, effect))
+                case Contribute() | ContributePoison():
+                    self._join_exchange(rank, effect.round, effect.bucket, effect)
+                case ContributeNothing():
+                    for bucket in range(self.buckets):
+                        self._join_exchange(rank, effect.round, bucket, effect)
+                case RoundComplete():
+                    self._completed(rank, effect)
+                case Committed():
+                    assert all(other.complete >= effect.round for other in self.machines), "G5"
+                case LearnerMayStart():
+                    assert machine.phase is Phase.BOUNDARY
+                    self._at(0.0, partial(self._at_boundary, rank))
+                case LearnerCutOff():
+                    self.cut_offs.append((rank, effect))
+                case StepDropped():
+                    self.dropped.append((rank, effect))
+                case ProtocolError():
+                    self.errors.append(effect)
+        assert not self.errors, self.errors
+        self._check(rank)
+        self._arm(rank)
+
+    def _arm(self, rank: int) -> None:
+        deadline_s = self.machines[rank].deadline()
+        if deadline_s is not None and deadline_s != self._armed_s[rank]:
+            self._at(max(0.0, deadline_s - self.now_s), partial(self._timer, rank, deadline_s))
+        self._armed_s[rank] = deadline_s
+
+    def _timer(self, rank: int, deadline_s: float) -> None:
+        if self._armed_s[rank] == deadline_s:
+            self._armed_s[rank] = None
+            self._perform(rank, self.machines[rank].timer(max(self.now_s, deadline_s)))
+
+    # Network.
+
+    def _send(self, sender: int, receiver: int, event: Callable[[], None]) -> None:
+        """Links keep the order."""
+        arrival_s = max(
+            self.now_s + self.random.uniform(*self.timing.delay_s), self._link_free_s.get((sender, receiver), 0.0)
+        )
+        self._link_free_s[sender, receiver] = arrival_s
+        self._at(arrival_s - self.now_s, event)
+
+    def _receive(self, rank: int, sender: int, sent: Broadcast) -> None:
+        self._perform(rank, self.machines[rank].receive(sender, sent.message, self.now_s))
+
+    def _receive_complete(self, rank: int, sender: int, complete: int) -> None:
+        self._perform(rank, self.machines[rank].peer_complete(sender, complete, self.now_s))
+
+    def _join_exchange(self, rank: int, round_: int, bucket: int, part: Effect) -> None:
+        parts = self._exchanges.setdefault((round_, bucket), {})
+        assert rank not in parts, "one part for each member and bucket"
+        parts[rank] = part
+        if len(parts) < self.members:
+            return
+        del self._exchanges[round_, bucket]
+        contributors = [other for other in parts if not isinstance(parts[other], ContributeNothing)]
+        poisoned = any(isinstance(other, ContributePoison) for other in parts.values())
+        if poisoned:
+            self.poisoned_rounds.add(round_)
+        for receiver in range(self.members):
+            event = partial(
+                self._result,
+                receiver,
+                round_,
+                bucket,
+                sum(1 << other for other in contributors),
+                sum(self.binds[round_][other].weight for other in contributors),
+                poisoned,
+            )
+            self._at(self.random.uniform(*self.timing.exchange_s), event)
+
+    def _result(self, rank: int, round_: int, bucket: int, contributors: int, weight: float, poisoned: bool) -> None:
+        self._perform(
+            rank,
+            self.machines[rank].result_ready(
+                round_, bucket, self.now_s, contributors=contributors, weight=weight, poisoned=poisoned
+            ),
+        )
+
+    # Learners.
+
+    def _at_boundary(self, rank: int) -> None:
+        """The learner applies what is complete, then begins its next step, goes idle, or has finished."""
+        learner, machine = self.learners[rank], self.machines[rank]
+        if not learner.alive or machine.phase not in (Phase.BOUNDARY, Phase.ABSENT):
+            return
+        if learner.ready_to_apply:
+            for completion in learner.ready_to_apply:
+                self._apply(learner, completion)
+            last = learner.ready_to_apply[-1].round
+            learner.ready_to_apply = []
+            self._perform(rank, machine.learner_applied(last, self.now_s))
+        if machine.phase is Phase.ABSENT:
+            return
+        if learner.steps_ended == self.steps:
+            learner.finished_s = self.now_s
+            self._perform(rank, machine.absent("finished", self.now_s))
+            return
+        if idle := self.mishaps.pop((rank, learner.steps_begun + 1, "idle"), None):
+            self._perform(rank, machine.absent("idle", self.now_s))
+            self._at(idle.for_s, partial(self._return, rank))
+            return
+        if machine.may_start()[0]:
+            self._begin_step(rank)
+
+    def _return(self, rank: int) -> None:
+        self.learners[rank].alive = True
+        self._perform(rank, self.machines[rank].present(self.now_s))
+        self._at_boundary(rank)
+
+    def _begin_step(self, rank: int) -> None:
+        learner, machine = self.learners[rank], self.machines[rank]
+        ahead = machine.decided - machine.applied
+        assert ahead <= self.staleness, "R1"
+        learner.steps_begun += 1
+        step = learner.steps_begun
+        self._perform(rank, machine.start_step(step, self.now_s))
+        duration_s = self.timing.step_s[rank] * (1 + self.random.uniform(-self.timing.jitter, self.timing.jitter))
+        forward_s = 0.4 * duration_s
+        at_s = forward_s
+        hang = self.mishaps.get((rank, step, "hang"))
+        die = self.mishaps.get((rank, step, "die"))
+        order = self.random.sample(range(self.buckets), self.buckets)
+        weight = float(self.random.randint(1, 9))
+        for position, bucket in enumerate(order):
+            if hang and position == hang.bucket:
+                at_s += hang.for_s
+            if die and position == die.bucket:
+                self._at(at_s, partial(self._die, rank, learner.life, die))
+                return
+            self._at(at_s, partial(self._bucket, rank, learner.life, step, bucket, weight + position, position == 0))
+            at_s += (duration_s - forward_s) / self.buckets
+        if die:
+            self._at(at_s, partial(self._die, rank, learner.life, die))
+            return
+        self._at(at_s, partial(self._seal, rank, learner.life, step))
+
+    def _bucket(self, rank: int, life: int, step: int, bucket: int, weight: float, first: bool) -> None:
+        """A loader goes on drawing samples: the weight grows from bucket to bucket, and only the first counts (R2)."""
+        if life != self.learners[rank].life:
+            return
+        if first:
+            self.first_weights[rank, step] = weight
+        poison = None
+        mishap = self.mishaps.get((rank, step, "poison"))
+        if mishap and mishap.bucket == bucket:
+            poison = Poison(bucket=bucket, parameter=f"layer{bucket}.weight", reason="not finite")
+        self._perform(rank, self.machines[rank].bucket_ready(step, bucket, self.now_s, weight=weight, poison=poison))
+
+    def _seal(self, rank: int, life: int, step: int) -> None:
+        if life != self.learners[rank].life:
+            return
+        self._perform(rank, self.machines[rank].seal(step, bytes([1 << rank]), (step,), self.now_s))
+        assert self.machines[rank].phase is Phase.BOUNDARY
+        self.learners[rank].steps_ended += 1
+        self._at_boundary(rank)
+
+    def _die(self, rank: int, life: int, mishap: Mishap) -> None:
+        learner = self.learners[rank]
+        if life != learner.life:
+            return
+        learner.life += 1
+        learner.alive = False
+        self._perform(rank, self.machines[rank].absent("died", self.now_s))
+        learner.steps_ended += 1
+        self._at(mishap.for_s, partial(self._return, rank))
+
+    def _completed(self, rank: int, completion: RoundComplete) -> None:
+        expected = self.completions.setdefault(completion.round, completion)
+        assert completion == expected, "V1, G3: a round is the same on all members"
+        self.learners[rank].ready_to_apply.append(completion)
+        for other in range(self.members):
+            if other != rank:
+                self._send(rank, other, partial(self._receive_complete, other, rank, completion.round))
+        self._at(0.0, partial(self._at_boundary, rank))
+
+    def _apply(self, learner: Learner, completion: RoundComplete) -> None:
+        if not completion.void:
+            learner.base = hashlib.sha256(learner.base + repr(completion).encode()).digest()
+        expected = self.bases.setdefault(completion.round, learner.base)
+        assert learner.base == expected, "bases are equal at equal rounds"
+
+    # Rules.
+
+    def _record(self, rank: int, sent: Broadcast) -> None:
+        machine = self.machines[rank]
+        match sent.message:
+            case Bind(round=round_, base=base, step=step, weight=weight) as bind:
+                assert 0 <= round_ - 1 - base <= self.staleness, "R0"
+                assert weight == self.first_weights[rank, step], "R2"
+                assert rank not in self.binds.setdefault(round_, {}), "R2: one bind for each member and round"
+                self.binds[round_][rank] = bind
+            case Null(round=round_):
+                assert self.binds.get(round_), "R3: no round starts empty"
+                assert rank not in self.binds[round_], "a member binds or nulls"
+                self.nulls.append((rank, round_, machine.phase))
+                if machine.settings.lockstep:
+                    assert machine.phase in (Phase.ABSENT, Phase.GIVEN_UP), "R7, R8: a computing learner never nulls"
+            case Call(round=round_):
+                assert not machine.settings.lockstep, "R7, R8: no calls"
+                assert rank in self.binds[round_], "R3: only a contributor calls"
+                self.calls += 1
+
+    def _check(self, rank: int) -> None:
+        machine = self.machines[rank]
+        assert machine.committed <= machine.complete <= machine.decided
+        assert machine.applied <= machine.complete, "R1"
+        assert machine.decided <= machine.complete + self.staleness + 1
+        self.kept_max = max(self.kept_max, machine.rounds_kept)
+        assert machine.rounds_kept <= 3 * (self.staleness + 1), "memory is bounded"
+
+    def _check_end(self) -> None:
+        waits = [machine.may_start()[1] for machine in self.machines]
+        assert all(machine.phase is Phase.ABSENT for machine in self.machines), f"deadlock: {waits}"
+        last = max(machine.decided for machine in self.machines)
+        for machine, learner in zip(self.machines, self.learners, strict=True):
+            assert learner.steps_ended == self.steps
+            assert machine.complete == machine.committed == machine.applied == machine.decided == last
+            assert machine.rounds_kept == 0
+            assert machine.deadline() is None
+        assert not self._exchanges
+        assert sorted(self.completions) == list(range(1, last + 1)), "rounds are counted without a gap"
+        for round_, completion in self.completions.items():
+            assert completion.binds == self.binds[round_], "every contribution counts, once"
+            assert math.isclose(
+                completion.weight,
+                sum(self.first_weights[rank, bind.step] for rank, bind in completion.binds.items()),
+            ), "R2"
+            assert completion.void == bool(completion.reason)
+            assert completion.void or round_ not in self.poisoned_rounds, "V1"
+            assert completion.void == bool(completion.poisons), "V1: nothing but poison makes a round void here"
+        contributed = Counter((rank, bind.step) for binds in self.binds.values() for rank, bind in binds.items())
+        assert set(contributed.values()) <= {1}, "a step is contributed at most once"
+
+    # Measures.
+
+    @property
+    def rounds(self) -> int:
+        return len(self.completions)
+
+    @property
+    def mean_contributors(self) -> float:
+        return sum(len(completion.binds) for completion in self.completions.values()) / self.rounds
+
+    @property
+    def void_rounds(self) -> set[int]:
+        return {round_ for round_, completion in self.completions.items() if completion.void}
