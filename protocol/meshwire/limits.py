@@ -61,3 +61,4 @@ FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to p
 FETCH_WAIT_S_MAX = 10.0
 HASHES_OPEN_MAX = 64  # rounds whose base hashes are not complete yet
 OUTPUTS_LISTED_MAX = 5_000  # output files of one rank: their list fits into one message
+EARLY_MESSAGES_MAX = 1_000  # of members that entered a generation before this one was told to

@@ -1,0 +1,204 @@
+"""What all members of a job agree on before round 1: model, bucket plan, and the state they start from (J1)."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtraind.blobs import BlobStore
+from meshtraind.connection import Connection, RequestError
+from meshtraind.fetch import fetch_blob
+from meshwire.manifest import first_difference
+from meshwire.messages.job import (
+    BarrierReached,
+    BlobRef,
+    Member,
+    Model,
+    StateIndex,
+    StateOffer,
+    StateReady,
+    StateWant,
+)
+from meshwire.messages.local import StateTask, Waiting
+from meshwire.wiretypes import Wire
+
+START_TIMEOUT_S = 1800.0  # a slow laptop may import its libraries and load its data for long
+TICK_S = 1.0  # how often a waiting learner gets a sign of life
+
+Emit = Callable[[Wire], None]
+News = Model | StateIndex | StateWant | StateOffer | StateReady | BarrierReached
+
+
+class Agreement:
+    """One member's view.
+
+    Args:
+        send: sends a message to one other rank.
+        gone: names the first rank whose script has ended, so that nobody waits for it; None while all run.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        rank: int,
+        members: tuple[Member, ...],
+        send: Callable[[int, Wire], None],
+        gone: Callable[[], int | None],
+    ) -> None:
+        self._job = job
+        self._rank = rank
+        self._members = members
+        self._send = send
+        self._gone = gone
+        self._others = [other for other in range(len(members)) if other != rank]
+        self._models: dict[int, Model] = {}
+        self._index: StateIndex | None = None
+        self._wants: dict[int, tuple[int, ...]] = {}
+        self._offer: StateOffer | None = None
+        self._ready: set[int] = set()
+        self._barriers: dict[int, int] = {}
+        self._changed = asyncio.Event()
+        self._exported: tuple[int, ...] = ()
+
+    def news(self, message: News) -> None:
+        """Takes a message of another member."""
+        match message:
+            case Model():
+                self._models[message.rank] = message
+            case StateIndex():
+                self._index = message
+            case StateWant():
+                self._wants[message.rank] = message.units
+            case StateOffer():
+                self._offer = message
+            case StateReady():
+                self._ready.add(message.rank)
+            case BarrierReached():
+                self._barriers[message.rank] = message.number
+        self.wake()
+
+    def wake(self) -> None:
+        """Something changed; waits look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def agree_on_model(self, own: Model, emit: Emit) -> None:
+        """Returns when all members have the same model and plan. Raises RequestError naming the first difference."""
+        self._models[self._rank] = own
+        self._tell_all(own)
+        await self._until(lambda: self._missing(self._models), "to prepare the same model", emit)
+        for rank in sorted(self._models):
+            other = self._models[rank]
+            difference = first_difference(self._models[0].manifest, other.manifest)
+            if difference is not None:
+                raise RequestError(
+                    f"the models of rank 0 ({self._members[0].name}) and rank {rank} ({self._members[rank].name}) "
+                    f"differ: {difference}"
+                )
+            if other.plan != self._models[0].plan:
+                raise RequestError(
+                    f"rank {rank} ({self._members[rank].name}) plans its buckets differently from rank 0: "
+                    "install the same version of meshtraind on both"
+                )
+
+    async def agree_on_state(
+        self, units: tuple[bytes, ...], folder: Path, rank_0: Connection | None, store: BlobStore, emit: Emit
+    ) -> StateTask:
+        """Compares start states by unit. Returns what the learner has to write (rank 0) or to load (others)."""
+        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+        if self._rank == 0:
+            self._tell_all(StateIndex(job=self._job, units=units))
+            await self._until(lambda: self._missing(self._wants, self._others), "to compare their start", emit)
+            self._exported = tuple(sorted({unit for wanted in self._wants.values() for unit in wanted}))
+            if self._exported and self._exported[-1] >= len(units):
+                raise RequestError(f"a member asked for unit {self._exported[-1]} of {len(units)}")
+            return StateTask(units=self._exported, folder=str(folder))
+        await self._until(lambda: [] if self._index else [0], "to describe its start", emit)
+        assert self._index is not None
+        if len(self._index.units) != len(units):
+            raise RequestError(f"rank 0 starts from {len(self._index.units)} units of state, this rank from {len(units)}")
+        wanted = tuple(unit for unit, digest in enumerate(self._index.units) if digest != units[unit])
+        self._send(0, StateWant(job=self._job, rank=self._rank, units=wanted))
+        if wanted:
+            await self._until(lambda: [] if self._offer else [0], "to send its start state", emit)
+            await self._fetch(wanted, folder, rank_0, store, emit)
+        return StateTask(units=wanted, folder=str(folder))
+
+    async def _fetch(
+        self, wanted: tuple[int, ...], folder: Path, rank_0: Connection | None, store: BlobStore, emit: Emit
+    ) -> None:
+        assert self._offer is not None
+        assert rank_0 is not None
+        offered = dict(self._offer.units)
+        told_s = 0.0
+        for count, unit in enumerate(wanted):
+            if unit not in offered:
+                raise RequestError(f"rank 0 did not offer unit {unit} of the start state")
+            await fetch_blob(rank_0, self._job, offered[unit], store)
+            path = folder / f"{unit}.safetensors"
+            path.unlink(missing_ok=True)
+            path.symlink_to(store.blob_path(offered[unit].sha256))
+            if time.monotonic() - told_s > TICK_S:
+                told_s = time.monotonic()
+                emit(Waiting(reason=f"start state of rank 0: {count + 1} of {len(wanted)} parameters"))
+
+    async def ready(self, folder: Path, store: BlobStore, emit: Emit) -> None:
+        """The learner has done its state task. Returns when every member has."""
+        if self._rank == 0 and self._exported:
+            refs = await asyncio.to_thread(_ingest, folder, self._exported, store)
+            for rank, wanted in self._wants.items():
+                if wanted:
+                    self._send(rank, StateOffer(job=self._job, units=tuple((unit, refs[unit]) for unit in wanted)))
+        self._ready.add(self._rank)
+        self._tell_all(StateReady(job=self._job, rank=self._rank))
+        await self._until(
+            lambda: [rank for rank in range(len(self._members)) if rank not in self._ready], "to be ready", emit
+        )
+
+    async def barrier(self, number: int, emit: Emit) -> None:
+        """Returns when every member's learner has entered this barrier."""
+        self._barriers[self._rank] = number
+        self._tell_all(BarrierReached(job=self._job, rank=self._rank, number=number))
+        await self._until(
+            lambda: [rank for rank in range(len(self._members)) if self._barriers.get(rank, 0) < number],
+            f"to reach barrier {number}",
+            emit,
+        )
+
+    def _tell_all(self, message: Wire) -> None:
+        for other in self._others:
+            self._send(other, message)
+
+    def _missing(self, have: dict[int, Model] | dict[int, tuple[int, ...]], of: list[int] | None = None) -> list[int]:
+        return [rank for rank in (range(len(self._members)) if of is None else of) if rank not in have]
+
+    async def _until(self, missing: Callable[[], list[int]], what: str, emit: Emit) -> None:
+        """Waits until nobody is missing; tells the learner once a second for whom it waits."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while absent := missing():
+            names = ", ".join(f"rank {rank} ({self._members[rank].name})" for rank in absent)
+            gone = self._gone()
+            if gone in absent:
+                raise RequestError(f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain")
+            if time.monotonic() > deadline_s:
+                raise RequestError(f"waited {START_TIMEOUT_S:.0f} s for {names} {what}")
+            try:
+                await asyncio.wait_for(self._changed.wait(), TICK_S)
+            except TimeoutError:
+                emit(Waiting(reason=f"waiting for {names} {what}"))
+
+
+def _ingest(folder: Path, units: tuple[int, ...], store: BlobStore) -> dict[int, BlobRef]:
+    """Stores the units that the learner has written. Blocking."""
+    import hashlib
+
+    refs = {}
+    for unit in units:
+        path = folder / f"{unit}.safetensors"
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").digest()
+        size_bytes = path.stat().st_size
+        store.ingest(path, sha256, size_bytes)
+        path.unlink()
+        refs[unit] = BlobRef(sha256=sha256, size_bytes=size_bytes)
+    return refs

@@ -1,0 +1,93 @@
+"""Receives a job's files: manifests first, then every blob that is not here yet, then the folders for the learner."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtraind.blobs import BlobStore
+from meshtraind.blobwriter import BlobBusyError, BlobError
+from meshtraind.connection import Connection, RequestError
+from meshtraind.fetch import fetch_blob
+from meshwire import limits
+from meshwire.files import FileManifest, check_manifest
+from meshwire.messages.job import BlobRef, JobSpec
+
+BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts end that sooner
+BUSY_POLL_S = 0.2
+
+
+class Intake:
+    """What it takes to have the files of one job here.
+
+    Args:
+        source: the submitter, None when that is this device.
+        on_progress: called with (done, total) bytes.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        folder: Path,
+        store: BlobStore,
+        source: Connection | None,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._store = store
+        self._source = source
+        self._on_progress = on_progress
+        self._done_bytes = 0
+        self._total_bytes = 0
+
+    async def run(self) -> None:
+        """Returns when the learner could start.
+
+        Raises:
+            BlobError, RequestError, ConnectionLost, TimeoutError: with a text for a person.
+        """
+        trees = [(self._spec.files, self._folder / "src", limits.SOURCE_BYTES_MAX)]
+        if self._spec.data is not None:
+            trees.append((self._spec.data, self._folder / "data", limits.DATA_BYTES_MAX))
+        manifests = [(await self._manifest(ref, bytes_max), target) for ref, target, bytes_max in trees]
+        if all(entry.path != self._spec.script for entry in manifests[0][0].entries):
+            raise RequestError(f"the script {self._spec.script} is not among the files of the job")
+        missing = [entry for manifest, _ in manifests for entry in self._store.missing(manifest)]
+        self._total_bytes = sum(entry.size_bytes for entry in missing)
+        written_bytes = sum(manifest.total_bytes for manifest, _ in manifests)
+        await asyncio.to_thread(self._store.ensure_space, self._total_bytes + written_bytes)
+        for entry in missing:
+            await self._fetch(BlobRef(sha256=entry.sha256, size_bytes=entry.size_bytes))
+        for manifest, target in manifests:
+            await asyncio.to_thread(self._store.materialise, manifest, target)
+
+    async def _manifest(self, ref: BlobRef, bytes_max: int) -> FileManifest:
+        if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
+            raise RequestError(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
+        await self._fetch(ref)
+        packed = await asyncio.to_thread(self._store.blob_path(ref.sha256).read_bytes)
+        try:
+            manifest = FileManifest.unpack(packed)
+        except ValueError as error:
+            raise RequestError(f"the job's manifest cannot be read: {error}") from error
+        reason = check_manifest(manifest, bytes_max)
+        if reason is not None:
+            raise RequestError(f"the job's files are refused: {reason}")
+        return manifest
+
+    async def _fetch(self, blob: BlobRef) -> None:
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        while not self._store.has(blob.sha256):
+            if self._source is None:
+                raise BlobError(f"blob {blob.sha256.hex()[:12]} has vanished from {self._store.path}; submit again")
+            try:
+                await fetch_blob(self._source, self._spec.job, blob, self._store, self._count)
+            except BlobBusyError:
+                if time.monotonic() > deadline_s:
+                    raise
+                await asyncio.sleep(BUSY_POLL_S)
+
+    def _count(self, size_bytes: int) -> None:
+        self._done_bytes += size_bytes
+        self._on_progress(self._done_bytes, self._total_bytes)

@@ -1,0 +1,76 @@
+"""What one rank reports about itself once a second: steps, rounds, times, bytes."""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from meshtraind.connection import Connection
+from meshwire.messages.job import Metrics
+from meshwire.messages.local import LearnerApplied
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+STEPS_REMEMBERED = 50
+
+
+class MetricsKeeper:
+    """Collects what the learner and the links say.
+
+    Attributes:
+        values: the script's own, from mt.log.
+        round: the newest complete round.
+        exit_code: of the learner's process, once it has ended.
+    """
+
+    def __init__(self, links: Mapping[int, Connection]) -> None:
+        self._links = links
+        self._sent_before = {rank: link.socket_bytes_sent()[0] for rank, link in links.items()}
+        self._payload_before = {rank: link.chunk_payload_bytes_sent for rank, link in links.items()}
+        self._step_times_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._step = 0
+        self._exposed_s = 0.0
+        self._frozen: tuple[int, int, Literal["kernel", "link"]] | None = None
+        self.values: tuple[tuple[str, float], ...] = ()
+        self.round = 0
+        self.exit_code: int | None = None
+
+    def applied(self, message: LearnerApplied) -> None:
+        """The optimizer has stepped."""
+        self._step = message.step
+        self._exposed_s += message.exposed_s
+        self._step_times_s.append(message.step_s)
+
+    def snapshot(self, rounds: "Rounds | None") -> Metrics:
+        """As it is now."""
+        sent_bytes, payload_bytes, counter = self._frozen or self._bytes()
+        return Metrics(
+            step=self._step,
+            round=self.round,
+            samples=rounds.samples if rounds is not None else 0,
+            values=self.values,
+            step_s=statistics.median(self._step_times_s) if self._step_times_s else 0.0,
+            exposed_s=self._exposed_s,
+            exchange_s=rounds.exchange_s if rounds is not None else 0.0,
+            sent_bytes=sent_bytes,
+            payload_bytes=payload_bytes,
+            counter=counter,
+            waiting_for=rounds.waiting() if rounds is not None else None,
+        )
+
+    def freeze(self) -> None:
+        """Keeps the byte counts of the job's end; the links go on."""
+        if self._frozen is None:
+            self._frozen = self._bytes()
+
+    def _bytes(self) -> tuple[int, int, Literal["kernel", "link"]]:
+        counter: Literal["kernel", "link"] = "kernel"
+        sent_bytes = payload_bytes = 0
+        for rank, link in self._links.items():
+            count, source = link.socket_bytes_sent()
+            if source == "link":
+                counter = "link"
+            sent_bytes += max(0, count - self._sent_before[rank])
+            payload_bytes += link.chunk_payload_bytes_sent - self._payload_before[rank]
+        return sent_bytes, payload_bytes, counter

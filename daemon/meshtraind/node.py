@@ -1,0 +1,47 @@
+"""What every part of a daemon shares: who it is, its links, its stores."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshtraind.blobs import BlobStore
+from meshtraind.history import JobHistory
+from meshtraind.links import Link
+from meshwire.messages.job import Member
+from meshwire.messages.link import Software
+
+
+@dataclass(frozen=True)
+class Node:
+    """This daemon.
+
+    Attributes:
+        links: the linked peers by device id; live.
+        endpoint, token: where this daemon's learners find it.
+        software: asked for when needed, because finding torch's version takes a moment.
+    """
+
+    device: str
+    incarnation: int
+    name: str
+    links: Mapping[str, Link]
+    blobs: BlobStore
+    history: JobHistory
+    data_dir: Path
+    endpoint: Callable[[], str]
+    token: str
+    software: Software
+
+    @property
+    def member(self) -> Member:
+        """This daemon as a member of a job (G1)."""
+        return Member(device=self.device, incarnation=self.incarnation, name=self.name)
+
+    def job_folder(self, job: str) -> Path:
+        """DATA/jobs/ID."""
+        return self.data_dir / "jobs" / job
+
+    def peer_name(self, device: str) -> str:
+        """How a linked device calls itself, else its short id."""
+        link = self.links.get(device)
+        return link.hello.name if link is not None else device[:8]

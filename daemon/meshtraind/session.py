@@ -1,0 +1,419 @@
+"""One job on this daemon from the entry into its generation to the end: learner, agreement, rounds, outcome."""
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+
+
+from meshtraind.agreement import Agreement, News
+from meshtraind.connection import Connection, RequestError
+from meshtraind.fetch import log_path, output_folder
+from meshtraind.job import Job
+from meshtraind.learner import Learner, last_lines
+from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshtraind.metrics import MetricsKeeper
+from meshtraind.node import Node
+from meshtraind.tasks import TaskSet
+from meshtraind.trace import Trace
+from meshwire import limits
+from meshwire.header import Header
+from meshwire.jobs import JobEvent, JobState, job_number
+from meshwire.local import (
+    ENDPOINT_VARIABLE,
+    JOB_VARIABLE,
+    MEMORY_FD_VARIABLE,
+    THREADS_VARIABLE,
+    TOKEN_VARIABLE,
+    MemoryLayout,
+)
+from meshwire.messages.envelope import Done
+from meshwire.messages.job import BaseHash, End, Generation, Model, RankReport
+from meshwire.messages.local import (
+    LearnerApplied,
+    LearnerBarrier,
+    LearnerBucket,
+    LearnerHash,
+    LearnerIdle,
+    LearnerLog,
+    LearnerModel,
+    LearnerReady,
+    LearnerSealed,
+    LearnerState,
+    LearnerWelcome,
+    RoundDone,
+    Stop,
+    Waiting,
+)
+from meshwire.plan import Plan, plan_buckets
+from meshwire.roundevents import Message
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 1.0
+STALENESS = 0  # BSP: the only setting that `submit` accepts so far
+MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+NEWS_TYPES = News.__args__  # type: ignore[attr-defined]
+
+
+class Session:
+    """Owns the learner and the rounds of one job here.
+
+    Args:
+        links: the connection to each other member, by rank.
+        rtt_s: of the farthest member.
+        threads: how many a learner may use (M3).
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        job: Job,
+        generation: Generation,
+        links: Mapping[int, Connection],
+        *,
+        rtt_s: float,
+        threads: int,
+    ) -> None:
+        assert job.rank is not None
+        self._node = node
+        self.job = job
+        self._rank = job.rank
+        self._generation = generation.hash64()
+        self._number = job_number(job.spec.job)
+        self._links = links
+        self._rtt_s = rtt_s
+        self._threads = threads
+        self._memory = SharedMemory()
+        self._learner = Learner(
+            job.folder / "src", job.spec.script, job.spec.args, log_path(job.folder, self._rank), self._memory
+        )
+        self._connection: Connection | None = None  # of the learner
+        self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._first_gone)
+        self._model: LearnerModel | None = None
+        self._plan: Plan | None = None
+        self._trace: Trace | None = None
+        self._metrics = MetricsKeeper(links)
+        self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
+        self.rounds: "Rounds | None" = None  # noqa: UP037 (numpy is imported when the first job needs it)
+
+    # Life
+
+    def start(self) -> None:
+        """Enters the generation: the learner is spawned."""
+        self.job.advance(JobEvent.START)
+        self._tasks.spawn(self._run(), "learner")
+        self._tasks.spawn(self._report_regularly(), "report")
+
+    async def _run(self) -> None:
+        job = self.job
+        output = output_folder(job.folder, self._rank)
+        try:
+            for folder in (output, log_path(job.folder, self._rank).parent):
+                await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+            if job.spec.trace:
+                self._trace = Trace(job.folder / "trace.jsonl")
+            await self._learner.start(self._environment())
+        except OSError as error:
+            self.end("failed", f"{self._who()} could not start the script: {error}", now=True)
+            return
+        job.advance(JobEvent.LEARNER_STARTED)
+        self._tell_report()
+        code = await self._learner.wait()
+        self._metrics.exit_code = code
+        if job.state is JobState.RUNNING:
+            if code != 0:
+                if self.rounds is not None:
+                    self.rounds.absent("it failed")
+                self.end("failed", self._explain_exit(code), now=False)
+                return
+            if self.rounds is not None:
+                self.rounds.absent("its script has ended")
+            job.advance(JobEvent.LEARNER_DONE)
+        self._tell_report()
+        self._check_all_done()
+
+    def end(self, outcome: str, reason: str, *, now: bool, tell: bool = True) -> None:
+        """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
+        if self.job.ended or self.job.state in (JobState.CANCELLING, JobState.FAILING):
+            return
+        if tell:
+            message = End(
+                job=self.job.spec.job,
+                outcome="cancelled" if outcome == "cancelled" else "failed",
+                reason=reason[: limits.ERROR_CHARS_MAX],
+                now=now,
+            )
+            for link in self._links.values():
+                link.notify(message, job=self._number, generation=self._generation)
+        self.job.advance(JobEvent.CANCEL if outcome == "cancelled" else JobEvent.FAIL, reason)
+        self._agreement.wake()
+        if self._connection is not None:
+            self._connection.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
+        self._tasks.spawn(self._stop(now), "stop")
+
+    async def _stop(self, now: bool) -> None:
+        await self._learner.stop(now=now)
+        if not self.job.ended:
+            self.job.advance(JobEvent.STOPPED)
+        self._tell_report()
+        await self.close()
+
+    async def close(self) -> None:
+        """Ends what is left of the session; the job's state stays as it is."""
+        await self._learner.stop(now=True)
+        if self.rounds is not None:
+            self.rounds.close()
+        if self._connection is not None:
+            self._connection.close("the job has ended")
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
+        self._metrics.freeze()
+        self._memory.close()
+        await self._tasks.close()
+
+    def _check_all_done(self) -> None:
+        """Succeeds when every rank's script has ended well."""
+        if self.job.state is not JobState.FINISHING:
+            return
+        others_done = all(
+            (report := self.job.reports.get(rank)) is not None and report.exit_code == 0 for rank in self._links
+        )
+        if others_done:
+            self.job.advance(JobEvent.ALL_DONE)
+            self._tell_report()
+            self._tasks.spawn(self.close(), "close")
+
+    # The learner's connection
+
+    def attach(self, connection: Connection) -> LearnerWelcome:
+        """The learner has called. Raises RequestError when there is one already."""
+        if self._connection is not None:
+            raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
+        if not self._learner.running:
+            raise RequestError(f"job {self.job.spec.job} runs no learner here any more")
+        self._connection = connection
+        return LearnerWelcome(
+            spec=self.job.spec,
+            rank=self._rank,
+            members=self.job.members,
+            staleness=STALENESS,
+            data_dir=str(self.job.folder / "data") if self.job.spec.data is not None else None,
+            output_dir=str(output_folder(self.job.folder, self._rank)),
+        )
+
+    async def learner_request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        """Answers the learner."""
+        match body:
+            case LearnerModel():
+                await self._prepare_model(body, emit)
+                return Done()
+            case LearnerState():
+                return await self._agreement.agree_on_state(
+                    body.units, self.job.folder / "state", self._links.get(0), self._node.blobs, emit
+                )
+            case LearnerReady():
+                self._begin_rounds()
+                await self._agreement.ready(self.job.folder / "state", self._node.blobs, emit)
+                assert self.rounds is not None
+                self.rounds.begin(1)
+                return Done()
+            case LearnerBarrier(number=number):
+                await self._agreement.barrier(number, emit)
+                return Done()
+        raise RequestError(f"a learner does not ask for {type(body).__name__}")
+
+    def learner_notice(self, body: Wire) -> None:
+        """Takes the learner's news."""
+        rounds = self.rounds
+        if isinstance(body, LearnerLog):
+            self._metrics.values = body.values
+            return
+        if rounds is None:
+            self.end("failed", f"{self._who()}: the learner sent {type(body).__name__} before it was ready", now=False)
+            return
+        match body:
+            case LearnerBucket():
+                rounds.bucket(body)
+            case LearnerSealed():
+                rounds.sealed(body)
+            case LearnerApplied():
+                self._metrics.applied(body)
+                rounds.applied(body)
+            case LearnerHash():
+                message = BaseHash(job=self.job.spec.job, rank=self._rank, round=body.round, digest=body.digest)
+                self._take_hash(message)
+                for link in self._links.values():
+                    link.notify(message, job=self._number, generation=self._generation)
+            case LearnerIdle(reason=reason):
+                rounds.absent(reason)
+            case _:
+                self.end("failed", f"{self._who()}: a learner does not send {type(body).__name__}", now=False)
+
+    def learner_lost(self) -> None:
+        """Its socket has closed; the process tells how it ended."""
+        self._connection = None
+
+    async def _prepare_model(self, body: LearnerModel, emit: Callable[[Wire], None]) -> None:
+        plan = await asyncio.to_thread(plan_buckets, body.manifest, self.job.spec.bucket_bytes)
+        layout = MemoryLayout.for_bound(plan.total_values, STALENESS)
+        try:
+            self._memory.map(layout)
+        except SharedMemoryError as error:
+            raise RequestError(str(error)) from error
+        self._model, self._plan = body, plan
+        own = Model(job=self.job.spec.job, rank=self._rank, manifest=body.manifest, plan=plan.digest())
+        await self._agreement.agree_on_model(own, emit)
+
+    def _begin_rounds(self) -> None:
+        """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
+        from meshtraind.rounds import Rounds
+
+        assert self._model is not None
+        assert self._plan is not None
+        self.rounds = Rounds(
+            spec=self.job.spec,
+            manifest=self._model.manifest,
+            plan=self._plan,
+            rank=self._rank,
+            members=len(self.job.members),
+            links=self._links,
+            job=self._number,
+            generation=self._generation,
+            staleness=STALENESS,
+            memory=self._memory,
+            rtt_s=self._rtt_s,
+            notify=self._round_done,
+            fail=lambda reason: self.end("failed", f"{self._who()}: {reason}", now=False),
+            trace=self._trace,
+        )
+
+    def _round_done(self, message: RoundDone) -> None:
+        self._metrics.round = message.round
+        if self._connection is not None:
+            self._connection.notify(message)
+
+    # Other members
+
+    def peer_notice(self, rank: int, header: Header, body: Wire) -> None:
+        """A message of another member in this generation."""
+        if isinstance(body, RankReport):
+            self.job.report(body)
+            self._agreement.wake()
+            self._check_all_done()
+        elif isinstance(body, End):
+            reason = body.reason if body.outcome == "cancelled" else body.reason
+            self.end(body.outcome, reason, now=body.now, tell=False)
+        elif isinstance(body, BaseHash):
+            self._take_hash(body)
+        elif isinstance(body, NEWS_TYPES):
+            self._agreement.news(body)
+        elif self.rounds is not None and not self.job.ended:
+            message: Message = body  # type: ignore[assignment]
+            self.rounds.message(rank, message)
+            self.rounds.peer_complete(rank, header.complete)
+
+    def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
+        """Where a chunk belongs; None when its round is no longer of interest."""
+        if self.rounds is None or self.job.ended or self.job.state in (JobState.CANCELLING, JobState.FAILING):
+            return None
+        if header.generation != self._generation:
+            return None  # G2: work of another generation is dropped
+        return self.rounds.chunk_announced(rank, header)
+
+    def chunk_received(self, rank: int, header: Header) -> None:
+        """A chunk is in its place."""
+        if self.rounds is not None and not self.job.ended:
+            self.rounds.chunk_received(rank, header)
+
+    def peer_lost(self, rank: int, reason: str) -> None:
+        """Until generations can change, a lost member ends the job."""
+        self.end("failed", f"lost rank {rank} ({self.job.members[rank].name}): {reason}", now=False)
+
+    def _take_hash(self, message: BaseHash) -> None:
+        self.job.hashes.add(message)
+        if self.job.hashes.unequal_round == message.round:
+            log.error("job %s: the replicas differ after round %d", self.job.spec.job, message.round)
+
+    # Helpers
+
+    def _send(self, rank: int, message: Wire) -> None:
+        self._links[rank].notify(message, job=self._number, generation=self._generation)
+
+    def _who(self) -> str:
+        return f"rank {self._rank} ({self._node.name})"
+
+    def _first_gone(self) -> int | None:
+        return next((rank for rank, report in sorted(self.job.reports.items()) if report.exit_code is not None), None)
+
+    async def _report_regularly(self) -> None:
+        while True:
+            self._tell_report()
+            waiting = self.rounds.waiting() if self.rounds is not None else None
+            if waiting is not None and self._connection is not None:
+                self._connection.notify(Waiting(reason=waiting))
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    def _tell_report(self) -> None:
+        report = RankReport(
+            job=self.job.spec.job,
+            rank=self._rank,
+            state=self.job.state,
+            exit_code=self._metrics.exit_code,
+            error=self.job.error,
+            metrics=self._metrics.snapshot(self.rounds),
+        )
+        self.job.report(report)
+        for link in self._links.values():
+            link.notify(report, job=self._number, generation=self._generation)
+
+    def _environment(self) -> dict[str, str]:
+        """What torchrun would set, what the script's owner asked for, and where the daemon is."""
+        job, world = self.job, str(len(self.job.members))
+        rank = str(self._rank)
+        return {
+            **dict(job.spec.env),
+            "RANK": rank,
+            "WORLD_SIZE": world,
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "GROUP_RANK": rank,
+            "GROUP_WORLD_SIZE": world,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": world,
+            "MASTER_ADDR": self._links[0].remote_host if 0 in self._links else "127.0.0.1",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_RUN_ID": job.spec.job,
+            "OMP_NUM_THREADS": str(self._threads),
+            "PYTHONUNBUFFERED": "1",
+            ENDPOINT_VARIABLE: self._node.endpoint(),
+            TOKEN_VARIABLE: self._node.token,
+            JOB_VARIABLE: job.spec.job,
+            MEMORY_FD_VARIABLE: str(self._memory.descriptor),
+            THREADS_VARIABLE: str(self._threads),
+        }
+
+    def _explain_exit(self, code: int) -> str:
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        tail = last_lines(log_path(self.job.folder, self._rank), limits.ERROR_CHARS_MAX // 4)
+        start = tail.rfind("Traceback (most recent call last)")
+        shown = tail[start:] if start >= 0 else "\n".join(tail.splitlines()[-10:])
+        text = f"{self._who()}: the script {how}\n{shown}".rstrip()
+        package = MISSING_PACKAGE.search(shown)
+        if package:
+            text += f"\nInstall {package[1]} into the Python environment of meshtraind on {self._node.name}."
+        return text
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        log.error("%s failed", name, exc_info=error)
+        self.end("failed", f"{self._who()}: {name} failed: {type(error).__name__}: {error}", now=True)
+
+
+def learner_threads(learners_here: int) -> int:
+    """M3: a fair share of this machine's cores."""
+    return max(1, (os.cpu_count() or 1) // learners_here)
