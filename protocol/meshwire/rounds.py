@@ -179,7 +179,7 @@ class RoundMachine:
         return self._settle(now_s)
 
     def absent(self, reason: str, now_s: float) -> list[Effect]:
-        """The learner is idle, paused, joining, restarting, finished or dead (R5). A round that it had bound is void (V2)."""
+        """The learner is idle, paused, joining, restarting, finished or dead (R5). What it had bound is void (V2)."""
         learner = self._learner
         if learner.phase is Phase.BOUND:
             self._give_up(f"its learner is absent: {reason}")

@@ -172,6 +172,8 @@ class Cluster:
                     self.cut_offs.append((rank, effect))
                 case StepDropped():
                     self.dropped.append((rank, effect))
+                    overdue = any(cut_off_rank == rank for cut_off_rank, _ in self.cut_offs)
+                    assert machine.phase is Phase.ABSENT or overdue, "R4: a null never makes a gradient too old"
                 case ProtocolError():
                     self.errors.append(effect)
         assert not self.errors, self.errors

@@ -274,6 +274,19 @@ def test_bound_learner_past_its_deadline_makes_the_round_void(s: int) -> None:
     assert one.phase is Phase.BOUNDARY
 
 
+def test_waiting_for_peers_is_not_held_against_a_learner() -> None:
+    """R5: a learner that R1 holds up has no deadline; it runs from the moment at which the next move is its own."""
+    one, now_s = alone_of_two(s=1)
+    step(one, 6, now_s, now_s + 1.0)
+    step(one, 7, now_s + 1.0, now_s + 2.0)
+    assert not one.may_start()[0]
+    one.receive(1, Null(round=6), now_s + 2.0)
+    while (at_s := one.deadline()) is not None:
+        assert one.timer(at_s) == [Broadcast(Call(round=7))]
+    results(one, 6, 0b01, 1.0, now_s + 50.0)
+    assert one.deadline() == now_s + 53.0
+
+
 def test_long_evaluation_in_lockstep_costs_nothing() -> None:
     """R5, R7: with s=0 a learner that is not bound has no deadline."""
     one, now_s = alone_of_two(s=0)
@@ -360,7 +373,7 @@ def test_committed_is_what_every_member_has_announced() -> None:
     assert one.peer_complete(2, 0, 1.0) == [], "control overtakes frames: an older counter is no error"
 
 
-@pytest.mark.parametrize(("contributors", "weight"), [(0b01, 1.0), (0b11, 3.0)])
+@pytest.mark.parametrize(("contributors", "weight"), [(0b01, 2.0), (0b11, 3.0)])
 def test_results_must_show_what_the_binds_name(contributors: int, weight: float) -> None:
     """R2: one weight for each member and round, in every bucket and shard; otherwise the round never completes."""
     one = machine(s=1)
