@@ -165,10 +165,13 @@ class Executor:
     def _round(self, number: int) -> _Round:
         round_ = self._rounds.get(number)
         if round_ is None:
+            # Whoever works on this round holds all up to s+1 before it, and so all others hold those s+1 before that.
+            for old in [old for old in self._rounds if old <= number - 2 * (self._rounds_in_flight_max - 1)]:
+                self.forget(old)
             if self._free_areas:
                 area = self._free_areas.pop()
             else:
-                area = memoryview(np.empty(self._layout.total_bytes, np.uint8)).cast("B")
+                area = np.empty(self._layout.total_bytes, np.uint8).data
             exchanges = [
                 BucketExchange(bucket.index, self._program, self._shards[bucket.index], self._layout)
                 for bucket in self._plan.buckets
@@ -200,6 +203,10 @@ class Executor:
         """Arithmetic on one run. Returns the work, poisoned if a sum turned out not to be finite (V1)."""
         if work.poison or not (work.add_own or work.incoming):
             return work
+        with np.errstate(over="ignore", invalid="ignore"):  # looked for below
+            return self._add(round_, bucket, work)
+
+    def _add(self, round_: _Round, bucket: int, work: Work) -> Work:
         bounds = self._plan.buckets[bucket].segment_bounds
         for segment in range(work.first_segment, work.first_segment + work.segment_count):
             offset, length = self._layout.span(bucket, segment, 1)

@@ -1,4 +1,4 @@
-"""What this daemon knows of one job: its state, every rank's last report, the replicas' hashes, and who waits for news."""
+"""What this daemon knows of one job: state, every rank's last report, the replicas' hashes, and who waits for news."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ class HashBoard:
     def add(self, message: BaseHash) -> None:
         """Takes one rank's hash after one round."""
         ranks = self._open.setdefault(message.round, {})
-        ranks[message.rank] = message.digest
+        ranks[message.rank] = message.sha256
         if len(ranks) == self._members:
             del self._open[message.round]
             self.compared += 1
@@ -79,7 +79,9 @@ class Job:
             self.error = error[: limits.ERROR_CHARS_MAX]
         if self.state is before:
             return
-        log.info("job %s (%s): %s -> %s%s", self.spec.job, self.spec.name, before, self.state, f": {error}" if error else "")
+        log.info(
+            "job %s (%s): %s -> %s%s", self.spec.job, self.spec.name, before, self.state, f": {error}" if error else ""
+        )
         if self.state is JobState.STARTING:
             self.started_at_s = time.time()
         if self.ended:

@@ -36,17 +36,17 @@ class SharedMemory:
         self._map = mmap.mmap(self.descriptor, size_bytes)
         self._layout = layout
 
-    def raw(self, step: int) -> memoryview:
+    def raw(self, step: int) -> "memoryview[float]":
         """The slot where step `step` of the learner puts w*g: fp32, `layout.values` long."""
         assert self._layout is not None
         return self._slot(self._layout.raw_offset(step))
 
-    def result(self) -> memoryview:
+    def result(self) -> "memoryview[float]":
         """The slot for the means: fp32, `layout.values` long."""
         assert self._layout is not None
         return self._slot(self._layout.result_offset)
 
-    def _slot(self, offset: int) -> memoryview:
+    def _slot(self, offset: int) -> "memoryview[float]":
         assert self._map is not None
         assert self._layout is not None
         return memoryview(self._map)[offset : offset + self._layout.values * 4].cast("f")

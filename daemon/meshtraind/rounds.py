@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -33,7 +32,8 @@ from meshwire.roundevents import (
     RoundComplete,
     StepDropped,
 )
-from meshwire.rounds import Phase, RoundMachine, RoundSettings
+from meshwire.roundlearner import Phase, RoundSettings
+from meshwire.rounds import RoundMachine
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Rounds:
         """The optimizer has stepped; the next step begins."""
         now_s = self._now()
         if message.round > self._machine.applied:
-            self._perform(self._machine.applied_round(message.round, now_s))
+            self._perform(self._machine.learner_applied(message.round, now_s))
         self.samples += message.samples
         self._perform(self._machine.start_step(message.step + 1, now_s))
 
@@ -234,7 +234,9 @@ class Rounds:
             case StepDropped(step, reason):
                 log.warning("job %s: step %d is not contributed: %s", self._spec.job, step, reason)
             case ProtocolError(rank, text):
-                self._fail(f"rank {rank} broke the protocol: {text}" if rank is not None else f"the exchange broke: {text}")
+                self._fail(
+                    f"rank {rank} broke the protocol: {text}" if rank is not None else f"the exchange broke: {text}"
+                )
             case LearnerMayStart():
                 pass  # with s=0 a learner that has its round never asks in vain
         if self._trace is not None:
@@ -281,5 +283,5 @@ class Rounds:
         )
 
 
-def _values(slot: memoryview) -> Values:
+def _values(slot: "memoryview[float]") -> Values:
     return np.frombuffer(slot, np.float32)

@@ -5,7 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-
+from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
 from meshtraind.connection import Connection, RequestError
@@ -49,6 +49,9 @@ from meshwire.messages.local import (
 from meshwire.plan import Plan, plan_buckets
 from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +100,7 @@ class Session:
         self._trace: Trace | None = None
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
-        self.rounds: "Rounds | None" = None  # noqa: UP037 (numpy is imported when the first job needs it)
+        self.rounds: Rounds | None = None
 
     # Life
 
@@ -244,7 +247,7 @@ class Session:
                 self._metrics.applied(body)
                 rounds.applied(body)
             case LearnerHash():
-                message = BaseHash(job=self.job.spec.job, rank=self._rank, round=body.round, digest=body.digest)
+                message = BaseHash(job=self.job.spec.job, rank=self._rank, round=body.round, sha256=body.sha256)
                 self._take_hash(message)
                 for link in self._links.values():
                     link.notify(message, job=self._number, generation=self._generation)
@@ -270,7 +273,7 @@ class Session:
 
     def _begin_rounds(self) -> None:
         """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
-        from meshtraind.rounds import Rounds
+        from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
 
         assert self._model is not None
         assert self._plan is not None
@@ -302,11 +305,12 @@ class Session:
         """A message of another member in this generation."""
         if isinstance(body, RankReport):
             self.job.report(body)
+            if self.rounds is not None:
+                self.rounds.peer_complete(rank, header.complete)
             self._agreement.wake()
             self._check_all_done()
         elif isinstance(body, End):
-            reason = body.reason if body.outcome == "cancelled" else body.reason
-            self.end(body.outcome, reason, now=body.now, tell=False)
+            self.end(body.outcome, body.reason, now=body.now, tell=False)
         elif isinstance(body, BaseHash):
             self._take_hash(body)
         elif isinstance(body, NEWS_TYPES):
@@ -368,7 +372,8 @@ class Session:
         )
         self.job.report(report)
         for link in self._links.values():
-            link.notify(report, job=self._number, generation=self._generation)
+            complete = self.rounds.complete if self.rounds is not None else 0
+            link.notify(report, job=self._number, generation=self._generation, complete=complete)
 
     def _environment(self) -> dict[str, str]:
         """What torchrun would set, what the script's owner asked for, and where the daemon is."""

@@ -16,7 +16,7 @@ from meshwire.jobs import new_job_id
 from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.link import Software
 from meshwire.messages.local import Submit, SubmitProgress
-from meshwire.plan import DEFAULT_BUCKET_BYTES
+from meshwire.plan import BUCKET_BYTES
 from meshwire.wiretypes import Wire
 
 SYNC_MODES = ("bsp",)
@@ -45,7 +45,7 @@ def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -
         codec=body.codec,
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if body.seed is None else body.seed,
-        bucket_bytes=body.bucket_bytes or DEFAULT_BUCKET_BYTES,
+        bucket_bytes=body.bucket_bytes or BUCKET_BYTES,
         hash_every=body.hash_every,
         trace=body.trace,
     )

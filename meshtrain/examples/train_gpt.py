@@ -1,6 +1,6 @@
 """Train a small GPT on the characters of a text: the script that `meshtrain demo` submits.
 
-Reads input.txt in the data folder, writes model.pt and metrics.json to the output folder.
+Reads input.txt in the data folder; writes metrics.json, and on the main machine model.pt, to the output folder.
 """
 
 import argparse
@@ -58,17 +58,18 @@ def main() -> None:
             if len(losses) == args.steps:
                 break
 
+    output = mt.output_dir()
     if mt.is_main():
-        output = mt.output_dir()
         torch.save(model.state_dict(), output / "model.pt")
-        metrics = {
-            "steps": len(losses),
-            "world_size": mt.world_size(),
-            "samples": samples,  # seen by this machine
-            "losses": losses,  # nats per character on this machine's share of each step
-            "unigram_entropy": unigram_entropy(text),
-        }
-        (output / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
+    metrics = {
+        "steps": len(losses),
+        "world_size": mt.world_size(),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "samples": samples,  # seen by this machine
+        "losses": losses,  # nats per character on this machine's share of each step
+        "unigram_entropy": unigram_entropy(text),
+    }
+    (output / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
     mt.finish()
 
 

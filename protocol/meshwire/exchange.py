@@ -1,9 +1,9 @@
 """One bucket's way through a topology program on one rank: where chunks land, and what becomes possible when they have.
 
-Pure bookkeeping over segments; the executor owns the bytes. Each rank keeps one *area*: the encoded vector of a round.
-A shard lands there once in the reduce half, is added to, and leaves from the same place; it lands there once more, final,
-in the copy half. That is safe without a second area: a shard's final bytes come back to a rank only after its successor
-has received what that rank sent of it.
+Pure bookkeeping over segments; the executor owns the bytes. Each rank keeps one *area*: the encoded vector of a
+round. A shard lands there once in the reduce half, is added to, and leaves from the same place; it lands there once
+more, final, in the copy half. That is safe without a second area: a shard's final bytes come back to a rank only after
+its successor has received what that rank sent of it.
 """
 
 from collections.abc import Iterator
@@ -113,9 +113,7 @@ class BucketExchange:
         for shard in self._program.initial_shards():
             run = self._shards[shard]
             if run.segment_count:
-                yield self._work(
-                    shard, None, run.first_segment, run.segment_count, 0, 0.0, poison=part is Part.POISON
-                )
+                yield self._work(shard, None, run.first_segment, run.segment_count, 0, 0.0, poison=part is Part.POISON)
         for step, headers in enumerate(self._landed):
             for header in headers:
                 yield self._reduce(step, header)
@@ -134,7 +132,8 @@ class BucketExchange:
         left = run.segment_count - self._announced[step_index]
         if header.first_segment != expected or not 1 <= header.segment_count <= left:
             return (
-                f"segments {header.first_segment}+{header.segment_count} of bucket {self._bucket} at step {step_index}; "
+                f"segments {header.first_segment}+{header.segment_count} of bucket {self._bucket} at step "
+                f"{step_index}; "
                 f"expected to begin at {expected}, at most {left}"
             )
         if header.contributors >> self._program.members:

@@ -1,7 +1,7 @@
 """How a control message travels: one msgpack array [role, id, type, fields] per control frame (W4).
 
-A *notice* expects nothing. A *request* carries an id that its answers repeat: any number of *events*, then one *reply* or
-one *failure*. Every message type is registered once by name; unknown types and unknown fields are refused.
+A *notice* expects nothing. A *request* carries an id that its answers repeat: any number of *events*, then one *reply*
+or one *failure*. Every message type is registered once by name; unknown types and unknown fields are refused.
 """
 
 from dataclasses import dataclass

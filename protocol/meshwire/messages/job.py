@@ -216,7 +216,7 @@ class BaseHash(Wire):
     job: JobId
     rank: Rank
     round: int
-    digest: Digest
+    sha256: Digest
 
 
 @message("job.barrier")

@@ -39,7 +39,7 @@ class Hello(Wire):
 class Refuse(Wire):
     """The link will be closed, and why; for a person to read."""
 
-    reason: Annotated[str, Field(max_length=1000)]
+    reason: Annotated[str, Field(max_length=limits.REFUSAL_CHARS_MAX)]
 
 
 @message("heartbeat")

@@ -8,9 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshwire import limits
+from meshwire.jobs import JobId
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
-from meshwire.messages.job import JobId, JobSpec, JobSummary, Member, Rank, RelativePath, Text
+from meshwire.messages.job import JobSpec, JobSummary, Member, Rank, RelativePath, Text
 from meshwire.messages.link import Software, Version
 from meshwire.messages.rounds import Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
@@ -292,7 +293,7 @@ class LearnerHash(Wire):
     """Notice: digest of the base after `round`."""
 
     round: int
-    digest: Digest
+    sha256: Digest
 
 
 @message("learner.barrier")

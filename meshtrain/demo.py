@@ -1,0 +1,362 @@
+"""`meshtrain demo`: three daemons on this machine, paired and found as on three laptops, training one model.
+
+Everything is the real thing: the processes, the pairing by code, mDNS on the loopback interface, the links, the job.
+Nothing is left behind, however it ends.
+"""
+
+import contextlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
+from meshtrain.packing import scan, scan_data
+from meshwire import limits
+from meshwire.messages.job import Fetch, Fetched, JobSummary
+from meshwire.messages.local import (
+    Cancel,
+    GetPeers,
+    PairCode,
+    Paired,
+    PairHost,
+    PairJoin,
+    Peers,
+    Shutdown,
+    Submit,
+    SubmitProgress,
+    Submitted,
+    Watch,
+    Watched,
+)
+from meshwire.wiretypes import Wire
+
+NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina", "hugo")
+TEXT_BYTES = 1_000_000
+JOINT_BATCH = 48  # windows per step over all peers together
+CURVE_STEPS = 10  # the last loss is a mean over so many steps: one step's is noise
+START_TIMEOUT_S = 20.0
+PAIR_TIMEOUT_S = 30.0
+LINK_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+JOB_TIMEOUT_S = 3600.0
+SUBMIT_TIMEOUT_S = 300.0
+
+Say = Callable[[str], None]
+
+
+class DemoError(Exception):
+    """The demo cannot go on; says why."""
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """What a person can choose."""
+
+    peers: int = 3
+    steps: int = 100
+    sync: str = "bsp"
+    codec: str = "fp32"
+    seed: int = 0
+    hash_every: int = 10
+
+    @property
+    def batch_size(self) -> int:
+        """Windows per step and peer; at least one."""
+        return max(1, JOINT_BATCH // self.peers)
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What was measured. Losses in nats per character, means over all peers.
+
+    Attributes:
+        bytes_sent: on the sockets between the peers, all peers together, as counted by the kernel.
+        payload_bytes: largest of any peer: encoded gradients alone.
+        bytes_dense_fp32: what a dense fp32 ring would have sent as payload, all peers together.
+        overlap: share of the exchange time that was hidden behind computation.
+    """
+
+    peers: int
+    rounds: int
+    loss_first: float
+    loss_last: float
+    unigram_entropy: float
+    samples: int
+    seconds: float
+    bytes_sent: int
+    bytes_dense_fp32: int
+    overlap: float
+    replicas_equal: bool
+    payload_bytes_max: int
+    hashes_compared: int
+    parameters: int
+    counted_by: str
+    losses: tuple[float, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The last line of `meshtrain demo --json`."""
+        plain = {name: value for name, value in self.__dict__.items() if name != "losses"}
+        return {**plain, "seconds": round(self.seconds, 3)}
+
+
+def run_demo(settings: DemoSettings, say: Say, show: Callable[[JobSummary], None]) -> DemoResult:
+    """Runs the demo from nothing to nothing.
+
+    Args:
+        say: gets a line for each thing that happens.
+        show: gets the job's state about once a second.
+
+    Raises:
+        DemoError: with what to do.
+        KeyboardInterrupt: after everything was stopped.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="meshtrain-demo-"))
+    daemons: list[_Daemon] = []
+    try:
+        say(f"starting {settings.peers} daemons, as {settings.peers} laptops would")
+        for name in NAMES[: settings.peers]:
+            daemons.append(_Daemon(name, folder / name))
+        for daemon in daemons:
+            daemon.wait()
+        _pair_all(daemons, say)
+        _wait_linked(daemons)
+        say("every daemon has found the others over mDNS and holds a link to each")
+        return _train(settings, daemons, folder, say, show)
+    except (RequestError, ConnectionLost, DaemonNotRunning, TimeoutError, OSError) as error:
+        raise DemoError(f"{error}{_log_tails(daemons)}") from error
+    finally:
+        for daemon in daemons:
+            daemon.ask_to_stop()
+        for daemon in daemons:
+            daemon.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Daemon:
+    """One `meshtraind run` of the demo."""
+
+    def __init__(self, name: str, data_dir: Path) -> None:
+        self.name = name
+        self.data_dir = data_dir
+        data_dir.mkdir(parents=True)
+        self.log_path = data_dir / "daemon.log"
+        self.client: Client | None = None
+        command = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
+        with self.log_path.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "--name", name, "--data-dir", str(data_dir)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # ctrl-C is for the demo, which stops its daemons itself
+            )
+
+    def wait(self) -> None:
+        """Until it answers."""
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            try:
+                self.client = Client.connect(self.data_dir)
+                return
+            except DaemonNotRunning:
+                if self.process.poll() is not None or time.monotonic() > deadline_s:
+                    raise DemoError(f"the daemon {self.name} did not start:\n{self.log_tail()}") from None
+                time.sleep(0.05)
+
+    def request(self, body: Wire, timeout_s: float, name: str, on_event: Callable[[Wire], None] | None = None) -> Wire:
+        """Asks this daemon."""
+        assert self.client is not None
+        return self.client.request(body, timeout_s=timeout_s, name=name, on_event=on_event)
+
+    def log_tail(self) -> str:
+        """The end of its log."""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-15:])
+
+    def ask_to_stop(self) -> None:
+        """Begins its end."""
+        if self.client is not None:
+            with contextlib.suppress(RequestError, ConnectionLost, TimeoutError, OSError):
+                self.client.request(Shutdown(), timeout_s=STOP_TIMEOUT_S, name="stop of the daemon")
+            self.client.close()
+            self.client = None
+        else:
+            self.process.terminate()
+
+    def stop(self) -> None:
+        """Returns when it is gone."""
+        try:
+            self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def _log_tails(daemons: list[_Daemon]) -> str:
+    """What daemons that died have said."""
+    dead = [daemon for daemon in daemons if daemon.process.poll() is not None]
+    return "".join(f"\nthe daemon {daemon.name} has ended:\n{daemon.log_tail()}" for daemon in dead)
+
+
+def _pair_all(daemons: list[_Daemon], say: Say) -> None:
+    """Every two, by a code, through the same requests that `meshtrain pair` makes."""
+    for index, host in enumerate(daemons):
+        for guest in daemons[index + 1 :]:
+            code = _pair(host, guest)
+            say(f"paired {host.name} with {guest.name} by the code {code}")
+
+
+def _pair(host: _Daemon, guest: _Daemon) -> str:
+    codes: list[str] = []
+
+    def on_code(event: Wire) -> None:
+        if isinstance(event, PairCode):
+            codes.append(event.code)
+            guest.request(PairJoin(code=event.code, at=f"127.0.0.1:{event.port}"), PAIR_TIMEOUT_S, "pairing")
+
+    reply = host.request(PairHost(), PAIR_TIMEOUT_S, "pairing", on_code)
+    if not isinstance(reply, Paired):
+        raise DemoError(f"{host.name} answered pairing with {type(reply).__name__}")
+    return codes[0]
+
+
+def _wait_linked(daemons: list[_Daemon]) -> None:
+    deadline_s = time.monotonic() + LINK_TIMEOUT_S
+    for daemon in daemons:
+        while True:
+            reply = daemon.request(GetPeers(), STOP_TIMEOUT_S, "list of peers")
+            assert isinstance(reply, Peers)
+            if sum(peer.state == "linked" for peer in reply.peers) == len(daemons) - 1:
+                break
+            if time.monotonic() > deadline_s:
+                states = ", ".join(f"{peer.name} is {peer.state}" for peer in reply.peers)
+                raise DemoError(f"{daemon.name} has not found the others in {LINK_TIMEOUT_S:.0f} s: {states}")
+            time.sleep(0.05)
+
+
+def _train(
+    settings: DemoSettings, daemons: list[_Daemon], folder: Path, say: Say, show: Callable[[JobSummary], None]
+) -> DemoResult:
+    from meshtrain.examples import text as example_text
+
+    work, data = folder / "work", folder / "data"
+    work.mkdir()
+    data.mkdir()
+    text = example_text.stdlib_text(TEXT_BYTES)
+    (data / "input.txt").write_text(text, encoding="utf-8")
+    script = Path(example_text.__file__).with_name("train_gpt.py")
+    shutil.copy(script, work / "train_gpt.py")
+    first = daemons[0]
+    submit = _submission(settings, folder, work, data)
+    notes: list[str] = []
+    submitted = first.request(submit, SUBMIT_TIMEOUT_S, "submission", lambda event: _note(event, notes))
+    assert isinstance(submitted, Submitted)
+    for line in submitted.notes:
+        say(f"note: {line}")
+    say(f"job {submitted.job}: {settings.steps} steps on {', '.join(member.name for member in submitted.members)}")
+    started_s = time.monotonic()
+    try:
+        ended = first.request(
+            Watch(job=submitted.job),
+            JOB_TIMEOUT_S,
+            "end of the job",
+            lambda event: show(event.summary) if isinstance(event, Watched) else None,
+        )
+    except KeyboardInterrupt:
+        with contextlib.suppress(RequestError, ConnectionLost, TimeoutError):
+            daemons[-1].request(Cancel(job=submitted.job, now=True), STOP_TIMEOUT_S, "cancelling")
+        raise
+    seconds = time.monotonic() - started_s
+    assert isinstance(ended, Watched)
+    show(ended.summary)
+    if ended.summary.state != "succeeded":
+        raise DemoError(f"the job is {ended.summary.state}: {ended.summary.error}")
+    return _result(settings, first, ended.summary, seconds)
+
+
+def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) -> Submit:
+    manifests = []
+    for name, packed in (("files", scan(work)), ("data", scan_data(data))):
+        path = folder / f"{name}.manifest"
+        path.write_bytes(packed.manifest.pack())
+        manifests.append(str(path))
+    return Submit(
+        name="demo",
+        root=str(work),
+        manifest=manifests[0],
+        data_root=str(data),
+        data_manifest=manifests[1],
+        script="train_gpt.py",
+        args=("--steps", str(settings.steps), "--batch-size", str(settings.batch_size), "--seed", str(settings.seed)),
+        env=(),
+        on=(),
+        peers=settings.peers,
+        sync=settings.sync,
+        codec=settings.codec,
+        on_nan="stop",
+        seed=settings.seed,
+        bucket_bytes=None,
+        hash_every=settings.hash_every,
+        trace=False,
+        dry_run=False,
+    )
+
+
+def _note(event: Wire, notes: list[str]) -> None:
+    if isinstance(event, SubmitProgress):
+        notes.append(event.text)
+
+
+def _result(settings: DemoSettings, first: _Daemon, summary: JobSummary, seconds: float) -> DemoResult:
+    ranks = [_read_metrics(first, summary.job, rank) for rank in range(settings.peers)]
+    losses = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    reports = [report.metrics for report in summary.ranks]
+    exchange_s = sum(metrics.exchange_s for metrics in reports)
+    exposed_s = sum(metrics.exposed_s for metrics in reports)
+    parameters = int(ranks[0]["parameters"])
+    last = losses[-CURVE_STEPS:]
+    return DemoResult(
+        peers=settings.peers,
+        rounds=summary.rounds,
+        loss_first=losses[0],
+        loss_last=sum(last) / len(last),
+        unigram_entropy=float(ranks[0]["unigram_entropy"]),
+        samples=sum(int(rank["samples"]) for rank in ranks),
+        seconds=seconds,
+        bytes_sent=sum(metrics.sent_bytes for metrics in reports),
+        bytes_dense_fp32=2 * (settings.peers - 1) * 4 * parameters * summary.rounds,
+        overlap=max(0.0, 1.0 - exposed_s / exchange_s) if exchange_s else 0.0,
+        replicas_equal=summary.replicas_equal is True,
+        payload_bytes_max=max(metrics.payload_bytes for metrics in reports),
+        hashes_compared=summary.hashes_compared,
+        parameters=parameters,
+        counted_by="kernel" if all(metrics.counter == "kernel" for metrics in reports) else "link",
+        losses=tuple(losses),
+    )
+
+
+def _read_metrics(daemon: _Daemon, job: str, rank: int) -> dict[str, Any]:
+    """A rank's metrics.json, as `meshtrain get` would bring it."""
+    text = b"".join(_pieces(daemon, job, rank, "metrics.json"))
+    metrics: dict[str, Any] = json.loads(text)
+    return metrics
+
+
+def _pieces(daemon: _Daemon, job: str, rank: int, path: str) -> Iterator[bytes]:
+    offset_bytes = 0
+    while True:
+        wanted = Fetch(
+            job=job, what="output", rank=rank, path=path, offset_bytes=offset_bytes, max_bytes=limits.FETCH_BYTES_MAX
+        )
+        piece = daemon.request(wanted, STOP_TIMEOUT_S, f"{path} of rank {rank}")
+        assert isinstance(piece, Fetched)
+        yield piece.data
+        offset_bytes += len(piece.data)
+        if piece.end:
+            return

@@ -1,0 +1,196 @@
+"""The exchange of one bucket: any delivery order gives every rank the same weighted mean (W1, W3, V1, R4)."""
+
+import random
+from collections import deque
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwire.codec import FP32
+from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
+from meshwire.header import Flags, Header, Kind
+from meshwire.plan import Bucket, Plan
+from meshwire.topology import ring_program, ring_shards
+
+SEGMENT_VALUES = 1024
+
+
+def make_plan(segment_count: int) -> Plan:
+    values = segment_count * SEGMENT_VALUES - 16
+    bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
+    return Plan(SEGMENT_VALUES, values, (), (bucket,))
+
+
+@dataclass
+class Rank:
+    """One rank, with a single number standing for each segment."""
+
+    exchange: BucketExchange
+    own: list[float]
+    area: list[float]
+    result: list[float | None]
+    outbox: deque[tuple[Header, list[float]]] = field(default_factory=deque)
+
+
+class Ring:
+    """Ranks joined by FIFO links, run in an order that a seed decides."""
+
+    def __init__(self, members: int, segment_count: int, parts: list[Part], seed: int) -> None:
+        self.random = random.Random(seed)
+        self.members = members
+        self.plan = make_plan(segment_count)
+        layout = EncodedLayout(self.plan, FP32)
+        shards = ring_shards(segment_count, members, 0)
+        self.parts = parts
+        self.weights = [float(rank + 1) if part is not Part.NOTHING else 0.0 for rank, part in enumerate(parts)]
+        self.ranks = [
+            Rank(
+                BucketExchange(0, ring_program(members, rank), shards, layout),
+                own=[self.weights[rank] * (100 * rank + segment) for segment in range(segment_count)],
+                area=[0.0] * segment_count,
+                result=[None] * segment_count,
+            )
+            for rank in range(members)
+        ]
+        self.layout = layout
+
+    def work(self, index: int, work: Work) -> None:
+        rank = self.ranks[index]
+        run = range(work.first_segment, work.first_segment + work.segment_count)
+        if not work.poison:
+            for segment in run:
+                if work.add_own:
+                    rank.area[segment] = rank.own[segment] + (rank.area[segment] if work.incoming else 0.0)
+                if work.finish and work.contributors:
+                    rank.area[segment] /= work.weight
+                if work.deliver:
+                    rank.result[segment] = rank.area[segment] if work.contributors else 0.0
+        if work.deliver:
+            rank.exchange.delivered(work)
+        if work.send_step is None:
+            return
+        first = work.first_segment
+        while first < run.stop:
+            count = self.random.randint(1, run.stop - first)
+            empty = work.poison or not work.contributors
+            header = Header(
+                kind=Kind.CHUNK,
+                payload_bytes=0 if empty else self.layout.span(0, first, count)[1],
+                flags=Flags.POISON if work.poison else Flags.NONE,
+                round=1,
+                step=work.send_step,
+                first_segment=first,
+                segment_count=count,
+                contributors=work.contributors,
+                weight=work.weight,
+            )
+            rank.outbox.append((header, rank.area[first : first + count]))
+            first += count
+
+    def run(self) -> None:
+        to_contribute = list(range(self.members))
+        while True:
+            ready = [("send", index) for index, rank in enumerate(self.ranks) if rank.outbox]
+            ready += [("contribute", index) for index in to_contribute]
+            if not ready:
+                return
+            what, index = self.random.choice(ready)
+            if what == "contribute":
+                to_contribute.remove(index)
+                for work in self.ranks[index].exchange.contribute(self.parts[index], self.weights[index]):
+                    self.work(index, work)
+                continue
+            header, values = self.ranks[index].outbox.popleft()
+            receiver = (index + 1) % self.members
+            exchange = self.ranks[receiver].exchange
+            place = exchange.announce(index, header)
+            assert not isinstance(place, str), place
+            if header.payload_bytes:
+                self.ranks[receiver].area[header.first_segment : header.first_segment + header.segment_count] = values
+            possible = exchange.landed(header)
+            if possible is not None:
+                self.work(receiver, possible)
+
+
+parts_strategy = st.lists(st.sampled_from([Part.DATA, Part.DATA, Part.NOTHING]), min_size=1, max_size=6)
+
+
+@settings(max_examples=150, deadline=None)
+@given(parts=parts_strategy, segment_count=st.integers(1, 12), seed=st.integers(0, 2**32))
+def test_every_rank_gets_the_same_weighted_mean(parts: list[Part], segment_count: int, seed: int) -> None:
+    """W3: the wire carries w*g, the owner divides once; a rank with nothing to add forwards (R4)."""
+    ring = Ring(len(parts), segment_count, parts, seed)
+    ring.run()
+    total = sum(ring.weights)
+    for rank in ring.ranks:
+        assert rank.exchange.complete
+        assert rank.exchange.weight == total
+        assert rank.exchange.contributors == sum(1 << i for i, part in enumerate(parts) if part is Part.DATA)
+        assert rank.result == ring.ranks[0].result
+    for segment in range(segment_count):
+        expected = sum(rank.own[segment] for rank in ring.ranks) / total if total else 0.0
+        assert ring.ranks[0].result[segment] == pytest.approx(expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(list(Part)), min_size=1, max_size=6).filter(lambda parts: Part.POISON in parts),
+    segment_count=st.integers(1, 12),
+    seed=st.integers(0, 2**32),
+)
+def test_poison_reaches_every_rank(parts: list[Part], segment_count: int, seed: int) -> None:
+    """V1: a poisoned part makes every shard's result poison, everywhere."""
+    ring = Ring(len(parts), segment_count, parts, seed)
+    ring.run()
+    for rank in ring.ranks:
+        assert rank.exchange.complete
+        assert rank.exchange.poisoned
+
+
+def announced(**changes: object) -> tuple[int, int] | str:
+    """What rank 1 of 3 says to a chunk of rank 0 at step 0, with some fields changed."""
+    plan = make_plan(6)
+    layout = EncodedLayout(plan, FP32)
+    exchange = BucketExchange(0, ring_program(3, 1), ring_shards(6, 3, 0), layout)
+    fields: dict[str, object] = {
+        "kind": Kind.CHUNK,
+        "payload_bytes": 2 * SEGMENT_VALUES * 4,
+        "round": 1,
+        "step": 0,
+        "first_segment": 0,
+        "segment_count": 2,
+        "contributors": 0b001,
+        "weight": 4.0,
+    }
+    sender = changes.pop("sender", 0)
+    assert isinstance(sender, int)
+    fields.update(changes)
+    return exchange.announce(sender, Header(**fields))  # type: ignore[arg-type]
+
+
+def test_a_chunk_lands_at_its_segments() -> None:
+    assert announced() == (0, 2 * SEGMENT_VALUES * 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"sender": 2}, "rank 2 has nothing to send"),
+        ({"step": 4}, "program step 4 of 4"),
+        ({"first_segment": 1}, "expected to begin at 0"),
+        ({"segment_count": 3}, "at most 2"),
+        ({"segment_count": 0, "payload_bytes": 0}, "at most 2"),
+        ({"contributors": 0b1000}, "a rank beyond 2"),
+        ({"contributors": 0b011}, "already holds this rank's part"),
+        ({"contributors": 0}, "does not suit contributors"),
+        ({"payload_bytes": 7}, "payload of 7 bytes"),
+        ({"flags": Flags.POISON}, "where 0 were due"),
+    ],
+)
+def test_a_chunk_that_breaks_the_program_is_refused(changes: dict[str, object], complaint: str) -> None:
+    """W1: the header is checked before a byte of the payload is received."""
+    answer = announced(**changes)
+    assert isinstance(answer, str)
+    assert complaint in answer
