@@ -54,7 +54,8 @@ def reachable_addresses(interfaces: Iterable[Interface], listen_host: str) -> tu
 
 
 def _interfaces_up() -> dict[str, Interface]:
-    import psutil  # imported here: most commands need no interfaces
+    # Imported here: most commands need no interfaces.
+    import psutil  # type: ignore[import-untyped]
 
     states = psutil.net_if_stats()
     found = {}

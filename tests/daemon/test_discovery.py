@@ -1,0 +1,293 @@
+"""Daemons find each other by real multicast DNS on the loopback interface."""
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from zeroconf._dns import DNSPointer
+from zeroconf._protocol.outgoing import DNSOutgoing
+from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
+
+from meshtraind import discovery
+from meshtraind.discovery import SERVICE_TYPE, Discovery, Sighting, parse_sighting
+from meshtraind.interfaces import Interface, usable_interfaces
+from meshwire import limits
+
+DEADLINE_S = 10.0
+AIM_S = 2.0
+
+
+# Real daemons may announce themselves on this machine during the test: only ids made here count.
+SALT = secrets.token_bytes(16)
+MADE_HERE: set[str] = set()
+
+
+def device(name: str) -> str:
+    device_id = hashlib.sha256(SALT + name.encode()).hexdigest()
+    MADE_HERE.add(device_id)
+    return device_id
+
+
+class Daemon:
+    """A Discovery and what it has reported so far."""
+
+    def __init__(self, name: str, port: int = 4000, **options: object) -> None:
+        self.device_id = device(name)
+        self.seen: dict[str, Sighting] = {}
+        self.gone: list[str] = []
+        settings: dict[str, object] = {
+            "device_id": self.device_id,
+            "name": name,
+            "wire_version": 1,
+            "listen_host": "127.0.0.1",
+            "listen_port": port,
+            "interfaces": ["lo"],
+            "on_seen": self._on_seen,
+            "on_gone": self._on_gone,
+        }
+        self.discovery = Discovery(**(settings | options))  # type: ignore[arg-type]
+        self._changed = asyncio.Event()
+
+    def _on_seen(self, sighting: Sighting) -> None:
+        if sighting.device_id in MADE_HERE:
+            self.seen[sighting.device_id] = sighting
+            self._changed.set()
+
+    def _on_gone(self, device_id: str) -> None:
+        if device_id in MADE_HERE:
+            self.seen.pop(device_id, None)
+            self.gone.append(device_id)
+            self._changed.set()
+
+    async def until(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+        try:
+            async with asyncio.timeout(deadline_s):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            pytest.fail(f"{what}: not within {deadline_s} s")
+
+
+@asynccontextmanager
+async def running(*daemons: Daemon) -> AsyncIterator[None]:
+    try:
+        for daemon in daemons:
+            await daemon.discovery.start()
+        yield
+    finally:
+        for daemon in daemons:
+            await daemon.discovery.stop()
+
+
+@asynccontextmanager
+async def stranger() -> AsyncIterator[AsyncZeroconf]:
+    """Somebody else on the network, who may announce what he likes."""
+    mdns = AsyncZeroconf(interfaces=["127.0.0.1"])
+    try:
+        await mdns.zeroconf.async_wait_for_start()
+        yield mdns
+    finally:
+        await mdns.async_close()
+
+
+def announcement(instance: str, text: dict[str, str], host: str = "127.0.0.1", port: int = 4000) -> AsyncServiceInfo:
+    return AsyncServiceInfo(
+        SERVICE_TYPE,
+        f"{instance}.{SERVICE_TYPE}",
+        parsed_addresses=[host],
+        port=port,
+        properties=text,
+        server=f"{instance}-host.local.",
+    )
+
+
+@pytest.mark.asyncio
+async def test_daemons_see_each_other_and_nobody_sees_itself() -> None:
+    """Aim: the second daemon is listed by the first within two seconds of its start."""
+    daemons = [Daemon(name, 4000 + i) for i, name in enumerate(["ada", "bo", "cy"])]
+    async with running(*daemons):
+        for daemon in daemons:
+            await daemon.until(lambda daemon=daemon: len(daemon.seen) == 2, "two others seen")  # type: ignore[misc]
+            assert daemon.device_id not in daemon.seen
+        assert daemons[0].seen[device("bo")] == Sighting(device("bo"), ("127.0.0.1",), 4001, "bo", 1, None)
+        late = Daemon("late")
+        async with running(late):
+            await daemons[0].until(lambda: device("late") in daemons[0].seen, "the late one seen", 2 * AIM_S)
+            await late.until(lambda: len(late.seen) == 3, "the earlier ones seen", 2 * AIM_S)
+
+
+@pytest.mark.asyncio
+async def test_a_goodbye_removes_and_leaves_no_task_or_thread() -> None:
+    a, b = Daemon("ada"), Daemon("bo")
+    threads = threading.active_count()
+    async with running(a):
+        async with running(b):
+            await a.until(lambda: b.device_id in a.seen, "bo seen")
+            assert threading.active_count() == threads
+        await a.until(lambda: a.gone == [b.device_id], "bo gone", AIM_S)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert threading.active_count() == threads
+
+
+@pytest.mark.asyncio
+async def test_stop_works_at_any_time() -> None:
+    """Before start, twice, and while the announcement is still being probed."""
+    daemon = Daemon("ada")
+    await daemon.discovery.stop()
+    await daemon.discovery.start()
+    await daemon.discovery.stop()
+    await daemon.discovery.stop()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@pytest.mark.asyncio
+async def test_pairing_is_announced_while_it_lasts_and_again_the_next_time() -> None:
+    a, b = Daemon("ada"), Daemon("bo")
+    async with running(a, b):
+        for port in (5001, None, 5001, None):
+            b.discovery.announce_pairing(port)
+            await a.until(
+                lambda port=port: b.device_id in a.seen and a.seen[b.device_id].pair_port == port,  # type: ignore[misc]
+                f"pairing port {port} seen",
+            )
+
+
+@pytest.mark.asyncio
+async def test_a_copied_identity_is_reported() -> None:
+    original, copy = Daemon("ada", 4000), Daemon("ada", 4001)
+    witness = Daemon("bo")
+    async with running(original, witness):
+        await witness.until(lambda: original.device_id in witness.seen, "the original seen")
+        async with running(copy):
+            await _until_warned(copy, "another device announces the id")
+
+
+@pytest.mark.asyncio
+async def test_a_port_held_by_one_program_alone_is_a_warning_and_not_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.bind(("", 0))  # stands for 5353, which cannot be had where avahi shares it
+        monkeypatch.setattr(discovery, "MDNS_PORT", other.getsockname()[1])
+        daemon = Daemon("ada")
+        async with running(daemon):
+            assert daemon.discovery.warning is not None
+            assert f"UDP port {discovery.MDNS_PORT} cannot be shared" in daemon.discovery.warning
+            assert "--peer HOST[:PORT]" in daemon.discovery.warning
+
+
+@pytest.mark.asyncio
+async def test_an_interface_that_is_not_there_is_a_warning_with_advice(caplog: pytest.LogCaptureFixture) -> None:
+    daemon = Daemon("ada", interfaces=["nope0"])
+    with caplog.at_level(logging.WARNING):
+        async with running(daemon):
+            assert daemon.discovery.warning is not None
+            assert "no interface 'nope0'" in daemon.discovery.warning
+            assert "--peer HOST[:PORT]" in daemon.discovery.warning
+    assert "no interface 'nope0'" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_a_change_of_addresses_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Laptops change networks: what was seen on the old one is withdrawn, the new one is announced."""
+    monkeypatch.setattr(discovery, "INTERFACE_POLL_S", 0.1)
+    present = list(usable_interfaces(["lo"]))
+    a = Daemon("ada")
+    async with running(a):
+        with monkeypatch.context() as patch:
+            patch.setattr(discovery, "usable_interfaces", lambda _names: tuple(present))
+            b = Daemon("bo", listen_host="0.0.0.0")
+            async with running(b):
+                await a.until(lambda: b.device_id in a.seen, "bo seen")
+                await b.until(lambda: a.device_id in b.seen, "ada seen")
+                present[0] = Interface("lo", ("127.0.0.1", "127.0.0.2"))
+                await b.until(lambda: b.gone == [a.device_id], "the old network forgotten")
+                await a.until(
+                    lambda: b.device_id in a.seen and "127.0.0.2" in a.seen[b.device_id].addresses,
+                    "bo's new address seen",
+                )
+                await b.until(lambda: a.device_id in b.seen, "ada seen again")
+                present.clear()
+                await a.until(lambda: b.device_id not in a.seen, "bo gone")
+                await _until_warned(b, "no usable network interface")
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_bogus_names_stays_bounded_and_hides_nobody() -> None:
+    """Pointers to nothing, complete but invented devices, names that are not ours: all forgotten in time."""
+    a, b = Daemon("ada"), Daemon("bo")
+    async with running(a), stranger() as flood:
+        for i in range(10):
+            pointers = DNSOutgoing(0x8400)
+            for j in range(60):
+                name = f"{device(f'{i} {j}')[:16]}.{SERVICE_TYPE}"
+                pointers.add_answer_at_time(DNSPointer(SERVICE_TYPE, 12, 1, 4500, name), 0)
+                junk = f"junk {i} {j}.{SERVICE_TYPE}"
+                pointers.add_answer_at_time(DNSPointer(SERVICE_TYPE, 12, 1, 4500, junk), 0)
+            flood.zeroconf.async_send(pointers)
+            await asyncio.sleep(0)
+        invented = [device(f"invented {i}") for i in range(limits.DEVICES_SEEN_MAX + 44)]
+        async with asyncio.timeout(DEADLINE_S):
+            while unseen := [device_id for device_id in invented if device_id not in a.seen]:
+                for device_id in unseen:  # again and again: a socket's buffer drops what is too much at once
+                    info = announcement(device_id[:16], {"id": device_id, "v": "1", "name": "x"})
+                    flood.zeroconf.async_send(flood.zeroconf.generate_service_broadcast(info, None))
+                    await asyncio.sleep(0)
+        async with running(b):
+            await a.until(lambda: b.device_id in a.seen, "bo seen through the flood")
+        assert len(a.discovery._sightings) <= limits.DEVICES_SEEN_MAX
+        assert len(a.discovery._resolving) <= limits.MDNS_RESOLVES_MAX
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+GOOD = {"id": device("x"), "v": "1", "name": "x"}
+
+
+def test_a_well_formed_announcement_is_read() -> None:
+    sighting = parse_sighting(device("x")[:16], announcement(device("x")[:16], GOOD | {"pair": "77"}))
+    assert sighting == Sighting(device("x"), ("127.0.0.1",), 4000, "x", 1, 77)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ({"v": "1"}, "no id"),
+        (GOOD | {"id": "x" * 64}, "id not hexadecimal"),
+        (GOOD | {"id": device("x").upper()}, "id not canonical"),
+        (GOOD | {"id": device("x")[:63]}, "id too short"),
+        (GOOD | {"id": device("y")}, "id of another instance"),
+        ({"id": device("x")}, "no version"),
+        (GOOD | {"v": "one"}, "version not a number"),
+        (GOOD | {"v": "65536"}, "version too large"),
+        (GOOD | {"a": "x" * 200, "b": "x" * 200}, "text too long"),
+    ],
+)
+def test_malformed_announcements_are_ignored(text: dict[str, str], why: str) -> None:
+    assert parse_sighting(device("x")[:16], announcement(device("x")[:16], text)) is None, why
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "224.0.0.251", "fe80::1", "::"])
+def test_an_announcement_without_a_usable_address_is_ignored(host: str) -> None:
+    assert parse_sighting(device("x")[:16], announcement(device("x")[:16], GOOD, host=host)) is None
+
+
+def test_a_strangers_name_cannot_draw_on_the_terminal() -> None:
+    text = GOOD | {"name": "\x1b[31mred\x07\u202e" + "n" * 100, "pair": "0"}
+    sighting = parse_sighting(device("x")[:16], announcement(device("x")[:16], text))
+    assert sighting is not None
+    assert replace(sighting, name="") == Sighting(device("x"), ("127.0.0.1",), 4000, "", 1, None)
+    assert sighting.name == ("[31mred" + "n" * 100)[: limits.NAME_CHARS_MAX]
+
+
+async def _until_warned(daemon: Daemon, text: str) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while text not in (daemon.discovery.warning or ""):
+            await asyncio.sleep(0.02)
