@@ -55,7 +55,7 @@ def reachable_addresses(interfaces: Iterable[Interface], listen_host: str) -> tu
 
 def _interfaces_up() -> dict[str, Interface]:
     # Imported here: most commands need no interfaces.
-    import psutil  # type: ignore[import-untyped]
+    import psutil
 
     states = psutil.net_if_stats()
     found = {}

@@ -2,7 +2,7 @@
 
 from collections import namedtuple
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from meshtraind.interfaces import Interface, InterfaceError, reachable_addresses, usable_interfaces
