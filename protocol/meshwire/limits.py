@@ -9,6 +9,9 @@ CHUNK_BYTES = 256 * KIB  # what a sender aims at: the cheapest size for uvloop's
 CONTROL_BYTES_MAX = 1 * MIB  # one control message
 CONTROL_NESTING_MAX = 16
 LINK_QUEUE_BYTES_MAX = 1 * MIB  # data queued on a link before the sender is held back, so that control can overtake
+LINK_BACKLOG_BYTES_MAX = 16 * MIB  # messages queued behind that; whoever lets more pile up does not read: it is dropped
+REQUESTS_PER_CONNECTION_MAX = 64  # being answered at once; more are refused one by one
+REFUSAL_CHARS_MAX = 1000  # why a connection is closed
 HANDSHAKE_TIMEOUT_S = 10.0  # TLS and hello together; a slow-drip client is closed at this point
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses
 
@@ -46,6 +49,10 @@ STEP_HISTORY_MAX = 100  # steps behind a learner's median and 95th percentile: s
 # Model (M1)
 TENSORS_MAX = 100_000
 TENSOR_DIMS_MAX = 16
+TENSOR_NAME_CHARS_MAX = 512  # nested wrappers add a prefix each
+TENSOR_ALIASES_MAX = 256  # other names of a tied tensor
+OPTIMIZER_CHARS_MAX = 64 * KIB  # description of an optimizer with one param group per tensor
+INTEGER_BUFFER_VALUES_MAX = 16 * KIB  # they travel in every seal: step counters and position tables, not masks
 VALUES_MAX = 2**33
 SEGMENT_VALUES_MAX = 64 * KIB  # C1: one encoded unit
 BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
@@ -62,3 +69,12 @@ FETCH_WAIT_S_MAX = 10.0
 HASHES_OPEN_MAX = 64  # rounds whose base hashes are not complete yet
 OUTPUTS_LISTED_MAX = 5_000  # output files of one rank: their list fits into one message
 EARLY_MESSAGES_MAX = 1_000  # of members that entered a generation before this one was told to
+
+# Identity and pairing
+CERTIFICATE_BYTES_MAX = 2 * KIB  # DER; our own are under 500
+IDENTITY_FILE_BYTES_MAX = 16 * KIB  # certificate and key as PEM; our own are under 1 KiB
+PAIRING_FRAME_BYTES_MAX = 4 * KIB  # a certificate and an element of the curve, with room
+PAIRING_LIFETIME_S = 300.0  # a code that nobody used dies
+PAIRING_TRIES_MAX = 3  # wrong codes before it dies: 3 in 10**6 to guess it
+PAIRING_EXCHANGE_TIMEOUT_S = 15.0  # one connection to the pairing listener, from accept to close
+PAIRING_CONNECTIONS_MAX = 32  # at once; the oldest is closed for a new one, so idle ones cannot keep a guest out

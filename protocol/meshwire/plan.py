@@ -1,0 +1,145 @@
+"""How a model's values lie in the vector of a round, and how that is cut into buckets and segments (C1, WFBP).
+
+All members compute it from the same manifest and compare digests before round 1. It depends on the model alone, never
+on the number of members, so that codec state survives a change of membership.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import msgpack
+
+from meshwire import limits
+from meshwire.manifest import ModelManifest, TensorSpec
+
+VALUE_BYTES = 4  # fp32
+ALIGNMENT_VALUES = 16  # 64 bytes: a cache line, and the widest vector registers
+BUCKET_BYTES = 4 * limits.MIB
+BUCKET_VALUES_MIN = 4 * limits.KIB  # smaller buckets cost more in latency than they overlap
+VECTOR_BUCKETS_MIN = 4  # a small model is cut finer than BUCKET_BYTES, or nothing would overlap
+LAST_BUCKET_FRACTION = 4  # the last one has no backward pass left to hide behind
+SEGMENT_VALUES_MIN = 1 * limits.KIB
+VECTOR_SEGMENTS = 256  # enough that shards of whole segments are balanced for any number of members
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where one tensor lies in the vector, in values."""
+
+    name: str
+    tensor: int  # index into the manifest
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A contiguous run of the vector that is sent together: values [start, start + count), cut into segments."""
+
+    index: int
+    start: int
+    count: int
+    spans: range  # indices into the plan's spans
+    segment_values: int
+
+    @property
+    def segment_count(self) -> int:
+        """At least 1."""
+        return -(-self.count // self.segment_values)
+
+    def segment_bounds(self, segment: int) -> tuple[int, int]:
+        """(start, count) of a segment in values of the vector; the last one may be short."""
+        if not 0 <= segment < self.segment_count:
+            raise IndexError(f"segment {segment} of {self.segment_count} in bucket {self.index}")
+        first = segment * self.segment_values
+        return self.start + first, min(self.segment_values, self.count - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The vector of a round. Buckets tile it; values between two spans are padding and stay zero."""
+
+    segment_values: int
+    total_values: int
+    spans: tuple[Span, ...]
+    buckets: tuple[Bucket, ...]
+
+    def digest(self) -> bytes:
+        """SHA-256 over all positions."""
+        spans = [(span.name, span.tensor, span.start, span.count) for span in self.spans]
+        buckets = [(bucket.start, bucket.count, bucket.spans.start, bucket.spans.stop) for bucket in self.buckets]
+        packed: bytes = msgpack.packb((self.segment_values, self.total_values, spans, buckets))
+        return hashlib.sha256(packed).digest()
+
+
+def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> Plan:
+    """Lays out trainable parameters in reverse definition order, as a backward pass produces them, then float buffers.
+
+    A bucket is a run of whole tensors of at most `bucket_bytes` of fp32, or one larger tensor. Raises ValueError when
+    that makes more buckets than the wire can number.
+    """
+    tensors = tuple(enumerate(manifest.tensors))
+    parameters = [(index, spec) for index, spec in reversed(tensors) if spec.kind == "parameter" and spec.in_vector]
+    buffers = [(index, spec) for index, spec in tensors if spec.kind == "buffer" and spec.in_vector]
+    groups = _grouped([_aligned(spec.count) for _, spec in parameters], bucket_bytes // VALUE_BYTES)
+    if buffers:
+        groups.append(len(buffers))
+    if len(groups) > limits.BUCKETS_MAX:
+        raise ValueError(
+            f"buckets of {bucket_bytes} bytes cut this model into {len(groups)}; at most {limits.BUCKETS_MAX} are "
+            "possible: make them larger"
+        )
+    spans, total_values = _placed(parameters + buffers)
+    segment_values = _segment_values(total_values)
+    buckets: list[Bucket] = []
+    first = 0
+    for index, tensor_count in enumerate(groups):
+        start, last = spans[first].start, spans[first + tensor_count - 1]
+        end = last.start + _aligned(last.count)
+        buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values))
+        first += tensor_count
+    return Plan(segment_values, total_values, spans, tuple(buckets))
+
+
+def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], int]:
+    """The spans, and the end of the last one, all aligned."""
+    spans: list[Span] = []
+    start = 0
+    for index, spec in tensors:
+        spans.append(Span(spec.name, index, start, spec.count))
+        start += _aligned(spec.count)
+    return tuple(spans), start
+
+
+def _grouped(sizes: list[int], bucket_values: int) -> list[int]:
+    """How many consecutive tensors go into each bucket. `sizes` in values, in the order of the vector."""
+    most = min(bucket_values, max(sum(sizes) // VECTOR_BUCKETS_MIN, BUCKET_VALUES_MIN))
+    if sum(sizes) <= min(most, BUCKET_VALUES_MIN):
+        return [len(sizes)]
+    last = _fitting(sizes[::-1], 0, most // LAST_BUCKET_FRACTION)
+    ahead = sizes[: len(sizes) - last]
+    groups: list[int] = []
+    first = 0
+    while first < len(ahead):
+        groups.append(_fitting(ahead, first, most))
+        first += groups[-1]
+    return [*groups, last]
+
+
+def _fitting(sizes: list[int], first: int, most: int) -> int:
+    """How many tensors from `first` on fit into `most` values; at least one."""
+    end, total = first + 1, sizes[first]
+    while end < len(sizes) and total + sizes[end] <= most:
+        total += sizes[end]
+        end += 1
+    return end - first
+
+
+def _segment_values(total_values: int) -> int:
+    """C1: 64 Ki values, or the power of two that still cuts a small vector into VECTOR_SEGMENTS."""
+    wanted = max(total_values // VECTOR_SEGMENTS, SEGMENT_VALUES_MIN)
+    return min(1 << (wanted.bit_length() - 1), limits.SEGMENT_VALUES_MAX)
+
+
+def _aligned(values: int) -> int:
+    return -(-values // ALIGNMENT_VALUES) * ALIGNMENT_VALUES

@@ -1,0 +1,73 @@
+"""Which samples each member takes in each round at s=0: pure functions that all members compute alike (X1, X4).
+
+Positions index the permutation of an epoch, which every member computes from the same seed.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of one epoch's permutation, 63 bits. `seed` in [0, 2**64), `epoch` from 0."""
+    return int.from_bytes(hashlib.sha256(struct.pack("<QQ", seed, epoch)).digest()[:8], "little") >> 1
+
+
+def rounds_per_epoch(total: int, batch_sizes: Sequence[int], *, drop_last: bool = False) -> int:
+    """How many rounds an epoch of `total` samples has.
+
+    X4: a remainder smaller than the number of members joins the last round; a larger one is a short round. With
+    `drop_last` only whole joint batches count.
+
+    Args:
+        batch_sizes: samples per round, by rank.
+
+    Raises:
+        ValueError: when there is not one round in which every member gets a sample.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise ValueError(f"batch sizes {list(batch_sizes)}: every member needs at least one sample a round")
+    members, joint = len(batch_sizes), sum(batch_sizes)
+    if total < members:
+        raise ValueError(
+            f"the data set has {total} samples, fewer than the {members} members: "
+            "each needs at least one a round; submit with fewer peers"
+        )
+    rounds, remainder = divmod(total, joint)
+    if drop_last and not rounds:
+        raise ValueError(
+            f"the data set has {total} samples, less than one joint batch of {joint}, and drop_last drops them all: "
+            "use a smaller batch size or fewer peers"
+        )
+    return rounds if drop_last else rounds + (remainder >= members)
+
+
+def deal(
+    total: int, batch_sizes: Sequence[int], round_index: int, *, drop_last: bool = False
+) -> tuple[tuple[int, int], ...]:
+    """The positions [first, end) that each rank takes in round `round_index` (from 0) of an epoch.
+
+    Every position is dealt exactly once in an epoch, except those that `drop_last` leaves out, and every rank gets at
+    least one in each round. Raises ValueError as `rounds_per_epoch` does, and IndexError beyond its result.
+    """
+    rounds = rounds_per_epoch(total, batch_sizes, drop_last=drop_last)
+    if not 0 <= round_index < rounds:
+        raise IndexError(f"round {round_index} of an epoch of {rounds}")
+    joint = sum(batch_sizes)
+    first = round_index * joint
+    end = total if round_index == rounds - 1 and not drop_last else first + joint
+    return tuple((first + low, first + high) for low, high in pairwise(_cuts(end - first, batch_sizes)))
+
+
+def _cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
+    """Bounds that split `count` samples in proportion to the batch sizes, with one at least for each rank.
+
+    A whole joint batch splits into exactly `batch_sizes`; a short one gives nobody more than its batch size.
+    """
+    members, joint = len(batch_sizes), sum(batch_sizes)
+    bounds = [0]
+    for rank, upto in enumerate(accumulate(batch_sizes)):
+        others_after = members - rank - 1
+        bounds.append(min(max(count * upto // joint, bounds[-1] + 1), count - others_after))
+    return bounds

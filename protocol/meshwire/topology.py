@@ -1,0 +1,186 @@
+"""Who sends what to whom: a topology is a pure function that gives every rank its program (DESIGN section 7).
+
+Every rank begins with its own part of every shard. What a step sends is the shard as it stands after all receipts of it
+at earlier steps. A shard is a run of whole segments of one bucket.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Op(Enum):
+    """What happens to a shard that is received."""
+
+    REDUCE = "reduce"  # it is added to the own part
+    COPY = "copy"  # it is final, replaces the own part and travels on as the same bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A run of segments of a bucket."""
+
+    first_segment: int
+    segment_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one rank: a send, a receipt, or both at once. `op` says what the receipt does."""
+
+    send_shard: int | None
+    send_to: int | None
+    recv_shard: int | None
+    recv_from: int | None
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What one rank does in one exchange of one bucket.
+
+    Attributes:
+        owned: the shards whose sum this rank finishes: it divides once by the weight and encodes once (W3).
+    """
+
+    members: int
+    rank: int
+    shard_count: int
+    steps: tuple[Step, ...]
+    owned: frozenset[int]
+
+    def finishes(self, shard: int) -> bool:
+        """Whether this rank owns the shard."""
+        return shard in self.owned
+
+    def initial_shards(self) -> tuple[int, ...]:
+        """The shards of which the own part stands alone: it waits for no receipt."""
+        return tuple(
+            shard
+            for shard in range(self.shard_count)
+            if self.next_send(shard, None) is not None or not any(step.recv_shard == shard for step in self.steps)
+        )
+
+    def next_send(self, shard: int, received_at: int | None) -> int | None:
+        """The step that sends what was received at step `received_at` (None: the own part), if one does."""
+        first = 0 if received_at is None else received_at + 1
+        for index in range(first, len(self.steps)):
+            if self.steps[index].send_shard == shard:
+                return index
+            if self.steps[index].recv_shard == shard:
+                return None
+        return None
+
+    def sends(self) -> list[int]:
+        """The shards that this rank sends, one for each send."""
+        return [step.send_shard for step in self.steps if step.send_shard is not None]
+
+
+def ring_program(members: int, rank: int) -> Program:
+    """Ring all-reduce (Patarasuk and Yuan 2009): m - 1 reduce steps, then m - 1 copy steps.
+
+    At step t rank p sends shard (p - t) mod m to its successor. A world of one has no steps and owns everything.
+    """
+    if not 0 <= rank < members:
+        raise ValueError(f"rank {rank} of {members} members")
+    steps = tuple(
+        Step(
+            send_shard=(rank - index) % members,
+            send_to=(rank + 1) % members,
+            recv_shard=(rank - 1 - index) % members,
+            recv_from=(rank - 1) % members,
+            op=Op.REDUCE if index < members - 1 else Op.COPY,
+        )
+        for index in range(2 * (members - 1))
+    )
+    return Program(members, rank, members, steps, frozenset({owned_shard(members, rank)}))
+
+
+def owned_shard(members: int, rank: int) -> int:
+    """The shard whose sum is complete at `rank` after the reduce half of a ring."""
+    return (rank + 1) % members
+
+
+def owner_of(members: int, shard: int) -> int:
+    """The rank that finishes `shard` in a ring."""
+    return (shard - 1) % members
+
+
+def ring_shards(segment_count: int, members: int, bucket_index: int) -> tuple[Shard, ...]:
+    """Cuts a bucket into one shard per member, as equal as whole segments allow.
+
+    The segments left over go to other members in every bucket, each bucket going on where an equal one before it
+    stopped, so that over a whole plan all send the same.
+    """
+    size, left_over = divmod(segment_count, members)
+    turn = bucket_index * left_over
+    shards: list[Shard] = []
+    first = 0
+    for shard in range(members):
+        count = size + ((shard - turn) % members < left_over)
+        shards.append(Shard(first, count))
+        first += count
+    return tuple(shards)
+
+
+def simulate(
+    programs: Sequence[Program],
+    shards: Sequence[Shard],
+    parts: Sequence[Sequence[float] | None],
+    weights: Sequence[float],
+) -> list[list[float]]:
+    """Runs the programs in lockstep and returns every rank's result, one value standing for a segment.
+
+    Args:
+        programs: by rank.
+        shards: of this bucket.
+        parts: by rank, w*g, one value per segment; None for a rank that only forwards (R4).
+        weights: by rank; 0 where the part is None.
+
+    A bucket without any contribution stays zero. Raises ValueError when a rank waits for something that is not sent.
+    """
+    segment_count = sum(shard.segment_count for shard in shards)
+    areas = [list(part) if part is not None else [0.0] * segment_count for part in parts]
+    sums = [[weight] * len(shards) for weight in weights]  # the weight that each rank's state of a shard holds
+    reduces = [[step.recv_shard for step in program.steps if step.op is Op.REDUCE] for program in programs]
+    for rank, program in enumerate(programs):
+        for shard in program.owned:
+            if shard not in reduces[rank]:
+                _finish(areas[rank], shards[shard], sums[rank][shard])
+    for index in range(max((len(program.steps) for program in programs), default=0)):
+        steps = [program.steps[index] if index < len(program.steps) else None for program in programs]
+        sent: dict[tuple[int | None, int | None, int | None], tuple[list[float], float]] = {
+            (rank, step.send_to, step.send_shard): (
+                _cut(areas[rank], shards[step.send_shard]),
+                sums[rank][step.send_shard],
+            )
+            for rank, step in enumerate(steps)
+            if step is not None and step.send_shard is not None
+        }
+        for rank, step in enumerate(steps):
+            if step is None or step.recv_shard is None:
+                continue
+            if (step.recv_from, rank, step.recv_shard) not in sent:
+                raise ValueError(
+                    f"step {index}: rank {rank} waits for shard {step.recv_shard} of rank {step.recv_from} in vain"
+                )
+            values, weight = sent[step.recv_from, rank, step.recv_shard]
+            run, area = shards[step.recv_shard], areas[rank]
+            if step.op is Op.REDUCE:
+                values = [own + other for own, other in zip(_cut(area, run), values, strict=True)]
+                sums[rank][step.recv_shard] += weight
+                reduces[rank].remove(step.recv_shard)
+            area[run.first_segment : run.first_segment + run.segment_count] = values
+            if programs[rank].finishes(step.recv_shard) and step.recv_shard not in reduces[rank]:
+                _finish(area, run, sums[rank][step.recv_shard])
+    return areas
+
+
+def _cut(area: list[float], run: Shard) -> list[float]:
+    return area[run.first_segment : run.first_segment + run.segment_count]
+
+
+def _finish(area: list[float], run: Shard, weight: float) -> None:
+    if weight:
+        for segment in range(run.first_segment, run.first_segment + run.segment_count):
+            area[segment] /= weight

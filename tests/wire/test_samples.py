@@ -1,0 +1,70 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwire.samples import deal, epoch_seed, rounds_per_epoch
+
+BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(
+    lambda members, size: [size] * members, st.integers(1, 9), st.integers(1, 40)
+)
+
+
+@settings(max_examples=100)
+@given(BATCHES, st.integers(0, 2000), st.booleans())
+def test_every_sample_is_dealt_exactly_once(batch_sizes: list[int], more: int, drop_last: bool) -> None:
+    """X4: contiguous by rank, round after round, at least one sample each, nobody idles inside an epoch."""
+    members, joint = len(batch_sizes), sum(batch_sizes)
+    total = (joint if drop_last else members) + more
+    rounds = rounds_per_epoch(total, batch_sizes, drop_last=drop_last)
+    position = 0
+    for index in range(rounds):
+        parts = deal(total, batch_sizes, index, drop_last=drop_last)
+        assert len(parts) == members
+        for first, end in parts:
+            assert first == position
+            assert end > first
+            position = end
+        counts = [end - first for first, end in parts]
+        if drop_last or index < rounds - 1:
+            assert counts == batch_sizes
+        elif sum(counts) <= joint:
+            assert all(count <= size for count, size in zip(counts, batch_sizes, strict=True))
+        else:
+            assert sum(counts) < joint + members
+    assert position == (total // joint * joint if drop_last else total)
+    for outside in (-1, rounds):
+        with pytest.raises(IndexError):
+            deal(total, batch_sizes, outside, drop_last=drop_last)
+
+
+def test_a_remainder_smaller_than_the_members_joins_the_previous_round() -> None:
+    """X4."""
+    assert rounds_per_epoch(26, [4, 4, 4]) == 2
+    assert [end - first for first, end in deal(26, [4, 4, 4], 1)] == [4, 5, 5]
+    assert rounds_per_epoch(27, [4, 4, 4]) == 3
+    assert deal(27, [4, 4, 4], 2) == ((24, 25), (25, 26), (26, 27))
+
+
+def test_a_short_round_is_split_in_proportion() -> None:
+    """X4a: shares may follow speed."""
+    assert [end - first for first, end in deal(20, [30, 10], 0)] == [15, 5]
+    assert [end - first for first, end in deal(5, [90, 1, 1], 0)] == [3, 1, 1]
+    assert [end - first for first, end in deal(5, [1, 1, 90], 0)] == [1, 1, 3]
+
+
+def test_fewer_samples_than_members_are_an_error() -> None:
+    with pytest.raises(ValueError, match="2 samples, fewer than the 3 members"):
+        rounds_per_epoch(2, [1, 1, 1])
+    with pytest.raises(ValueError, match="less than one joint batch of 12"):
+        rounds_per_epoch(11, [4, 4, 4], drop_last=True)
+    for sizes in ([], [4, 0]):
+        with pytest.raises(ValueError, match="at least one sample a round"):
+            deal(10, sizes, 0)
+
+
+def test_epoch_seeds_are_fixed_and_distinct() -> None:
+    """X4: a pure function of seed and epoch, equal on all members and in all versions."""
+    assert epoch_seed(0, 0) == 7696292205685908379
+    seeds = {epoch_seed(seed, epoch) for seed in range(20) for epoch in range(20)}
+    assert len(seeds) == 400
+    assert all(0 <= seed < 2**63 for seed in seeds)

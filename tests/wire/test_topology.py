@@ -1,0 +1,159 @@
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshwire.topology import (
+    Op,
+    Program,
+    Shard,
+    Step,
+    owned_shard,
+    owner_of,
+    ring_program,
+    ring_shards,
+    simulate,
+)
+
+MEMBERS = range(1, 10)
+
+
+def ring(members: int) -> list[Program]:
+    return [ring_program(members, rank) for rank in range(members)]
+
+
+@pytest.mark.parametrize("members", MEMBERS)
+def test_the_steps_of_a_ring(members: int) -> None:
+    """Step t: rank p sends shard (p - t) mod m on; what it receives is what its predecessor sends."""
+    programs = ring(members)
+    for rank, program in enumerate(programs):
+        assert len(program.steps) == 2 * (members - 1)
+        assert [step.op for step in program.steps] == [Op.REDUCE] * (members - 1) + [Op.COPY] * (members - 1)
+        for index, step in enumerate(program.steps):
+            before = programs[(rank - 1) % members]
+            assert step.send_shard == (rank - index) % members
+            assert (step.recv_shard, before.rank) == (before.steps[index].send_shard, step.recv_from)
+            assert before.steps[index].send_to == rank
+
+
+@pytest.mark.parametrize("members", MEMBERS)
+def test_every_shard_has_one_owner_and_lands_once_in_each_half(members: int) -> None:
+    """W3: the sum is finished once; a shard lands at a rank at most once in each half, so one area is enough."""
+    for rank, program in enumerate(ring(members)):
+        owned = owned_shard(members, rank)
+        assert program.owned == {owned}
+        assert owner_of(members, owned) == rank
+        for op in Op:
+            landed = [step.recv_shard for step in program.steps if step.op is op]
+            assert len(set(landed)) == len(landed)
+        assert owned not in {step.recv_shard for step in program.steps if step.op is Op.COPY}
+
+
+@pytest.mark.parametrize("members", range(2, 10))
+def test_what_a_rank_receives_leaves_at_the_next_step(members: int) -> None:
+    for rank, program in enumerate(ring(members)):
+        assert program.initial_shards() == (rank,)
+        assert program.next_send(rank, None) == 0
+        last = len(program.steps) - 1
+        for index, step in enumerate(program.steps):
+            assert step.recv_shard is not None
+            assert program.next_send(step.recv_shard, index) == (index + 1 if index < last else None)
+            assert step.recv_shard == rank or program.next_send(step.recv_shard, None) is None
+
+
+def test_a_world_of_one_owns_everything_and_sends_nothing() -> None:
+    program = ring_program(1, 0)
+    assert program.steps == ()
+    assert program.initial_shards() == (0,)
+    assert program.finishes(0)
+    assert program.next_send(0, None) is None
+
+
+def test_a_rank_outside_the_ring_is_refused() -> None:
+    with pytest.raises(ValueError, match="rank 3 of 3 members"):
+        ring_program(3, 3)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 200), st.integers(1, 64), st.integers(0, 500))
+def test_shards_are_balanced_runs(segment_count: int, members: int, bucket: int) -> None:
+    end = 0
+    for shard in ring_shards(segment_count, members, bucket):
+        assert shard.first_segment == end
+        assert shard.segment_count - segment_count // members in (0, 1)
+        end += shard.segment_count
+    assert end == segment_count
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 200), st.integers(1, 64))
+def test_equal_buckets_load_all_shards_equally(segment_count: int, members: int) -> None:
+    """What is left over goes round: after any number of equal buckets two shards differ by one segment at most."""
+    loads = [0] * members
+    for bucket in range(2 * members):
+        for index, shard in enumerate(ring_shards(segment_count, members, bucket)):
+            loads[index] += shard.segment_count
+        assert max(loads) - min(loads) <= 1
+
+
+@settings(max_examples=100)
+@given(st.data(), st.sampled_from(MEMBERS), st.integers(0, 40), st.integers(0, 20))
+def test_every_rank_ends_with_the_same_mean(data: st.DataObject, members: int, segment_count: int, bucket: int) -> None:
+    """R4, W3: the mean weighted by samples over those who contribute, bit-identical on all ranks.
+
+    For any number of members and segments, also none and fewer than members; a rank that nulls only forwards.
+    """
+    weights = data.draw(st.lists(st.integers(0, 100), min_size=members, max_size=members))
+    values = st.floats(-1e6, 1e6, width=32)
+    gradients = data.draw(
+        st.lists(st.lists(values, min_size=segment_count, max_size=segment_count), min_size=members, max_size=members)
+    )
+    parts = [
+        [weight * value for value in gradient] if weight else None
+        for weight, gradient in zip(weights, gradients, strict=True)
+    ]
+    shards = ring_shards(segment_count, members, bucket)
+    results = simulate(ring(members), shards, parts, weights)
+    for segment in range(segment_count):
+        contributed = [part[segment] for part in parts if part is not None]
+        expected = math.fsum(contributed) / sum(weights) if contributed else 0.0
+        tolerance = 1e-15 * members * sum(map(abs, contributed))
+        assert math.isclose(results[0][segment], expected, rel_tol=0, abs_tol=tolerance)
+    assert all(result == results[0] for result in results)
+
+
+@pytest.mark.parametrize("members", MEMBERS)
+@pytest.mark.parametrize("segment_count", [0, 1, 5, 64, 65])
+def test_a_rank_sends_no_more_than_a_ring_does(members: int, segment_count: int) -> None:
+    """2(m-1) shards, which is 2(m-1)/m of the vector when the segments divide evenly."""
+    shards = ring_shards(segment_count, members, 3)
+    for program in ring(members):
+        sent = sum(shards[shard].segment_count for shard in program.sends())
+        assert sent <= 2 * (members - 1) * -(-segment_count // members)
+        if segment_count % members == 0:
+            assert sent == 2 * (members - 1) * segment_count // members
+
+
+def test_other_topologies_fit_the_same_programs() -> None:
+    """DESIGN section 7: a star at rank 0 is the one-hot sharded exchange."""
+    members = 4
+    leaves = range(1, members)
+    hub = [Step(None, None, 0, leaf, Op.REDUCE) for leaf in leaves] + [
+        Step(0, leaf, None, None, Op.COPY) for leaf in leaves
+    ]
+    programs = [Program(members, 0, 1, tuple(hub), frozenset({0}))]
+    for leaf in leaves:
+        steps = [Step(None, None, None, None, Op.COPY)] * len(hub)
+        steps[leaf - 1] = Step(0, 0, None, None, Op.COPY)
+        steps[members - 2 + leaf] = Step(None, None, 0, 0, Op.COPY)
+        programs.append(Program(members, leaf, 1, tuple(steps), frozenset()))
+    parts = [[1.0, 2.0], [3.0, 4.0], None, [5.0, 12.0]]
+    assert simulate(programs, [Shard(0, 2)], parts, [1, 1, 0, 1]) == [[3.0, 6.0]] * members
+
+
+def test_the_simulator_names_a_receipt_that_nobody_sends() -> None:
+    waiting = Program(2, 0, 1, (Step(None, None, 0, 1, Op.REDUCE),), frozenset())
+    idle = Program(2, 1, 1, (), frozenset())
+    with pytest.raises(ValueError, match="rank 0 waits for shard 0 of rank 1 in vain"):
+        simulate([waiting, idle], [Shard(0, 1)], [[1.0], [1.0]], [1, 1])
