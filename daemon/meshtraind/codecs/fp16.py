@@ -1,0 +1,70 @@
+"""fp16 with a power-of-two scale per segment: 4 bytes of exponent, then IEEE half-precision values.
+
+The segment is divided by 2^exponent so that its largest magnitude lies in [2^14, 2^15): just below the largest half, so
+nothing overflows and as little as possible underflows. The conversions are integer arithmetic on whole arrays: numpy's
+own float16 casts go value by value and take two to four times as long.
+"""
+
+import math
+import struct
+
+import numpy as np
+
+from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshwire import codec
+
+HEADER = struct.Struct("<i")
+PEAK_BITS = 15  # scaled magnitudes are below 2^15
+EXPONENT_MIN = -127  # 2^127 is the largest power of two in fp32, and enough for its smallest value
+EXPONENT_MAX = 128 - PEAK_BITS
+CEILING = 32752.0  # the last half before 2^15, which times 2^EXPONENT_MAX would be infinite
+
+MAGNITUDE = 0x7FFF
+INFINITY = 0x7C00
+CEILING_BITS = 0x77FF
+
+# A half's bits, shifted left by 13, are those of an fp32 value that is smaller by 2^112, the difference of the two
+# formats' exponent biases. This holds for subnormal halves too.
+MANTISSA_SHIFT = 13
+BIAS = np.float32(2.0**112)
+
+
+class Fp16(Codec):
+    """Error at most 2^-11 of the segment's largest magnitude."""
+
+    spec = codec.FP16
+
+    def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
+        peak = self._peak(values.view(np.uint32), bits)
+        exponent = max(math.frexp(peak)[1] - PEAK_BITS, EXPONENT_MIN) if peak else 0
+        scaled = np.multiply(values, np.float32(2.0**-exponent), out=self._decoded[: len(values)])
+        if exponent == EXPONENT_MAX:
+            np.clip(scaled, -CEILING, CEILING, out=scaled)
+        np.multiply(scaled, np.float32(1) / BIAS, out=scaled)
+        source = scaled.view(np.uint32)
+        np.right_shift(source, MANTISSA_SHIFT, out=bits)
+        np.bitwise_and(bits, 1, out=bits)
+        np.add(source, bits, out=source)
+        np.add(source, 0xFFF, out=source)  # just under half, and the odd bit: a tie goes to even
+        np.right_shift(source, 16, out=bits)
+        np.bitwise_and(bits, 0x8000, out=bits)
+        np.right_shift(source, MANTISSA_SHIFT, out=source)
+        np.bitwise_or(source, bits, out=bits)
+        HEADER.pack_into(out, 0, exponent)
+        np.copyto(np.frombuffer(out, "<u2", offset=HEADER.size), bits, casting="unsafe")
+
+    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
+        (exponent,) = HEADER.unpack_from(payload)
+        if not EXPONENT_MIN <= exponent <= EXPONENT_MAX:
+            raise CodecError(f"fp16: exponent {exponent} is not within {EXPONENT_MIN} to {EXPONENT_MAX}")
+        received = np.frombuffer(payload, "<i2", offset=HEADER.size)
+        halves = bits.view(np.uint16)[: len(received)]
+        np.bitwise_and(received.view("<u2"), MAGNITUDE, out=halves)
+        if halves.max(initial=0) > (CEILING_BITS if exponent == EXPONENT_MAX else INFINITY - 1):
+            raise CodecError("fp16: a value is infinite or not a number")
+        np.copyto(out.view(np.int32), received)  # as signed numbers, so that the sign bit comes to stand in front
+        target = out.view(np.uint32)
+        np.left_shift(target, MANTISSA_SHIFT, out=target)
+        np.bitwise_and(target, 0x8FFFE000, out=target)
+        np.multiply(out, BIAS, out=out)
+        np.multiply(out, np.float32(2.0**exponent), out=out)
