@@ -1,1 +1,159 @@
-"""Train one PyTorch script on all the laptops you own."""
+"""Train one PyTorch script on all the laptops you own.
+
+    model, optimizer, loader = mt.prepare(model, optimizer, loader)
+
+makes an ordinary training script part of a job; without a job all functions do what one machine alone needs.
+torch is imported by the first call, not by the import of this package.
+"""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, overload
+
+from meshtrain.errors import (
+    ConnectionLost,
+    DaemonNotRunning,
+    JobStopped,
+    MeshtrainError,
+    NonFiniteGradient,
+    NotSupported,
+    RequestError,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "ConnectionLost",
+    "DaemonNotRunning",
+    "JobStopped",
+    "MeshtrainError",
+    "NonFiniteGradient",
+    "NotSupported",
+    "RequestError",
+    "UsageError",
+    "barrier",
+    "base",
+    "data_dir",
+    "device",
+    "finish",
+    "is_main",
+    "log",
+    "no_sync",
+    "output_dir",
+    "prepare",
+    "rank",
+    "world_size",
+]
+
+M = TypeVar("M", bound="torch.nn.Module")
+O = TypeVar("O", bound="torch.optim.Optimizer")  # noqa: E741
+L = TypeVar("L")
+
+
+@overload
+def prepare(model: M, optimizer: O) -> tuple[M, O]: ...
+@overload
+def prepare(model: M, optimizer: O, loader: L) -> tuple[M, O, L]: ...
+def prepare(model: M, optimizer: O, loader: L | None = None) -> tuple[M, O] | tuple[M, O, L]:
+    """Makes model, optimizer and data loader take part in the job; call it once, before the training loop.
+
+    From then on `p.grad` holds the average over all peers, weighted by their samples, when `loss.backward()` returns.
+    All peers start from the first one's parameters, buffers and optimizer state. The model is moved to `device()`
+    if it lies on the CPU; batches of the returned loader come on that device.
+
+    Args:
+        loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
+            Without it, or over an IterableDataset, each peer draws for itself and counts as one sample a step.
+
+    Returns:
+        The same model and optimizer, and a loader of the same kind.
+
+    Raises:
+        NotSupported: sparse gradients, optimizers that need a closure, samplers that cannot be dealt.
+        RequestError: the peers do not have the same model; the text names the first difference.
+    """
+    from meshtrain.train import api
+
+    if loader is None:
+        return api.world().prepare(model, optimizer)
+    return api.world().prepare_with_loader(model, optimizer, loader)
+
+
+def log(**values: "float | torch.Tensor") -> None:
+    """Reports numbers of this step, such as `loss=loss`, to whoever watches the job. Tensors must hold one value."""
+    from meshtrain.train import api
+
+    api.world().log(values)
+
+
+def rank() -> int:
+    """This peer's number in the job, from 0."""
+    from meshtrain.train import api
+
+    return api.world().rank
+
+
+def world_size() -> int:
+    """How many peers train."""
+    from meshtrain.train import api
+
+    return api.world().world_size
+
+
+def is_main() -> bool:
+    """Whether this is the peer that should save results and print: rank 0."""
+    return rank() == 0
+
+
+def device() -> "torch.device":
+    """Where the model is, or, before `prepare`, the best device here: CUDA, then MPS, then CPU.
+
+    MESHTRAIN_DEVICE overrides the choice.
+    """
+    from meshtrain.train import api
+
+    return api.world().device
+
+
+def barrier() -> None:
+    """Returns when every peer has called it."""
+    from meshtrain.train import api
+
+    api.world().barrier()
+
+
+def no_sync() -> AbstractContextManager[None]:
+    """Inside, `backward()` only accumulates; the next one outside averages the sum (O6)."""
+    from meshtrain.train import api
+
+    return api.world().no_sync()
+
+
+def base() -> AbstractContextManager[None]:
+    """Inside, the model holds the state that all peers have in common: evaluate and save there (O7)."""
+    from meshtrain.train import api
+
+    return api.world().base()
+
+
+def data_dir() -> Path:
+    """The folder given to `meshtrain submit --data`; else $MESHTRAIN_DATA, ./data if there is one, or `.`."""
+    from meshtrain.train import api
+
+    return api.world().data_dir
+
+
+def output_dir() -> Path:
+    """The folder for results, which `meshtrain get` fetches from any peer; ./out without a job."""
+    from meshtrain.train import api
+
+    return api.world().output_dir
+
+
+def finish() -> None:
+    """Ends this peer's part: the others no longer wait for it. Done at the end of the script in any case."""
+    from meshtrain.train import api
+
+    api.world().finish()

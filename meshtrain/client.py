@@ -1,0 +1,224 @@
+"""A blocking connection to a daemon's local endpoint: for commands and for learners."""
+
+import json
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, RequestError
+from meshwire import limits
+from meshwire.header import Header, Kind
+from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.link import Refuse
+from meshwire.messages.local import Attach
+from meshwire.parser import Broken, ControlReceived, FrameParser
+from meshwire.wiretypes import Wire
+
+__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "RequestError"]
+
+CONNECT_TIMEOUT_S = 10.0
+SEND_TIMEOUT_S = 30.0  # a daemon that reads nothing for so long hangs
+
+OnEvent = Callable[[Wire], None]
+
+
+class Client:
+    """One connection. Sending is safe from several threads; only one may wait for answers at a time."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._stream.setblocking(False)
+        self._parser = FrameParser()
+        self._sending = threading.Lock()
+        self._notices: deque[Wire] = deque()
+        self._next_request = 1
+
+    @classmethod
+    def connect(cls, data_dir: Path) -> "Client":
+        """Connects a command to the daemon of this data folder. Raises DaemonNotRunning."""
+        endpoint, token = _running(data_dir)
+        try:
+            client, reply = cls.attach(endpoint, Attach(token=token, role="client"))
+        except OSError as error:
+            raise DaemonNotRunning(f"no daemon answers behind {data_dir} ({error})") from error
+        if not isinstance(reply, Done):
+            client.close()
+            raise ConnectionLost(f"the daemon answered with {type(reply).__name__}: it is of another version")
+        return client
+
+    @classmethod
+    def attach(cls, endpoint: str, attach: Attach) -> tuple["Client", Wire]:
+        """Connects to `unix:PATH` or `tcp:HOST:PORT` and says who asks; returns the daemon's answer, too.
+
+        Raises OSError (nobody listens there), RequestError (refused), ConnectionLost.
+        """
+        client = cls(_open(endpoint))
+        try:
+            return client, client.request(attach, timeout_s=CONNECT_TIMEOUT_S, name="attach")
+        except BaseException:
+            client.close()
+            raise
+
+    def notify(self, body: Wire) -> None:
+        """Sends a message that expects nothing. Raises ConnectionLost."""
+        self._send(Envelope(Role.NOTICE, 0, body))
+
+    def request(
+        self,
+        body: Wire,
+        *,
+        timeout_s: float,
+        name: str,
+        on_event: OnEvent | None = None,
+        silence_s: float | None = None,
+    ) -> Wire:
+        """Asks, and waits for the reply. Notices that arrive meanwhile are kept for `next_notice`.
+
+        Args:
+            timeout_s: for the whole answer.
+            name: what is asked, for the error.
+            on_event: gets every event before the reply, on this thread.
+            silence_s: the longest time without any message at all.
+
+        Raises:
+            RequestError: the daemon could not do it.
+            TimeoutError: after `timeout_s`; names `name`.
+            ConnectionLost: the daemon went away, or was silent for `silence_s`.
+        """
+        with self._sending:
+            number = self._next_request
+            self._next_request += 1
+        self._send(Envelope(Role.REQUEST, number, body))
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left_s = deadline_s - time.monotonic()
+            envelope = self._receive(left_s if silence_s is None else min(left_s, silence_s))
+            if envelope is None:
+                if time.monotonic() < deadline_s:
+                    raise ConnectionLost(f"{name}: no sign of life from the daemon for {silence_s:g} s")
+                raise TimeoutError(f"{name}: no answer from the daemon within {timeout_s:g} s")
+            if envelope.role is Role.NOTICE:
+                self._notices.append(envelope.body)
+            if envelope.id != number:
+                continue  # the answer to a request that was given up
+            match envelope.role:
+                case Role.EVENT:
+                    if on_event is not None:
+                        on_event(envelope.body)
+                case Role.FAILURE:
+                    what = envelope.body.error if isinstance(envelope.body, Failure) else repr(envelope.body)
+                    raise RequestError(what)
+                case _:
+                    return envelope.body
+
+    def next_notice(self, timeout_s: float) -> Wire | None:
+        """The next notice in order; None when there is none within `timeout_s` (0: look only)."""
+        deadline_s = time.monotonic() + timeout_s
+        while not self._notices:
+            envelope = self._receive(deadline_s - time.monotonic())
+            if envelope is None:
+                return None
+            if envelope.role is Role.NOTICE:
+                self._notices.append(envelope.body)
+        return self._notices.popleft()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._stream.close()
+
+    def _send(self, envelope: Envelope) -> None:
+        payload = encode(envelope)
+        left = memoryview(Header(Kind.CONTROL, len(payload)).encode() + payload)
+        deadline_s = time.monotonic() + SEND_TIMEOUT_S
+        with self._sending:
+            while left:
+                try:
+                    left = left[self._stream.send(left) :]
+                except BlockingIOError:
+                    if not select.select([], [self._stream], [], max(0.0, deadline_s - time.monotonic()))[1]:
+                        raise ConnectionLost(f"the daemon has read nothing for {SEND_TIMEOUT_S:.0f} s") from None
+                except OSError as error:
+                    raise ConnectionLost(self._why_closed(error)) from error
+
+    def _receive(self, timeout_s: float) -> Envelope | None:
+        """The next message; None after `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                count = self._stream.recv_into(self._parser.buffer())
+            except BlockingIOError:
+                left_s = max(0.0, deadline_s - time.monotonic())
+                if not select.select([self._stream], [], [], left_s)[0]:
+                    return None
+                continue
+            except (OSError, ValueError) as error:
+                raise ConnectionLost(f"the connection to the daemon broke: {error}") from error
+            if not count:
+                raise ConnectionLost("the daemon closed the connection")
+            event = self._parser.received(count)
+            match event:
+                case None:
+                    continue
+                case ControlReceived(_, payload):
+                    return self._decoded(payload)
+                case Broken(reason):
+                    raise ConnectionLost(f"what the daemon sent cannot be read: {reason}")
+                case _:
+                    raise ConnectionLost("the daemon sent a chunk, which travel between daemons only")
+
+    def _decoded(self, payload: bytes) -> Envelope:
+        envelope = decode(payload)
+        if isinstance(envelope, str):
+            raise ConnectionLost(f"what the daemon sent cannot be read: {envelope}; are both of the same version?")
+        if isinstance(envelope.body, Refuse):
+            raise ConnectionLost(f"the daemon refused: {envelope.body.reason}")
+        return envelope
+
+    def _why_closed(self, error: OSError) -> str:
+        """A daemon that refuses says why before it closes."""
+        try:
+            while self._receive(0.0) is not None:
+                pass
+        except ConnectionLost as lost:
+            return str(lost)
+        return f"the connection to the daemon broke: {error}"
+
+
+def _running(data_dir: Path) -> tuple[str, str]:
+    """Endpoint and token of the daemon of this data folder. Raises DaemonNotRunning."""
+    path = data_dir / "run" / "daemon.json"
+    try:
+        if path.stat().st_size > limits.RUN_FILE_BYTES_MAX:
+            raise DaemonNotRunning(f"{path} is not a daemon's file: it is too large")
+        described = json.loads(path.read_text(encoding="utf-8"))
+        endpoint, token_file = described["endpoint"], Path(described["token_file"])
+        return endpoint, token_file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError as error:
+        raise DaemonNotRunning(f"no daemon runs on this device (nothing at {path})") from error
+    except PermissionError as error:
+        raise DaemonNotRunning(f"the daemon behind {data_dir} belongs to another user ({error})") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DaemonNotRunning(f"{path} cannot be read: {error}") from error
+
+
+def _open(endpoint: str) -> socket.socket:
+    kind, _, where = endpoint.partition(":")
+    if kind == "unix":
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        stream.settimeout(CONNECT_TIMEOUT_S)
+        try:
+            stream.connect(where)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+    host, _, port = where.rpartition(":")
+    if kind != "tcp" or not port.isdigit():
+        raise OSError(f"{endpoint!r} is neither unix:PATH nor tcp:HOST:PORT")
+    stream = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
+    stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return stream

@@ -1,0 +1,38 @@
+"""What can go wrong between a script or command and the mesh. Every text is for a person and says what to do."""
+
+
+class MeshtrainError(Exception):
+    """The base of all of them."""
+
+
+class DaemonNotRunning(MeshtrainError):
+    """There is no daemon behind this data folder."""
+
+
+class ConnectionLost(MeshtrainError):
+    """The daemon on this device went away, or gives no sign of life."""
+
+
+class RequestError(MeshtrainError):
+    """The daemon could not do what it was asked for."""
+
+
+class UsageError(MeshtrainError):
+    """The script calls the API in a way that cannot work."""
+
+
+class NotSupported(MeshtrainError):
+    """The script uses a feature that cannot be trained this way; the text names the alternative."""
+
+
+class NonFiniteGradient(MeshtrainError):
+    """V1 with `--on-nan stop`: some peer's gradient held NaN or an infinity. The text names parameter and peer."""
+
+    def __init__(self, round_: int, reason: str) -> None:
+        super().__init__(f"round {round_} is void: {reason}")
+        self.round = round_
+        self.reason = reason
+
+
+class JobStopped(MeshtrainError):
+    """The job was cancelled or has failed on another peer."""

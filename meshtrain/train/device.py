@@ -1,0 +1,42 @@
+"""Where a learner computes."""
+
+import os
+from typing import Any
+
+import torch
+
+DEVICE_VARIABLE = "MESHTRAIN_DEVICE"
+
+
+def best_device() -> torch.device:
+    """CUDA, then MPS, then CPU, unless $MESHTRAIN_DEVICE says otherwise. Raises RuntimeError for a wrong name."""
+    told = os.environ.get(DEVICE_VARIABLE)
+    if told:
+        return torch.device(told)
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def device_of(model: torch.nn.Module) -> torch.device | None:
+    """Where a model's first tensor lies; None when it has none."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return None
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on `device`: in tuples, lists, dicts and whatever has a method `to`."""
+    match batch:
+        case torch.Tensor():
+            return batch.to(device, non_blocking=batch.is_pinned())
+        case tuple() if hasattr(batch, "_fields"):
+            return type(batch)(*(moved(item, device) for item in batch))
+        case tuple() | list():
+            return type(batch)(moved(item, device) for item in batch)
+        case dict():
+            return type(batch)((key, moved(value, device)) for key, value in batch.items())
+    to = getattr(batch, "to", None)
+    return to(device) if callable(to) else batch
