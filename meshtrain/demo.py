@@ -7,44 +7,26 @@ Nothing is left behind, however it ends.
 import contextlib
 import json
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
+from meshtrain.client import ConnectionLost, RequestError
+from meshtrain.localmesh import LocalDaemon, LocalMesh, LocalMeshError
 from meshtrain.packing import scan, scan_data
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched, JobSummary
-from meshwire.messages.local import (
-    Cancel,
-    GetPeers,
-    PairCode,
-    Paired,
-    PairHost,
-    PairJoin,
-    Peers,
-    Shutdown,
-    Submit,
-    SubmitProgress,
-    Submitted,
-    Watch,
-    Watched,
-)
+from meshwire.messages.local import Cancel, Submit, SubmitProgress, Submitted, Watch, Watched
 from meshwire.wiretypes import Wire
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina", "hugo")
 TEXT_BYTES = 1_000_000
 JOINT_BATCH = 48  # windows per step over all peers together
 CURVE_STEPS = 10  # the last loss is a mean over so many steps: one step's is noise
-START_TIMEOUT_S = 20.0
-PAIR_TIMEOUT_S = 30.0
-LINK_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 15.0
+FETCH_TIMEOUT_S = 15.0
 JOB_TIMEOUT_S = 3600.0
 SUBMIT_TIMEOUT_S = 300.0
 
@@ -117,131 +99,18 @@ def run_demo(settings: DemoSettings, say: Say, show: Callable[[JobSummary], None
         DemoError: with what to do.
         KeyboardInterrupt: after everything was stopped.
     """
-    folder = Path(tempfile.mkdtemp(prefix="meshtrain-demo-"))
-    daemons: list[_Daemon] = []
     try:
-        say(f"starting {settings.peers} daemons, as {settings.peers} laptops would")
-        for name in NAMES[: settings.peers]:
-            daemons.append(_Daemon(name, folder / name))
-        for daemon in daemons:
-            daemon.wait()
-        _pair_all(daemons, say)
-        _wait_linked(daemons)
-        say("every daemon has found the others over mDNS and holds a link to each")
-        return _train(settings, daemons, folder, say, show)
-    except (RequestError, ConnectionLost, DaemonNotRunning, TimeoutError, OSError) as error:
-        raise DemoError(f"{error}{_log_tails(daemons)}") from error
-    finally:
-        for daemon in daemons:
-            daemon.ask_to_stop()
-        for daemon in daemons:
-            daemon.stop()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Daemon:
-    """One `meshtraind run` of the demo."""
-
-    def __init__(self, name: str, data_dir: Path) -> None:
-        self.name = name
-        self.data_dir = data_dir
-        data_dir.mkdir(parents=True)
-        self.log_path = data_dir / "daemon.log"
-        self.client: Client | None = None
-        command = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
-        with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*command, "--name", name, "--data-dir", str(data_dir)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # ctrl-C is for the demo, which stops its daemons itself
-            )
-
-    def wait(self) -> None:
-        """Until it answers."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while True:
+        with LocalMesh(NAMES[: settings.peers], say) as mesh:
             try:
-                self.client = Client.connect(self.data_dir)
-                return
-            except DaemonNotRunning:
-                if self.process.poll() is not None or time.monotonic() > deadline_s:
-                    raise DemoError(f"the daemon {self.name} did not start:\n{self.log_tail()}") from None
-                time.sleep(0.05)
-
-    def request(self, body: Wire, timeout_s: float, name: str, on_event: Callable[[Wire], None] | None = None) -> Wire:
-        """Asks this daemon."""
-        assert self.client is not None
-        return self.client.request(body, timeout_s=timeout_s, name=name, on_event=on_event)
-
-    def log_tail(self) -> str:
-        """The end of its log."""
-        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-15:])
-
-    def ask_to_stop(self) -> None:
-        """Begins its end."""
-        if self.client is not None:
-            with contextlib.suppress(RequestError, ConnectionLost, TimeoutError, OSError):
-                self.client.request(Shutdown(), timeout_s=STOP_TIMEOUT_S, name="stop of the daemon")
-            self.client.close()
-            self.client = None
-        else:
-            self.process.terminate()
-
-    def stop(self) -> None:
-        """Returns when it is gone."""
-        try:
-            self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-
-def _log_tails(daemons: list[_Daemon]) -> str:
-    """What daemons that died have said."""
-    dead = [daemon for daemon in daemons if daemon.process.poll() is not None]
-    return "".join(f"\nthe daemon {daemon.name} has ended:\n{daemon.log_tail()}" for daemon in dead)
-
-
-def _pair_all(daemons: list[_Daemon], say: Say) -> None:
-    """Every two, by a code, through the same requests that `meshtrain pair` makes."""
-    for index, host in enumerate(daemons):
-        for guest in daemons[index + 1 :]:
-            code = _pair(host, guest)
-            say(f"paired {host.name} with {guest.name} by the code {code}")
-
-
-def _pair(host: _Daemon, guest: _Daemon) -> str:
-    codes: list[str] = []
-
-    def on_code(event: Wire) -> None:
-        if isinstance(event, PairCode):
-            codes.append(event.code)
-            guest.request(PairJoin(code=event.code, at=f"127.0.0.1:{event.port}"), PAIR_TIMEOUT_S, "pairing")
-
-    reply = host.request(PairHost(), PAIR_TIMEOUT_S, "pairing", on_code)
-    if not isinstance(reply, Paired):
-        raise DemoError(f"{host.name} answered pairing with {type(reply).__name__}")
-    return codes[0]
-
-
-def _wait_linked(daemons: list[_Daemon]) -> None:
-    deadline_s = time.monotonic() + LINK_TIMEOUT_S
-    for daemon in daemons:
-        while True:
-            reply = daemon.request(GetPeers(), STOP_TIMEOUT_S, "list of peers")
-            assert isinstance(reply, Peers)
-            if sum(peer.state == "linked" for peer in reply.peers) == len(daemons) - 1:
-                break
-            if time.monotonic() > deadline_s:
-                states = ", ".join(f"{peer.name} is {peer.state}" for peer in reply.peers)
-                raise DemoError(f"{daemon.name} has not found the others in {LINK_TIMEOUT_S:.0f} s: {states}")
-            time.sleep(0.05)
+                return _train(settings, mesh.daemons, mesh.folder, say, show)
+            except (RequestError, ConnectionLost, TimeoutError, OSError) as error:
+                raise DemoError(f"{error}{mesh.log_tails()}") from error
+    except LocalMeshError as error:
+        raise DemoError(str(error)) from error
 
 
 def _train(
-    settings: DemoSettings, daemons: list[_Daemon], folder: Path, say: Say, show: Callable[[JobSummary], None]
+    settings: DemoSettings, daemons: list[LocalDaemon], folder: Path, say: Say, show: Callable[[JobSummary], None]
 ) -> DemoResult:
     from meshtrain.examples import text as example_text
 
@@ -313,7 +182,7 @@ def _note(event: Wire, notes: list[str]) -> None:
         notes.append(event.text)
 
 
-def _result(settings: DemoSettings, first: _Daemon, summary: JobSummary, seconds: float) -> DemoResult:
+def _result(settings: DemoSettings, first: LocalDaemon, summary: JobSummary, seconds: float) -> DemoResult:
     ranks = [_read_metrics(first, summary.job, rank) for rank in range(settings.peers)]
     losses = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
     reports = [report.metrics for report in summary.ranks]
@@ -341,20 +210,20 @@ def _result(settings: DemoSettings, first: _Daemon, summary: JobSummary, seconds
     )
 
 
-def _read_metrics(daemon: _Daemon, job: str, rank: int) -> dict[str, Any]:
+def _read_metrics(daemon: LocalDaemon, job: str, rank: int) -> dict[str, Any]:
     """A rank's metrics.json, as `meshtrain get` would bring it."""
     text = b"".join(_pieces(daemon, job, rank, "metrics.json"))
     metrics: dict[str, Any] = json.loads(text)
     return metrics
 
 
-def _pieces(daemon: _Daemon, job: str, rank: int, path: str) -> Iterator[bytes]:
+def _pieces(daemon: LocalDaemon, job: str, rank: int, path: str) -> Iterator[bytes]:
     offset_bytes = 0
     while True:
         wanted = Fetch(
             job=job, what="output", rank=rank, path=path, offset_bytes=offset_bytes, max_bytes=limits.FETCH_BYTES_MAX
         )
-        piece = daemon.request(wanted, STOP_TIMEOUT_S, f"{path} of rank {rank}")
+        piece = daemon.request(wanted, FETCH_TIMEOUT_S, f"{path} of rank {rank}")
         assert isinstance(piece, Fetched)
         yield piece.data
         offset_bytes += len(piece.data)

@@ -333,7 +333,16 @@ class Board:
             links[rank] = link.connection
             rtt_s = max(rtt_s, link.rtt_s or 0.0)
             here += link.connection.same_host
-        session = Session(self._node, job, generation, links, rtt_s=rtt_s, threads=learner_threads(here))
+        first = self._node.links.get(job.members[0].device)
+        session = Session(
+            self._node,
+            job,
+            generation,
+            links,
+            rtt_s=rtt_s,
+            threads=learner_threads(here),
+            master_host=first.address.host if first is not None else "127.0.0.1",
+        )
         self._sessions[commit.job] = session
         session.start()
         for device, header, body in self._early.pop(commit.job, []):
@@ -522,4 +531,3 @@ class Board:
             return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
         except (ConnectionLost, TimeoutError) as error:
             raise RequestError(f"{member.name} does not answer: {error}") from error
-

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshwire import limits
 from meshwire.codec import CODECS
@@ -23,8 +23,6 @@ from meshwire.plan import Plan
 from meshwire.topology import ring_program, ring_shards
 
 SLICE_S = 0.001  # longest stretch of arithmetic before the loop gets a turn
-
-Values = NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -56,6 +54,7 @@ class Executor:
         staleness: the bound s; s + 2 rounds can be on the wire at once.
         result: slot for the means, `plan.total_values` long.
         on_bucket: called with (round, bucket, poisoned, contributors, weight) when a bucket's result is complete.
+        on_broken: called with what is wrong with a payload that was received.
         complete: the newest round that this daemon holds completely (G5).
     """
 
@@ -72,6 +71,7 @@ class Executor:
         staleness: int,
         result: Values,
         on_bucket: Callable[[int, int, bool, int, float], None],
+        on_broken: Callable[[str], None],
         complete: Callable[[], int],
     ) -> None:
         self._plan = plan
@@ -86,6 +86,7 @@ class Executor:
         self._rounds_in_flight_max = staleness + 2
         self._result = result
         self._on_bucket = on_bucket
+        self._on_broken = on_broken
         self._complete = complete
         self._rounds: dict[int, _Round] = {}
         self._free_areas: list[memoryview] = []
@@ -168,10 +169,7 @@ class Executor:
             # Whoever works on this round holds all up to s+1 before it, and so all others hold those s+1 before that.
             for old in [old for old in self._rounds if old <= number - 2 * (self._rounds_in_flight_max - 1)]:
                 self.forget(old)
-            if self._free_areas:
-                area = self._free_areas.pop()
-            else:
-                area = np.empty(self._layout.total_bytes, np.uint8).data
+            area = self._free_areas.pop() if self._free_areas else np.empty(self._layout.total_bytes, np.uint8).data
             exchanges = [
                 BucketExchange(bucket.index, self._program, self._shards[bucket.index], self._layout)
                 for bucket in self._plan.buckets
@@ -189,7 +187,11 @@ class Executor:
 
     def _perform(self, round_: _Round, bucket: int, work: Work) -> None:
         """Computes what has landed at once; its sending waits for the link."""
-        work = self._compute(round_, bucket, work)
+        try:
+            work = self._compute(round_, bucket, work)
+        except CodecError as error:
+            self._on_broken(f"round {round_.number}, bucket {bucket}: {error}")
+            return
         if work.send_step is not None:
             self._queue_for(work).append(_Item(round_, bucket, work, computed=True))
         self._report(round_, bucket, work)
@@ -203,7 +205,7 @@ class Executor:
         """Arithmetic on one run. Returns the work, poisoned if a sum turned out not to be finite (V1)."""
         if work.poison or not (work.add_own or work.incoming):
             return work
-        with np.errstate(over="ignore", invalid="ignore"):  # looked for below
+        with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
             return self._add(round_, bucket, work)
 
     def _add(self, round_: _Round, bucket: int, work: Work) -> Work:
@@ -223,9 +225,10 @@ class Executor:
                     self._codec.decode_into(encoded, total)
                 if work.finish:
                     np.divide(total, np.float32(work.weight), out=total)
-                if not np.isfinite(total.min()) or not np.isfinite(total.max()):
+                try:
+                    self._codec.encode_into(total, encoded)
+                except CodecError:  # finite parts can have a sum that is not
                     return replace(work, poison=True)
-                self._codec.encode_into(total, encoded)
             if work.deliver:
                 self._codec.decode_into(encoded, self._result[start : start + count])
         return work

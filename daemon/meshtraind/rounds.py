@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from meshtraind.codecs.base import Values
 from meshtraind.connection import Connection
-from meshtraind.executor import Executor, Values
+from meshtraind.executor import Executor
 from meshtraind.memory import SharedMemory
 from meshtraind.trace import Trace
 from meshwire.exchange import Part
@@ -99,6 +100,7 @@ class Rounds:
             staleness=staleness,
             result=_values(memory.result()),
             on_bucket=self._bucket_complete,
+            on_broken=lambda text: fail(f"rank {(rank - 1) % members} sent a payload that cannot be decoded: {text}"),
             complete=lambda: self._machine.complete,
         )
         if trace is not None:

@@ -68,6 +68,7 @@ class Session:
         links: the connection to each other member, by rank.
         rtt_s: of the farthest member.
         threads: how many a learner may use (M3).
+        master_host: where rank 0 is, for scripts that read torchrun's variables.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Session:
         *,
         rtt_s: float,
         threads: int,
+        master_host: str,
     ) -> None:
         assert job.rank is not None
         self._node = node
@@ -89,11 +91,13 @@ class Session:
         self._links = links
         self._rtt_s = rtt_s
         self._threads = threads
+        self._master_host = master_host
         self._memory = SharedMemory()
         self._learner = Learner(
             job.folder / "src", job.spec.script, job.spec.args, log_path(job.folder, self._rank), self._memory
         )
         self._connection: Connection | None = None  # of the learner
+        self._attached = False
         self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._first_gone)
         self._model: LearnerModel | None = None
         self._plan: Plan | None = None
@@ -194,11 +198,12 @@ class Session:
 
     def attach(self, connection: Connection) -> LearnerWelcome:
         """The learner has called. Raises RequestError when there is one already."""
-        if self._connection is not None:
+        if self._attached:
             raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
         if not self._learner.running:
             raise RequestError(f"job {self.job.spec.job} runs no learner here any more")
         self._connection = connection
+        self._attached = True
         return LearnerWelcome(
             spec=self.job.spec,
             rank=self._rank,
@@ -256,9 +261,10 @@ class Session:
             case _:
                 self.end("failed", f"{self._who()}: a learner does not send {type(body).__name__}", now=False)
 
-    def learner_lost(self) -> None:
+    def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed; the process tells how it ended."""
-        self._connection = None
+        if connection is self._connection:
+            self._connection = None
 
     async def _prepare_model(self, body: LearnerModel, emit: Callable[[Wire], None]) -> None:
         plan = await asyncio.to_thread(plan_buckets, body.manifest, self.job.spec.bucket_bytes)
@@ -389,7 +395,7 @@ class Session:
             "GROUP_WORLD_SIZE": world,
             "ROLE_RANK": rank,
             "ROLE_WORLD_SIZE": world,
-            "MASTER_ADDR": self._links[0].remote_host if 0 in self._links else "127.0.0.1",
+            "MASTER_ADDR": self._master_host,
             "MASTER_PORT": "29500",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",

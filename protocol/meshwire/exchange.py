@@ -64,8 +64,8 @@ class EncodedLayout:
         return offset, self._run_bytes(self._plan.buckets[bucket], first_segment, segment_count)
 
     def segments_per_chunk(self, chunk_bytes: int) -> int:
-        """How many full segments one frame carries."""
-        return max(1, chunk_bytes // self._full_bytes)
+        """How many full segments one frame carries: about `chunk_bytes`, for segment headers must not halve it."""
+        return max(1, (chunk_bytes + self._full_bytes // 8) // self._full_bytes)
 
     def _run_bytes(self, bucket: Bucket, first_segment: int, segment_count: int) -> int:
         if not segment_count:

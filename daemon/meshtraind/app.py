@@ -1,0 +1,174 @@
+"""Puts a daemon together, and takes it apart again."""
+
+import asyncio
+import logging
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from meshtraind.blobs import BlobStore
+from meshtraind.blobwriter import BlobError
+from meshtraind.board import Board
+from meshtraind.endpoint import Endpoint, EndpointError
+from meshtraind.history import HistoryError, JobHistory
+from meshtraind.identity import IdentityError, load_or_create
+from meshtraind.interfaces import InterfaceError, usable_interfaces
+from meshtraind.links import ListenError, Links
+from meshtraind.localside import LocalSide
+from meshtraind.mesh import Mesh, MeshSettings
+from meshtraind.node import Node
+from meshtraind.peerside import PeerSide
+from meshtraind.pins import PinsError, PinTable
+from meshtraind.rundir import RunDir, RunDirError
+from meshtraind.software import installed_software, memory_bytes
+from meshtraind.tls import Trust
+from meshwire import limits
+from meshwire.addressbook import AddressBook
+from meshwire.addresses import Address, split_host_port
+from meshwire.header import WIRE_VERSION
+from meshwire.messages.link import Hello
+
+log = logging.getLogger(__name__)
+
+
+class StartError(Exception):
+    """The daemon cannot start; says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """What `meshtraind run` was told."""
+
+    data_dir: Path
+    listen_host: str
+    listen_port: int
+    interfaces: tuple[str, ...]
+    peers: tuple[Address, ...]
+    mdns: bool
+    name: str
+
+    @classmethod
+    def from_options(
+        cls,
+        *,
+        listen: str,
+        interfaces: Sequence[str],
+        peers: Sequence[str],
+        mdns: bool,
+        name: str | None,
+        data_dir: Path,
+    ) -> Self:
+        """Reads the command line's words. Raises ValueError with what to write instead."""
+        host, port = split_host_port(listen)
+        name = name or socket.gethostname().split(".")[0] or "device"
+        if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
+            raise ValueError(f"--name: at most {limits.NAME_CHARS_MAX} printable characters")
+        return cls(
+            data_dir=data_dir.expanduser().absolute(),
+            listen_host=host,
+            listen_port=port,
+            interfaces=tuple(interfaces),
+            peers=tuple(Address.parse(peer) for peer in peers),
+            mdns=mdns,
+            name=name,
+        )
+
+
+class App:
+    """One daemon."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._stopping = asyncio.Event()
+        self.mesh: Mesh
+        self.board: Board
+
+    def request_stop(self) -> None:
+        """Begins the end."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Runs until it is told to stop. Raises StartError."""
+        config = self._config
+        try:
+            if config.interfaces:
+                usable_interfaces(config.interfaces)
+            rundir = RunDir(config.data_dir)
+        except (RunDirError, InterfaceError) as error:
+            raise StartError(str(error)) from error
+        with rundir:
+            try:
+                await self._run(rundir)
+            except (IdentityError, PinsError, HistoryError, BlobError, ListenError, EndpointError) as error:
+                raise StartError(str(error)) from error
+
+    async def _run(self, rundir: RunDir) -> None:
+        config = self._config
+        identity = load_or_create(config.data_dir, config.name)
+        pins = PinTable(config.data_dir / "pins.db")
+        history = JobHistory(config.data_dir / "jobs.db", asyncio.get_running_loop().time())
+        try:
+            software = installed_software()
+            incarnation = secrets.randbits(62)
+            trust = Trust(identity, pins)
+            book = AddressBook(identity.device_id)
+            links = Links(
+                identity.device_id,
+                trust,
+                book,
+                hello=Hello(
+                    wire_oldest=WIRE_VERSION,
+                    wire_newest=WIRE_VERSION,
+                    incarnation=incarnation,
+                    name=config.name,
+                    listen_port=0,
+                    software=software,
+                    cores=_cores(),
+                    memory_bytes=memory_bytes(),
+                ),
+                host=config.listen_host,
+                port=config.listen_port,
+            )
+            endpoint = Endpoint(rundir)
+            node = Node(
+                device=identity.device_id,
+                incarnation=incarnation,
+                name=config.name,
+                links=links.linked,
+                blobs=BlobStore(config.data_dir / "blobs"),
+                history=history,
+                data_dir=config.data_dir,
+                endpoint=lambda: endpoint.address,
+                token=rundir.token,
+                software=software,
+            )
+            settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
+            self.mesh = Mesh(node, identity, pins, book, links, settings)
+            self.board = Board(node)
+            links.handler = PeerSide(self.board)
+            endpoint.handler = LocalSide(self.mesh, self.board, self.request_stop)
+            try:
+                await links.start()
+                await endpoint.start()
+                await self.mesh.start()
+                rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
+                log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)
+                await self._stopping.wait()
+                log.info("stopping")
+            finally:
+                await self.board.close()
+                await self.mesh.stop()
+                await endpoint.close()
+                await links.close()
+        finally:
+            history.close()
+            pins.close()
+
+
+def _cores() -> int:
+    import os
+
+    return os.cpu_count() or 1

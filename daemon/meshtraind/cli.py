@@ -1,0 +1,97 @@
+"""`meshtraind run`: the daemon in the foreground, for a service manager, a terminal, or `meshtrain up`."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtraind.app import App, Config, StartError
+from meshwire.addresses import DEFAULT_PORT
+from meshwire.local import DATA_DIR_VARIABLE
+
+EXIT_FAILED = 1
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Parses the command line and runs the daemon until it is told to stop. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="meshtraind",
+        description="The meshtrain daemon. A device that is paired with this one may run code here as your user.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run in the foreground until SIGTERM or ctrl-C",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="examples:\n"
+        "  meshtraind run\n"
+        "  meshtraind run --peer 192.168.1.20 --name attic\n"
+        "  meshtraind run --listen 127.0.0.1:0 --interface lo --data-dir /tmp/a",
+    )
+    run.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=f"0.0.0.0:{DEFAULT_PORT}",
+        help="where peers connect (default %(default)s; port 0 takes any free one)",
+    )
+    run.add_argument("--interface", metavar="IF", action="append", default=[], help="announce here only; repeatable")
+    run.add_argument("--peer", metavar="HOST[:PORT]", action="append", default=[], help="dial this too; repeatable")
+    run.add_argument("--no-mdns", action="store_true", help="neither announce nor look for devices on the network")
+    run.add_argument("--name", help="how this device is called (default: the host name)")
+    run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
+    run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(),
+        # journald has timestamps of its own
+        format=("" if "JOURNAL_STREAM" in os.environ else "%(asctime)s ") + "%(levelname)s %(name)s: %(message)s",
+    )
+    try:
+        config = Config.from_options(
+            listen=options.listen,
+            interfaces=options.interface,
+            peers=options.peer,
+            mdns=not options.no_mdns,
+            name=options.name,
+            data_dir=options.data_dir or default_data_dir(),
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(_run(config))
+    except StartError as error:
+        print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAILED
+    return 0
+
+
+async def _run(config: Config) -> None:
+    app = App(config)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, app.request_stop)
+    await app.run()
+
+
+def default_data_dir() -> Path:
+    """DATA: of the environment, else where the system keeps a user's data."""
+    named = os.environ.get(DATA_DIR_VARIABLE)
+    if named:
+        return Path(named)
+    from platformdirs import user_data_path
+
+    return user_data_path("meshtrain")
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it exists, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,136 @@
+"""What this machine's command line and learners may ask, over the local endpoint."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from meshtraind.board import Board
+from meshtraind.connection import Connection, RequestError
+from meshtraind.mesh import Mesh
+from meshwire.header import Header
+from meshwire.messages.envelope import Done
+from meshwire.messages.job import Fetch, Found, ListOutputs
+from meshwire.messages.local import (
+    Attach,
+    Cancel,
+    GetJobs,
+    GetPeers,
+    GetStatus,
+    PairHost,
+    PairJoin,
+    Peers,
+    Shutdown,
+    Status,
+    Submit,
+    Unpair,
+    Watch,
+)
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+Emit = Callable[[Wire], None]
+
+
+class LocalSide:
+    """Handler of every attached client and learner.
+
+    Args:
+        shutdown: begins the daemon's end.
+    """
+
+    def __init__(self, mesh: Mesh, board: Board, shutdown: Callable[[], None]) -> None:
+        self._mesh = mesh
+        self._board = board
+        self._shutdown = shutdown
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:  # noqa: ARG002
+        return "chunks travel between daemons only"
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError("no chunk is ever accepted here")
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:  # noqa: ARG002
+        attached = _attached(conn)
+        session = self._board.session(attached.job) if attached.job is not None else None
+        if attached.role != "learner" or session is None:
+            conn.refuse(f"{type(body).__name__} is not for the local endpoint")
+            return
+        session.learner_notice(body)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:  # noqa: ARG002
+        attached = _attached(conn)
+        if attached.role == "learner":
+            return await self._learner(conn, attached, body, emit)
+        return await self._client(body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:  # noqa: ARG002
+        attached = conn.attached
+        if attached is not None and attached.role == "learner" and attached.job is not None:
+            session = self._board.session(attached.job)
+            if session is not None:
+                session.learner_lost(conn)
+
+    async def _learner(self, conn: Connection, attached: Attach, body: Wire, emit: Emit) -> Wire:
+        session = self._board.session(attached.job or "")
+        if session is None:
+            raise RequestError(f"no job {attached.job} runs here")
+        if isinstance(body, Attach):
+            return session.attach(conn)
+        return await session.learner_request(body, emit)
+
+    async def _client(self, body: Wire, emit: Emit) -> Wire:
+        mesh, board = self._mesh, self._board
+        match body:
+            case Attach():
+                return Done()
+            case GetStatus():
+                return self._status()
+            case GetPeers():
+                return Peers(peers=mesh.peers())
+            case GetJobs():
+                return Found(jobs=await board.find(body.prefix))
+            case Submit():
+                return await board.submit(body, emit)
+            case Watch():
+                return await board.watch(body, emit)
+            case Cancel():
+                await board.cancel(body, mesh.node.name)
+                return Done()
+            case Fetch():
+                return await board.fetch(body, forward=True)
+            case ListOutputs():
+                return await board.outputs(body, forward=True)
+            case PairHost():
+                return await mesh.host_pairing(emit)
+            case PairJoin():
+                return await mesh.join_pairing(body)
+            case Unpair():
+                return mesh.unpair(body)
+            case Shutdown():
+                self._shutdown()
+                return Done()
+        raise RequestError(f"a client may not ask for {type(body).__name__}")
+
+    def _status(self) -> Status:
+        mesh = self._mesh
+        return Status(
+            device=mesh.node.device,
+            name=mesh.node.name,
+            software=mesh.node.software,
+            pid=os.getpid(),
+            listen=mesh.listen,
+            data_dir=str(mesh.node.data_dir),
+            up_s=mesh.up_s,
+            peers_linked=len(mesh.node.links),
+            peers_paired=mesh.paired,
+            jobs_running=self._board.running,
+            warnings=mesh.warnings,
+        )
+
+
+def _attached(conn: Connection) -> Attach:
+    assert conn.attached is not None, "the endpoint lets nobody in without a token"
+    return conn.attached
+
+

@@ -1,0 +1,254 @@
+"""This daemon among its peers: identity, trust, addresses, discovery, links, pairing."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+
+from meshtraind.connection import RequestError
+from meshtraind.discovery import Discovery, Sighting
+from meshtraind.identity import Identity
+from meshtraind.interfaces import InterfaceError, reachable_addresses, usable_interfaces
+from meshtraind.links import Link, Links
+from meshtraind.node import Node
+from meshtraind.pairing import PairedDevice, PairingError, PairingHost
+from meshtraind.pairjoin import pair_with
+from meshtraind.pins import Pin, PinsError, PinTable, printable
+from meshtraind.submission import Emit
+from meshwire.addressbook import AddressBook, Source
+from meshwire.addresses import Address, split_host_port
+from meshwire.header import WIRE_VERSION
+from meshwire.messages.local import Paired, PairCode, PairJoin, PeerSummary, Unpair
+
+log = logging.getLogger(__name__)
+
+LINK_AFTER_PAIRING_S = 5.0  # how long a person waits to see the new peer linked
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """How this daemon looks for others."""
+
+    listen_host: str
+    interfaces: tuple[str, ...]
+    peers: tuple[Address, ...]
+    mdns: bool
+
+
+class Mesh:
+    """Who is there. Owns discovery; `Links` is started and stopped by the app.
+
+    Attributes:
+        node: what the rest of the daemon shares.
+    """
+
+    def __init__(
+        self, node: Node, identity: Identity, pins: PinTable, book: AddressBook, links: Links, settings: MeshSettings
+    ) -> None:
+        self.node = node
+        self._identity = identity
+        self._pins = pins
+        self._book = book
+        self._links = links
+        self._settings = settings
+        self._started_s = time.monotonic()
+        self._sightings: dict[str, Sighting] = {}
+        self._pairing = False
+        self._discovery: Discovery | None = None
+
+    async def start(self) -> None:
+        """Remembers, dials and announces. Links listen already."""
+        now_s = time.monotonic()
+        for pin in self._pins.all():
+            for address in pin.last_addresses:
+                self._book.learn(pin.device_id, address, Source.REMEMBERED, now_s)
+        self._follow_pins()
+        self._pins.subscribe(self._follow_pins)
+        with contextlib.suppress(InterfaceError):  # discovery says so, as a warning
+            own = reachable_addresses(usable_interfaces(self._settings.interfaces), self._settings.listen_host)
+            self._book.set_own_addresses(Address(host=str(host), port=self._links.port) for host in own)
+        for address in self._settings.peers:
+            self._book.configure(address, now_s)
+        if self._settings.mdns:
+            self._discovery = Discovery(
+                device_id=self.node.device,
+                name=self.node.name,
+                wire_version=WIRE_VERSION,
+                listen_host=self._settings.listen_host,
+                listen_port=self._links.port,
+                interfaces=self._settings.interfaces,
+                on_seen=self._seen,
+                on_gone=self._gone,
+            )
+            await self._discovery.start()
+
+    async def stop(self) -> None:
+        """Says goodbye and remembers where the peers were."""
+        if self._discovery is not None:
+            await self._discovery.stop()
+        for pin in self._pins.all():
+            addresses = self._book.remembered(pin.device_id)
+            if addresses:
+                self._pins.set_addresses(pin.device_id, addresses)
+
+    # What people see
+
+    @property
+    def listen(self) -> str:
+        """Where peers connect."""
+        return f"{self._settings.listen_host}:{self._links.port}"
+
+    @property
+    def up_s(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started_s
+
+    @property
+    def paired(self) -> int:
+        """Pinned devices."""
+        return len(self._pins.all())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know."""
+        found = self._discovery.warning if self._discovery is not None else None
+        return (found,) if found is not None else ()
+
+    def peers(self) -> tuple[PeerSummary, ...]:
+        """Linked first, then paired, then those that were only seen."""
+        rows = []
+        pins = {pin.device_id: pin for pin in self._pins.all()}
+        for device, pin in pins.items():
+            link = self.node.links.get(device)
+            if link is not None:
+                rows.append(_linked(link))
+            else:
+                rows.append(self._unlinked(device, printable(pin.name)))
+        rows += [self._unlinked(device, sighting.name) for device, sighting in self._sightings.items() if device not in pins]
+        order = {"linked": 0, "paired": 1, "seen": 2}
+        return tuple(sorted(rows, key=lambda row: (order[row.state], row.name, row.device)))
+
+    def _unlinked(self, device: str, name: str) -> PeerSummary:
+        known = self._book.addresses_of(device)
+        return PeerSummary(
+            device=device,
+            name=name or device[:8],
+            state="paired" if any(pin.device_id == device for pin in self._pins.all()) else "seen",
+            address=str(known[0]) if known else None,
+            rtt_s=None,
+            software=None,
+            cores=None,
+            memory_bytes=None,
+        )
+
+    # Pairing
+
+    async def host_pairing(self, emit: Emit) -> Paired:
+        """Shows a code until a guest has typed it. Raises RequestError."""
+        if self._pairing:
+            raise RequestError("this device shows a pairing code already: use that one, or end the other `meshtrain pair`")
+        self._pairing = True
+        try:
+            async with PairingHost(self._identity, self._links.port, self._settings.listen_host) as host:
+                if self._discovery is not None:
+                    self._discovery.announce_pairing(host.port)
+                emit(PairCode(code=host.code, port=host.port, expires_s=host.lifetime_s))
+                device = await host.wait()
+        except PairingError as error:
+            raise RequestError(str(error)) from error
+        finally:
+            self._pairing = False
+            if self._discovery is not None:
+                self._discovery.announce_pairing(None)
+        return await self._pin(device)
+
+    async def join_pairing(self, body: PairJoin) -> Paired:
+        """Types a code that another device shows. Raises RequestError."""
+        try:
+            hosts = [split_host_port(body.at)] if body.at is not None else self._pairing_hosts()
+        except ValueError as error:
+            raise RequestError(str(error)) from error
+        if not hosts:
+            raise RequestError(
+                "no device on this network shows a pairing code: run `meshtrain pair` on the other device first. "
+                "If it does show one, multicast may be blocked here: add --at HOST:PORT, as the other device says"
+            )
+        failures = []
+        for host, port in hosts:
+            try:
+                return await self._pin(await pair_with(host, port, body.code, self._identity, self._links.port))
+            except PairingError as error:
+                failures.append(str(error))
+        raise RequestError("\n".join(dict.fromkeys(failures)))
+
+    def _pairing_hosts(self) -> list[tuple[str, int]]:
+        """First address of each device that announces a pairing; whoever answers gets one guess at the code."""
+        return [
+            (sighting.addresses[0], sighting.pair_port)
+            for sighting in self._sightings.values()
+            if sighting.pair_port is not None and sighting.addresses
+        ]
+
+    async def _pin(self, device: PairedDevice) -> Paired:
+        pin = Pin(
+            device_id=device.device_id,
+            name=device.name,
+            certificate_pem=device.certificate_pem,
+            added_at=time.time(),
+            added_by=self.node.device,
+            last_addresses=(device.address,),
+        )
+        try:
+            self._pins.add(pin)
+        except PinsError as error:
+            raise RequestError(str(error)) from error
+        self._book.learn(device.device_id, device.address, Source.REMEMBERED, time.monotonic())
+        self._links.dial_now()
+        with contextlib.suppress(TimeoutError):  # paired all the same; `meshtrain peers` shows when it is linked
+            async with asyncio.timeout(LINK_AFTER_PAIRING_S):
+                while device.device_id not in self.node.links:
+                    await asyncio.sleep(0.02)
+        return Paired(device=device.device_id, name=printable(device.name))
+
+    def unpair(self, body: Unpair) -> Paired:
+        """Forgets a device and drops its link. Raises RequestError."""
+        try:
+            pin = self._pins.find(body.peer)
+            self._pins.remove(pin.device_id)
+        except PinsError as error:
+            raise RequestError(str(error)) from error
+        self._links.drop(pin.device_id, "this device was unpaired")
+        return Paired(device=pin.device_id, name=printable(pin.name))
+
+    # News
+
+    def _follow_pins(self) -> None:
+        self._book.set_pinned([pin.device_id for pin in self._pins.all()], time.monotonic())
+        self._links.dial_now()
+
+    def _seen(self, sighting: Sighting) -> None:
+        self._sightings[sighting.device_id] = sighting
+        now_s = time.monotonic()
+        for host in sighting.addresses:
+            self._book.learn(sighting.device_id, Address(host=host, port=sighting.port), Source.MDNS, now_s)
+        self._links.dial_now()
+
+    def _gone(self, device: str) -> None:
+        self._sightings.pop(device, None)
+        self._book.withdraw(device, Source.MDNS)
+
+
+def _linked(link: Link) -> PeerSummary:
+    return PeerSummary(
+        device=link.device,
+        name=link.hello.name,
+        state="linked",
+        address=str(link.address),
+        rtt_s=link.rtt_s,
+        software=link.hello.software,
+        cores=link.hello.cores,
+        memory_bytes=link.hello.memory_bytes,
+    )
+
+

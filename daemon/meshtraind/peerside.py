@@ -1,0 +1,52 @@
+"""What other daemons may ask of this one, over their pinned links."""
+
+import logging
+from collections.abc import Callable
+
+from meshtraind.board import Board
+from meshtraind.connection import Connection, RequestError
+from meshwire.header import Header
+from meshwire.messages.job import Fetch, Find, Found, ListOutputs, Offer, Prepare
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+
+class PeerSide:
+    """Handler of every linked peer's connection."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return self._board.chunk_announced(_device(conn), header)
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        self._board.chunk_received(_device(conn), header)
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        wrong = self._board.notice(_device(conn), header, body)
+        if wrong is not None:
+            conn.refuse(wrong)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:  # noqa: ARG002
+        match body:
+            case Offer():
+                return self._board.offered(body, _device(conn))
+            case Prepare():
+                return self._board.prepared(body.generation)
+            case Fetch():
+                return await self._board.fetch(body, forward=False)
+            case ListOutputs():
+                return await self._board.outputs(body, forward=False)
+            case Find():
+                return Found(jobs=self._board.summaries(body.prefix))
+        raise RequestError(f"a peer may not ask for {type(body).__name__}")
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self._board.peer_lost(_device(conn), reason)
+
+
+def _device(conn: Connection) -> str:
+    assert conn.device is not None, "only verified links get this handler"
+    return conn.device
