@@ -116,7 +116,9 @@ class Agreement:
         await self._until(lambda: [] if self._index else [0], "to describe its start", emit)
         assert self._index is not None
         if len(self._index.units) != len(units):
-            raise RequestError(f"rank 0 starts from {len(self._index.units)} units of state, this rank from {len(units)}")
+            raise RequestError(
+                f"rank 0 starts from {len(self._index.units)} units of state, this rank from {len(units)}"
+            )
         wanted = tuple(unit for unit, digest in enumerate(self._index.units) if digest != units[unit])
         self._send(0, StateWant(job=self._job, rank=self._rank, units=wanted))
         if wanted:
@@ -179,7 +181,9 @@ class Agreement:
             names = ", ".join(f"rank {rank} ({self._members[rank].name})" for rank in absent)
             gone = self._gone()
             if gone in absent:
-                raise RequestError(f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain")
+                raise RequestError(
+                    f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain"
+                )
             if time.monotonic() > deadline_s:
                 raise RequestError(f"waited {START_TIMEOUT_S:.0f} s for {names} {what}")
             try:

@@ -14,7 +14,18 @@ STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 NICENESS = 5  # M3: the learner yields to the daemon
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
-INHERITED = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TMPDIR", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "CUDA_VISIBLE_DEVICES")
+INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 class Learner:
