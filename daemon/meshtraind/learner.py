@@ -11,7 +11,7 @@ from pathlib import Path
 from meshtraind.memory import SharedMemory
 
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
-NICENESS = 5  # M3: the learner yields to the daemon
+LAUNCH = Path(__file__).with_name("launch.py")
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
 INHERITED = (
@@ -62,6 +62,10 @@ class Learner:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                "-IS",  # the launcher needs nothing but the standard library
+                str(LAUNCH),
+                str(os.getpid()),
+                sys.executable,
                 "-u",
                 self._script,
                 *self._args,
@@ -75,8 +79,6 @@ class Learner:
             )
         finally:
             os.close(descriptor)
-        with contextlib.suppress(ProcessLookupError):  # it may have ended already; wait() tells how
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, NICENESS)
 
     async def wait(self) -> int:
         """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""

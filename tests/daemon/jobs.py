@@ -1,0 +1,135 @@
+"""Helpers of the tests that submit real jobs to real daemons."""
+
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from meshtrain.localmesh import LocalDaemon
+from meshtrain.packing import scan, scan_data
+from meshwire import limits
+from meshwire.messages.job import Fetch, Fetched, Found, JobSummary
+from meshwire.messages.local import GetJobs, Submit, Submitted, Watch, Watched
+
+TIMEOUT_S = 90.0
+
+PREAMBLE = """
+import os, sys, time
+import torch
+import meshtrain as mt
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+xs = torch.randn(96, 8, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(xs, xs.sum(1, keepdim=True))
+loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+"""
+
+TRAIN = (
+    PREAMBLE
+    + """
+model, optimizer, loader = mt.prepare(model, optimizer, loader)
+for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        mt.log(loss=loss)
+print("rank", mt.rank(), "of", mt.world_size(), "ends with", round(loss.item(), 4), flush=True)
+(mt.output_dir() / "sub").mkdir(exist_ok=True)
+(mt.output_dir() / "sub" / "weights.txt").write_text(" ".join(str(p.sum().item()) for p in model.parameters()))
+mt.finish()
+"""
+)
+
+
+def submission(folder: Path, script: str, **options: Any) -> Submit:
+    """A job whose working directory holds `script` as train.py, and whatever lies in `folder` already."""
+    work = folder / "work"
+    work.mkdir(exist_ok=True)
+    (work / "train.py").write_text(textwrap.dedent(script))
+    files = folder / "files.manifest"
+    files.write_bytes(scan(work).manifest.pack())
+    data = options.pop("data", None)
+    data_manifest = None
+    if data is not None:
+        path = folder / "data.manifest"
+        path.write_bytes(scan_data(data).manifest.pack())
+        data_manifest = str(path)
+    fields: dict[str, Any] = {
+        "name": "test",
+        "root": str(work),
+        "manifest": str(files),
+        "data_root": str(data) if data is not None else None,
+        "data_manifest": data_manifest,
+        "script": "train.py",
+        "args": (),
+        "env": (),
+        "on": (),
+        "peers": None,
+        "sync": "bsp",
+        "codec": "fp32",
+        "on_nan": "stop",
+        "seed": 1,
+        "bucket_bytes": None,
+        "hash_every": 2,
+        "trace": False,
+        "dry_run": False,
+    }
+    return Submit(**{**fields, **options})
+
+
+def submit(daemon: LocalDaemon, folder: Path, script: str, **options: Any) -> Submitted:
+    """Starts a job."""
+    reply = daemon.request(submission(folder, script, **options), TIMEOUT_S, "submission")
+    assert isinstance(reply, Submitted)
+    return reply
+
+
+def ended(daemon: LocalDaemon, job: str, on_event: Callable[[Any], None] | None = None) -> JobSummary:
+    """Waits for the end of a job, as this daemon sees it."""
+    reply = daemon.request(Watch(job=job), TIMEOUT_S, "end of the job", on_event)
+    assert isinstance(reply, Watched)
+    return reply.summary
+
+
+def run(daemon: LocalDaemon, folder: Path, script: str, **options: Any) -> JobSummary:
+    """Starts a job and waits for its end."""
+    return ended(daemon, submit(daemon, folder, script, **options).job)
+
+
+def summary(daemon: LocalDaemon, job: str) -> JobSummary:
+    """What this daemon says of a job now."""
+    found = daemon.request(GetJobs(prefix=job), TIMEOUT_S, "jobs")
+    assert isinstance(found, Found)
+    (only,) = found.jobs
+    return only
+
+
+def wait_for(daemon: LocalDaemon, job: str, condition: Callable[[JobSummary], bool], what: str) -> JobSummary:
+    """Polls a job until `condition` holds."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while True:
+        seen = summary(daemon, job)
+        if condition(seen):
+            return seen
+        assert seen.ended_at_s is None, f"the job ended before {what}: {seen.error}"
+        assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S} s for {what}"
+        time.sleep(0.05)
+
+
+def read(daemon: LocalDaemon, job: str, what: str, rank: int, path: str | None = None) -> str:
+    """A whole log or output file of a rank."""
+    text = b""
+    while True:
+        wanted = Fetch(
+            job=job, what=what, rank=rank, path=path, offset_bytes=len(text), max_bytes=limits.FETCH_BYTES_MAX
+        )
+        piece = daemon.request(wanted, TIMEOUT_S, f"{what} of rank {rank}")
+        assert isinstance(piece, Fetched)
+        text += piece.data
+        if piece.end or not piece.data:
+            return text.decode()

@@ -1,0 +1,217 @@
+"""Real daemons as processes, real learners: what a person does, and what goes wrong for them."""
+
+import os
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from meshtrain.client import RequestError
+from meshtrain.localmesh import LocalMesh
+from meshwire.messages.job import ListOutputs, Outputs
+from meshwire.messages.local import Cancel, GetStatus, Status
+from tests.daemon import jobs
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[LocalMesh]:
+    with LocalMesh(("anna", "bert", "cleo"), print) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_running(mesh: LocalMesh) -> Iterator[None]:
+    """Every job ends with all its processes."""
+    yield
+    for daemon in mesh.daemons:
+        deadline_s = time.monotonic() + 10
+        while children := psutil.Process(daemon.process.pid).children(recursive=True):
+            assert time.monotonic() < deadline_s, f"{daemon.name} still runs {children}"
+            time.sleep(0.05)
+
+
+def test_a_job_trains_on_all_whoever_submits_it(mesh: LocalMesh, tmp_path: Path) -> None:
+    """O9: replicas are bit-equal; outputs and logs are had from any peer."""
+    for daemon in mesh.daemons[1:]:
+        summary = jobs.run(daemon, tmp_path, jobs.TRAIN)
+        assert summary.state == "succeeded", summary.error
+        assert summary.replicas_equal is True
+        assert summary.hashes_compared >= 4
+        assert summary.rounds == 8  # two epochs of 96 samples, 24 a round
+        weights = set()
+        for other in mesh.daemons:
+            listed = other.request(ListOutputs(job=summary.job), jobs.TIMEOUT_S, "outputs")
+            assert isinstance(listed, Outputs)
+            assert sorted((file.rank, file.path) for file in listed.files) == [
+                (rank, "sub/weights.txt") for rank in range(3)
+            ]
+            for rank in range(3):
+                weights.add(jobs.read(other, summary.job, "output", rank, "sub/weights.txt"))
+                assert f"rank {rank} of 3 ends" in jobs.read(other, summary.job, "log", rank)
+        assert len(weights) == 1
+
+
+def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    first, second = mesh.daemons[:2]
+    started = [
+        jobs.submit(first, folders[0], jobs.TRAIN, peers=2),
+        jobs.submit(second, folders[1], jobs.TRAIN, on=("bert", "cleo"), codec="fp16"),
+    ]
+    for daemon, submitted in zip((first, second), started, strict=True):
+        summary = jobs.ended(daemon, submitted.job)
+        assert summary.state == "succeeded", summary.error
+        assert summary.replicas_equal is True
+
+
+def test_a_job_goes_on_when_its_submitter_leaves(tmp_path: Path) -> None:
+    """DESIGN 9: no master. (A submitter that takes part is a member, and until generations change its loss ends the job.)"""
+    with LocalMesh(("anna", "bert", "cleo"), print) as mesh:
+        anna, bert, cleo = mesh.daemons
+        submitted = jobs.submit(anna, tmp_path, jobs.TRAIN, on=("bert", "cleo"), args=("20",))
+        anna.ask_to_stop()
+        anna.stop()
+        for daemon in (bert, cleo):
+            summary = jobs.ended(daemon, submitted.job)
+            assert summary.state == "succeeded", summary.error
+
+
+SLOW = jobs.PREAMBLE + """
+model, optimizer, loader = mt.prepare(model, optimizer, loader)
+while True:
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        mt.log(loss=1.0)
+"""
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool) -> None:
+    submitted = jobs.submit(mesh.daemons[0], tmp_path, SLOW)
+    jobs.wait_for(mesh.daemons[0], submitted.job, lambda seen: seen.rounds >= 2, "round 2")
+    mesh.daemons[1].request(Cancel(job=submitted.job, now=now), jobs.TIMEOUT_S, "cancelling")
+    for daemon in mesh.daemons:
+        summary = jobs.ended(daemon, submitted.job)
+        assert summary.state == "cancelled"
+        assert summary.error is not None
+        assert "cancelled on bert" in summary.error
+
+
+FAILURES = {
+    "at import": ("import no_such_package_here", ["rank ", "ModuleNotFoundError", "Install no_such_package_here"]),
+    "at a step of one peer": (
+        SLOW.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n        if mt.rank() == 1: raise KeyError('boom')"),
+        ["rank 1 (", "exit code 1", "KeyError: 'boom'"],
+    ),
+    "by differing models": (
+        SLOW.replace("model, optimizer, loader = mt.p", "model[2] = torch.nn.Linear(32, 1, bias=os.environ['RANK'] == '0')\n"
+                     "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nmodel, optimizer, loader = mt.p"),
+        ["differ", "2.bias"],
+    ),
+    "by a NaN gradient": (
+        SLOW.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n        if mt.rank() == 2: x = x * float('nan')"),
+        ["not finite", "rank 2", "0.weight", "round 1"],
+    ),
+    "by a second backward pass": (
+        SLOW.replace("        optimizer.step()", "        torch.nn.functional.mse_loss(model(x), y).backward()\n        optimizer.step()"),
+        ["no_sync"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", FAILURES)
+def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
+    """Which peer, and its traceback, on every daemon."""
+    script, complaints = FAILURES[how]
+    submitted = jobs.submit(mesh.daemons[0], tmp_path, script)
+    for daemon in mesh.daemons:
+        summary = jobs.ended(daemon, submitted.job)
+        assert summary.state == "failed"
+        for complaint in complaints:
+            assert complaint in (summary.error or ""), summary.error
+
+
+def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
+    """V1: the round is void on all, and the job goes on with equal replicas."""
+    script = jobs.TRAIN.replace(
+        "optimizer.zero_grad()", "optimizer.zero_grad()\n        if mt.rank() == 2 and epoch == 0: x = x * float('nan')"
+    )
+    summary = jobs.run(mesh.daemons[0], tmp_path, script, on_nan="skip")
+    assert summary.state == "succeeded", summary.error
+    assert summary.replicas_equal is True
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"sync": "ssp:2"}, "--sync ssp:2 is not built yet"),
+        ({"codec": "zip"}, "there is no codec 'zip'"),
+        ({"peers": 4}, "only 3 devices"),
+        ({"on": ("anna", "zoe")}, "no linked device is called 'zoe'"),
+        ({"script": "other.py"}, "other.py is not among the files"),
+    ],
+)
+def test_a_job_that_cannot_be_is_refused(
+    mesh: LocalMesh, tmp_path: Path, options: dict[str, object], complaint: str
+) -> None:
+    with pytest.raises(RequestError) as refusal:
+        jobs.submit(mesh.daemons[0], tmp_path, jobs.TRAIN, **options)
+    assert complaint in str(refusal.value)
+
+
+def test_a_killed_daemon_ends_the_job_and_leaves_nothing(tmp_path: Path) -> None:
+    """Until generations can change a lost member ends the job, without a hang; its learner dies with its daemon."""
+    with LocalMesh(("anna", "bert"), print) as mesh:
+        submitted = jobs.submit(mesh.daemons[0], tmp_path, SLOW)
+        jobs.wait_for(mesh.daemons[0], submitted.job, lambda seen: seen.rounds >= 2, "round 2")
+        learners = psutil.Process(mesh.daemons[1].process.pid).children()
+        assert learners
+        mesh.daemons[1].process.send_signal(signal.SIGKILL)
+        summary = jobs.ended(mesh.daemons[0], submitted.job)
+        assert summary.state == "failed"
+        assert "lost rank 1 (bert)" in (summary.error or "")
+        _, alive = psutil.wait_procs(learners, timeout=20)
+        assert not alive
+
+
+def test_one_device_alone_runs_jobs(tmp_path: Path) -> None:
+    """A world of one, and a word on how to add a peer."""
+    with LocalMesh(("anna",), print) as mesh:
+        submitted = jobs.submit(mesh.daemons[0], tmp_path, jobs.TRAIN)
+        assert any("meshtrain pair" in note for note in submitted.notes)
+        summary = jobs.ended(mesh.daemons[0], submitted.job)
+        assert summary.state == "succeeded", summary.error
+        assert summary.rounds == 24
+
+
+def test_nobody_unpaired_gets_past_the_handshake(mesh: LocalMesh) -> None:
+    """DESIGN 10. TLS 1.3 lets a client believe for a moment that it is connected; what it then reads is the end."""
+    status = mesh.daemons[0].request(GetStatus(), jobs.TIMEOUT_S, "status")
+    assert isinstance(status, Status)
+    host, _, port = status.listen.rpartition(":")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    with socket.create_connection((host, int(port)), 10) as plain:
+        try:
+            with context.wrap_socket(plain) as wrapped:
+                assert wrapped.recv(1) == b""
+        except (ssl.SSLError, ConnectionError):
+            pass
+    for noise in (os.urandom(4096), b"GET / HTTP/1.1\r\n\r\n", b""):
+        with socket.create_connection((host, int(port)), 10) as plain:
+            plain.sendall(noise)
+    again = mesh.daemons[0].request(GetStatus(), jobs.TIMEOUT_S, "status")
+    assert isinstance(again, Status)
+    assert again.peers_linked == 2
