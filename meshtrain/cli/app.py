@@ -1,0 +1,49 @@
+"""The list of commands, in the order in which `meshtrain --help` shows them."""
+
+import typer
+
+from meshtrain.cli.daemon import down, up
+from meshtrain.cli.get import get
+from meshtrain.cli.init import init
+from meshtrain.cli.jobs import cancel, jobs
+from meshtrain.cli.logs import logs
+from meshtrain.cli.mesh import pair, peers, status, unpair
+from meshtrain.cli.options import examples
+from meshtrain.cli.submit import submit
+from meshtrain.cli.version import version
+
+SETTINGS = {"help_option_names": ["--help", "-h"]}
+
+app = typer.Typer(
+    help="Train one PyTorch script on all the laptops you own.",
+    epilog=examples("meshtrain up", "meshtrain pair", "meshtrain init --example gpt", "meshtrain submit train.py"),
+    context_settings=SETTINGS,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: it starts faster, and pipes well
+    pretty_exceptions_enable=False,
+)
+
+app.command(epilog=examples("meshtrain up", "meshtrain up --name attic --peer 192.168.1.20"))(up)
+app.command(epilog=examples("meshtrain down"))(down)
+app.command(epilog=examples("meshtrain status", "meshtrain status --json"))(status)
+app.command(epilog=examples("meshtrain peers", "meshtrain peers --json"))(peers)
+app.command(epilog=examples("meshtrain pair", "meshtrain pair 483-917", "meshtrain pair 483-917 --at 192.168.1.20"))(
+    pair
+)
+app.command(epilog=examples("meshtrain unpair attic"))(unpair)
+app.command(epilog=examples("meshtrain init --example gpt", "meshtrain init --example mlp disc"))(init)
+app.command(
+    epilog=examples(
+        "meshtrain submit train.py --epochs 3",
+        "meshtrain submit --data data --codec fp16 train.py",
+        "meshtrain submit --peers 2 -d train.py",
+    ),
+    # Everything after the script is the script's, `--help` too.
+    context_settings=SETTINGS | {"allow_interspersed_args": False},
+)(submit)
+app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
+app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 1kx3"))(logs)
+app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
+app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)
+app.command(epilog=examples("meshtrain version"))(version)

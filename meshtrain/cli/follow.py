@@ -1,0 +1,176 @@
+"""Follows a job until its end: all ranks' logs and its state, each read on a connection of its own."""
+
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshtrain.cli.connection import ask
+from meshtrain.cli.errors import CliError
+from meshtrain.cli.followview import View
+from meshtrain.cli.logpieces import Lines, fetch_log, log_end, tail_offset
+from meshtrain.cli.terminal import printable_lines, say
+from meshtrain.client import Client
+from meshtrain.errors import MeshtrainError, RequestError
+from meshwire import limits
+from meshwire.messages.job import JobSummary
+from meshwire.messages.local import Watch, Watched
+from meshwire.wiretypes import Wire
+
+WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
+WATCH_SILENCE_S = 30.0  # it is told about the job every second
+LOG_WAIT_S = 5.0  # how long the daemon holds a request for more of a log
+RETRY_S = 1.0  # after a peer did not answer for its log
+LOGS_AFTER_END_S = 15.0  # how long the rest of the logs may take when the job has ended
+TICK_S = 0.5  # ctrl-C is noticed within this on every system
+
+Connect = Callable[[], Client]
+
+
+@dataclass(frozen=True, slots=True)
+class _LogLines:
+    rank: int
+    lines: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _LogOver:
+    rank: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    summary: JobSummary
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _WatchFailed:
+    error: Exception
+
+
+_Item = _LogLines | _LogOver | _State | _WatchFailed
+
+
+class Follower:
+    """Reads everything about one job into one queue. `KeyboardInterrupt` passes through `run`: the job goes on."""
+
+    def __init__(self, connect: Connect, job: str, ranks: Sequence[int], tail: int | None) -> None:
+        self._connect = connect
+        self._job = job
+        self._ranks = ranks
+        self._tail = tail
+        self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+
+    def run(self, view: View) -> JobSummary:
+        """Shows the job until it has ended and its logs are read. Raises CliError when the daemon goes away."""
+        self._start(self._watch, "watch")
+        for rank in self._ranks:
+            self._start(functools.partial(self._read, rank), f"log {rank}")
+        try:
+            return self._show(view)
+        finally:
+            self._stopping.set()
+
+    def _show(self, view: View) -> JobSummary:
+        reading = set(self._ranks)
+        ended: JobSummary | None = None
+        deadline_s = float("inf")
+        while ended is None or reading:
+            try:
+                item = self._items.get(timeout=TICK_S)
+            except queue.Empty:
+                if ended is not None and time.monotonic() > deadline_s:
+                    ranks = ", ".join(str(rank) for rank in sorted(reading))
+                    say(f"warning: the end of the log of rank {ranks} did not arrive", style="yellow")
+                    return ended
+                continue
+            match item:
+                case _LogLines(rank, lines):
+                    view.lines(rank, lines)
+                case _LogOver(rank, error):
+                    reading.discard(rank)
+                    if error is not None:
+                        say(f"warning: {printable_lines(error)}", style="yellow")
+                case _State(summary, True):
+                    ended, deadline_s = summary, time.monotonic() + LOGS_AFTER_END_S
+                    view.status(summary)
+                case _State(summary, False):
+                    view.status(summary)
+                case _WatchFailed(error):
+                    raise CliError(
+                        f"job {self._job} can no longer be followed: {error}",
+                        f"meshtrain up && meshtrain logs -f {self._job}",
+                    )
+        return ended
+
+    def _start(self, work: Callable[[], None], name: str) -> None:
+        # Daemon threads: they wait inside the connection, and detaching must not wait for them.
+        threading.Thread(target=work, name=f"follow/{name}", daemon=True).start()
+
+    def _watch(self) -> None:
+        def on_event(event: Wire) -> None:
+            if isinstance(event, Watched):
+                self._items.put(_State(event.summary, ended=False))
+
+        try:
+            client = self._connect()
+            try:
+                reply = ask(
+                    client,
+                    Watch(job=self._job),
+                    Watched,
+                    name=f"job {self._job}",
+                    timeout_s=WATCH_TIMEOUT_S,
+                    on_event=on_event,
+                    silence_s=WATCH_SILENCE_S,
+                )
+            finally:
+                client.close()
+        except (CliError, MeshtrainError, OSError) as error:
+            self._items.put(_WatchFailed(error))
+            return
+        self._items.put(_State(reply.summary, ended=True))
+
+    def _read(self, rank: int) -> None:
+        error: str | None = None
+        try:
+            client = self._connect()
+            try:
+                error = self._read_to_end(client, rank)
+            finally:
+                client.close()
+        except (CliError, MeshtrainError, OSError) as problem:
+            error = f"the log of rank {rank}: {problem}"
+        self._items.put(_LogOver(rank, error))
+
+    def _read_to_end(self, client: Client, rank: int) -> str | None:
+        lines = Lines()
+        offset_bytes = 0
+        if self._tail is not None:
+            end_bytes = log_end(client, self._job, rank)
+            offset_bytes = tail_offset(client, self._job, rank, self._tail, end_bytes)
+        refused = 0
+        while not self._stopping.is_set():
+            asked_s = time.monotonic()
+            try:
+                piece = fetch_log(client, self._job, rank, offset_bytes, limits.FETCH_BYTES_MAX, LOG_WAIT_S)
+            except RequestError as problem:
+                refused += 1
+                if refused * RETRY_S > LOGS_AFTER_END_S:
+                    return f"the log of rank {rank}: {problem}"
+                self._stopping.wait(RETRY_S)
+                continue
+            refused = 0
+            offset_bytes += len(piece.data)
+            self._items.put(_LogLines(rank, lines.feed(piece.data)))
+            if piece.end:
+                break
+            if not piece.data and time.monotonic() - asked_s < RETRY_S:
+                self._stopping.wait(RETRY_S)  # answered at once with nothing
+        self._items.put(_LogLines(rank, lines.flush()))
+        return None

@@ -1,0 +1,106 @@
+"""How a followed job looks: log lines with the rank's name in front, and one line that says where the job stands."""
+
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self, TextIO
+
+from meshtrain.cli.terminal import console, human_seconds, printable, say
+from meshwire.messages.job import JobSummary, Metrics
+
+STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
+VALUES_SHOWN = 3
+
+
+def prefixes(names: Sequence[str]) -> list[str]:
+    """`[rank name] `, equally wide for all ranks."""
+    made = [f"[{rank} {printable(name)}]" for rank, name in enumerate(names)]
+    width = max(map(len, made), default=0)
+    return [text.ljust(width) + " " for text in made]
+
+
+def status_text(job: JobSummary) -> str:
+    """Where a job stands, in one line."""
+    reports = job.ranks
+    parts = [f"{printable(job.name)} {printable(job.state)}"]
+    if not reports:
+        return parts[0]
+    metrics = [report.metrics for report in reports]
+    if job.rounds or any(one.round for one in metrics):
+        parts.append(f"round {max([job.rounds, *(one.round for one in metrics)])}")
+    parts += [f"{printable(name)} {value:.4g}" for name, value in _means(metrics)[:VALUES_SHOWN]]
+    slowest_s = max(one.step_s for one in metrics)
+    if slowest_s > 0:
+        parts.append(f"{human_seconds(slowest_s) if slowest_s >= 1 else f'{slowest_s * 1000:.0f} ms'}/step")
+    for report in reports:
+        if report.metrics.waiting_for:
+            parts.append(f"rank {report.rank} waits for {printable(report.metrics.waiting_for)}")
+            break
+    return " · ".join(parts)
+
+
+def _means(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
+    """The script's own values, averaged over the ranks that have them, in order of appearance."""
+    values: dict[str, list[float]] = {}
+    for one in metrics:
+        for name, value in one.values:
+            values.setdefault(name, []).append(value)
+    return [(name, sum(column) / len(column)) for name, column in values.items()]
+
+
+class View:
+    """Where a followed job is shown. On a terminal the status line stays below the log; in a pipe each change of
+    state is a line on stderr.
+
+    Args:
+        names: of the members, by rank.
+        shown: the ranks whose logs are shown; one alone needs no prefix.
+        logs: where log lines go.
+    """
+
+    def __init__(self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None) -> None:
+        self._prefixes = prefixes(names) if len(shown) > 1 else [""] * len(names)
+        self._logs = logs or sys.stdout
+        self._console = console(stderr=self._logs is sys.stderr)
+        self._live = None
+        self._state = ""
+        if self._console.is_terminal:
+            from rich.live import Live
+
+            self._live = Live("", console=self._console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def lines(self, rank: int, lines: Sequence[str]) -> None:
+        """Log lines of one rank."""
+        if not lines:
+            return
+        prefix = self._prefixes[rank]
+        if self._live is None:
+            self._logs.write("".join(f"{prefix}{line}\n" for line in lines))
+            self._logs.flush()
+            return
+        from rich.text import Text
+
+        style = STYLES[rank % len(STYLES)]
+        for line in lines:
+            self._console.print(Text(prefix, style=style).append_text(Text.from_ansi(line)), soft_wrap=True)
+
+    def status(self, job: JobSummary) -> None:
+        """Where the job stands now."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(status_text(job), style="bold", overflow="ellipsis", no_wrap=True))
+        elif job.state != self._state:
+            say(f"job {job.job} {printable(job.state)}")
+        self._state = job.state

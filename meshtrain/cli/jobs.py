@@ -1,0 +1,135 @@
+"""`jobs` and `cancel`; how commands find a job by its id prefix, and how they describe one."""
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli.connection import ask, connected
+from meshtrain.cli.errors import CliError, reported, show_error
+from meshtrain.cli.options import DataDir, Json
+from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable, printable_lines, say
+from meshtrain.client import Client
+from meshtrain.errors import RequestError
+from meshwire.jobs import TERMINAL_STATES, JobState
+from meshwire.messages.envelope import Done
+from meshwire.messages.job import Found, JobSummary
+from meshwire.messages.local import Cancel, GetJobs
+
+CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
+MATCHES_SHOWN = 5
+
+
+def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
+    """Jobs with this id prefix, the newest first."""
+    found = ask(client, GetJobs(prefix=prefix), Found, name="list of jobs")
+    return sorted(found.jobs, key=lambda job: (job.created_at_s, job.job), reverse=True)
+
+
+def find_job(client: Client, prefix: str | None) -> JobSummary:
+    """The job with this id or unambiguous prefix; the latest when None. Raises CliError."""
+    if prefix == "" or (prefix is not None and len(prefix) > len("0123456789ab")):
+        raise CliError(f"{prefix!r} is not a job id", "meshtrain jobs")
+    matches = list_jobs(client, (prefix or "").lower())
+    if not matches:
+        message = "there are no jobs yet" if prefix is None else f"no job has an id that begins with {prefix!r}"
+        raise CliError(message, "meshtrain submit train.py" if prefix is None else "meshtrain jobs")
+    if prefix is None or len(matches) == 1:
+        return matches[0]
+    shown = ", ".join(f"{job.job} ({printable(job.name)})" for job in matches[:MATCHES_SHOWN])
+    more = f" and {len(matches) - MATCHES_SHOWN} more" if len(matches) > MATCHES_SHOWN else ""
+    raise CliError(f"{len(matches)} jobs begin with {prefix!r}: {shown}{more}", "a longer prefix")
+
+
+def has_ended(job: JobSummary) -> bool:
+    """Whether nothing of it will change any more."""
+    return job.state in TERMINAL_STATES
+
+
+def outcome_lines(job: JobSummary) -> list[str]:
+    """How a job ended, and why it failed: for stderr."""
+    took = ""
+    if job.started_at_s is not None and job.ended_at_s is not None:
+        took = f" after {human_seconds(job.ended_at_s - job.started_at_s)}"
+    facts = [f"{job.rounds} rounds"] if job.rounds else []
+    if job.replicas_equal is not None:
+        verdict = "bit-equal" if job.replicas_equal else "DIFFERENT"
+        facts.append(f"replicas {verdict} ({job.hashes_compared} comparisons)")
+    lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
+    if job.state == JobState.SUCCEEDED:
+        return lines
+    if job.error:
+        lines.append(printable_lines(job.error.rstrip()))
+    for report in job.ranks:
+        if report.error and report.error != job.error:
+            name = job.members[report.rank].name if report.rank < len(job.members) else "?"
+            lines.append(f"rank {report.rank} ({printable(name)}): {printable_lines(report.error.rstrip())}")
+    return lines
+
+
+@reported
+def jobs(
+    prefix: Annotated[str, typer.Argument(metavar="ID", help="Only jobs whose id begins so.")] = "",
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List jobs, the newest first."""
+    with connected(data_dir) as client:
+        found = list_jobs(client, prefix.lower())
+    if json:
+        print_json([plain(job) for job in found])
+        return
+    if not found:
+        say("No jobs. Start one: meshtrain submit train.py")
+        return
+    now_s = time.time()
+    columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
+    print_table(columns, [_job_row(job, now_s) for job in found])
+
+
+def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
+    took = "-"
+    if job.started_at_s is not None and (job.ended_at_s is not None or not has_ended(job)):
+        took = human_seconds((job.ended_at_s or now_s) - job.started_at_s)
+    return (
+        job.job,
+        printable(job.name),
+        printable(job.state),
+        str(len(job.members)),
+        str(job.rounds),
+        f"{human_seconds(now_s - job.created_at_s)} ago",
+        took,
+        printable(job.script),
+    )
+
+
+@reported
+def cancel(
+    ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids, or prefixes of them.")],
+    now: Annotated[bool, typer.Option("--now", help="Kill the learners instead of asking them to end.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """End jobs, on all their devices."""
+    failed = False
+    with connected(data_dir) as client:
+        for prefix in ids:
+            try:
+                _cancel_one(client, prefix, now)
+            except CliError as error:
+                show_error(str(error), error.hint)
+                failed = True
+            except (RequestError, TimeoutError) as error:
+                show_error(f"job {prefix} could not be cancelled: {error}", "meshtrain cancel --now " + prefix)
+                failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _cancel_one(client: Client, prefix: str, now: bool) -> None:
+    job = find_job(client, prefix)
+    if has_ended(job):
+        say(f"job {job.job} has ended already: {job.state}")
+        return
+    ask(client, Cancel(job=job.job, now=now), Done, name=f"cancelling {job.job}", timeout_s=CANCEL_TIMEOUT_S)
+    print(job.job)

@@ -1,0 +1,165 @@
+"""`status`, `peers`, `pair`, `unpair`: this device and the others."""
+
+import re
+import socket
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli.connection import ask, connected
+from meshtrain.cli.errors import EXIT_INTERRUPTED, UsageError, reported
+from meshtrain.cli.options import DataDir, Json
+from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable, printable_lines, say
+from meshwire.files import human_bytes
+from meshwire.messages.link import Software
+from meshwire.messages.local import (
+    GetPeers,
+    GetStatus,
+    PairCode,
+    Paired,
+    PairHost,
+    PairJoin,
+    Peers,
+    PeerSummary,
+    Status,
+    Unpair,
+)
+from meshwire.wiretypes import Wire
+
+ID_CHARS = 8  # of a device id that people see
+PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
+PAIR_JOIN_TIMEOUT_S = 120.0  # search by mDNS, then one handshake
+TRUST = "A paired device may run code on this one, with the rights of the user that runs meshtraind."
+
+
+@reported
+def status(data_dir: DataDir = None, json: Json = False) -> None:
+    """Show this device. Its name, links, running jobs and warnings."""
+    with connected(data_dir) as client:
+        reply = ask(client, GetStatus(), Status, name="status")
+    if json:
+        print_json(plain(reply))
+        return
+    print(f"{printable(reply.name)} ({reply.device[:ID_CHARS]}) is up for {human_seconds(reply.up_s)}")
+    print(f"  listens   {printable(reply.listen)}")
+    print(f"  peers     {reply.peers_linked} linked of {reply.peers_paired} paired")
+    print(f"  jobs      {reply.jobs_running} running")
+    print(f"  software  {_software(reply.software)}")
+    print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
+    for warning in reply.warnings:
+        say(f"warning: {printable_lines(warning)}", style="yellow")
+    if not reply.peers_paired:
+        say("No other device is paired yet. Add one: meshtrain pair")
+
+
+def _software(software: Software) -> str:
+    torch = f"torch {software.torch}" if software.torch is not None else "no torch (a hub)"
+    return printable(f"meshtrain {software.meshtrain}, Python {software.python}, {torch}, {software.system}")
+
+
+@reported
+def peers(data_dir: DataDir = None, json: Json = False) -> None:
+    """List the other devices. STATE: linked, paired (but away), or seen on this network (not paired)."""
+    with connected(data_dir) as client:
+        reply = ask(client, GetPeers(), Peers, name="peers")
+    if json:
+        print_json([plain(peer) for peer in reply.peers])
+        return
+    if not reply.peers:
+        say("No other device is known. Add one: meshtrain pair")
+        return
+    print_table(
+        ("NAME", "ID", "STATE", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
+        [_peer_row(peer) for peer in reply.peers],
+    )
+
+
+def _peer_row(peer: PeerSummary) -> tuple[str, ...]:
+    return (
+        printable(peer.name),
+        peer.device[:ID_CHARS],
+        peer.state,
+        printable(peer.address or "-"),
+        "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms",
+        "-" if peer.cores is None else str(peer.cores),
+        "-" if peer.memory_bytes is None else human_bytes(peer.memory_bytes),
+        "-" if peer.software is None else _software(peer.software),
+    )
+
+
+@reported
+def pair(
+    code: Annotated[
+        str | None, typer.Argument(metavar="CODE", help="The code that the other device shows, e.g. 483-917.")
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option("--at", metavar="HOST[:PORT]", help="Where the other device is, if mDNS is blocked.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Pair with another device. Without CODE show one and wait; with CODE join the device that shows it.
+
+    A paired device may run code on this one, with the rights of the user that runs meshtraind.
+    """
+    if code is None:
+        if at is not None:
+            raise UsageError("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
+        _pair_host(data_dir)
+        return
+    digits = re.sub(r"[\s-]", "", code)
+    if not re.fullmatch(r"[0-9]{6}", digits):
+        raise UsageError(
+            f"{code!r} is not a pairing code; a code has six digits",
+            "meshtrain pair, on the other device: it shows the code",
+        )
+    with connected(data_dir) as client:
+        body = PairJoin(code=f"{digits[:3]}-{digits[3:]}", at=at)
+        reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S)
+    _show_paired(reply)
+
+
+def _pair_host(data_dir: DataDir) -> None:
+    def show(event: Wire) -> None:
+        if isinstance(event, PairCode):
+            say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
+            say("On the other device type:")
+            say(f"  meshtrain pair {event.code}")
+            say("or, where the network hides devices from each other:")
+            say(f"  meshtrain pair {event.code} --at {printable(_own_host())}:{event.port}")
+            say(TRUST)
+            say("Waiting; ctrl-C stops it.")
+
+    try:
+        with connected(data_dir) as client:
+            reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=show)
+    except KeyboardInterrupt:
+        say("Not paired: the code is no longer valid.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _show_paired(reply)
+
+
+def _own_host() -> str:
+    """The address of the interface that faces other machines; connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737): only the route is asked for
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+
+
+def _show_paired(reply: Paired) -> None:
+    print(f"paired with {printable(reply.name)} ({reply.device[:ID_CHARS]})")
+    say("Next: meshtrain peers")
+
+
+@reported
+def unpair(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Name or id prefix, as `meshtrain peers` shows them.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Forget a paired device. Its link is dropped, and it may no longer run anything here."""
+    with connected(data_dir) as client:
+        reply = ask(client, Unpair(peer=peer), Paired, name="unpair")
+    print(f"forgot {printable(reply.name)} ({reply.device[:ID_CHARS]})")
+    say("It still trusts this device until `meshtrain unpair` is typed there as well.")

@@ -1,0 +1,245 @@
+"""`submit`: packs the working directory, hands it to the daemon, and follows the job."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshtrain.cli.connection import ask, connected
+from meshtrain.cli.errors import EXIT_INTERRUPTED, CliError, UsageError, reported
+from meshtrain.cli.jobs import find_job
+from meshtrain.cli.logs import follow_job
+from meshtrain.cli.options import DataDir, Json
+from meshtrain.cli.progress import Stages
+from meshtrain.cli.terminal import plain, print_json, printable, printable_lines, say
+from meshtrain.client import Client
+from meshwire import limits
+from meshwire.files import FileManifest, human_bytes
+from meshwire.messages.local import Submit, SubmitProgress, Submitted
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtrain.packing import Packed
+
+# Copying and sending a data folder of the largest size over a home network takes days; the daemon ends a transfer
+# that stands still long before.
+SUBMIT_TIMEOUT_S = 7 * 86400.0
+
+
+class OnNan(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@reported
+def submit(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script, inside the working directory.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", metavar="NAME", help="Name of the job; else the script's.")
+    ] = None,
+    peers: Annotated[
+        int | None,
+        typer.Option("--peers", metavar="N", min=1, max=limits.MEMBERS_MAX, help="On how many, this one included."),
+    ] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Data folder to ship, whole; mt.data_dir() there.")
+    ] = None,
+    include: Annotated[
+        list[str] | None, typer.Option("--include", metavar="GLOB", help="Ship these although git ignores them.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="Do not ship these.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable of the script.")
+    ] = None,
+    sync: Annotated[
+        str, typer.Option("--sync", metavar="MODE", help="How the devices keep in step; bsp: every step together.")
+    ] = "bsp",
+    codec: Annotated[
+        str, typer.Option("--codec", metavar="CODEC", help="Encoding of gradients: fp32 (exact), fp16 or bf16.")
+    ] = "fp32",
+    on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Else a random one.")
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Record what happens when, in the job's trace.jsonl.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and return.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent to whom; start nothing.")] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Train SCRIPT on all linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
+
+    Ships the working directory without what .gitignore names. Everything after SCRIPT is the script's. The exit code
+    is the job's outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
+    """
+    if peers is not None and on is not None:
+        raise UsageError("--peers and --on exclude each other", "--on with as many names as you want")
+    root = Path.cwd()
+    relative = _relative_script(root, script)
+    job_name = name if name is not None else Path(relative).stem
+    if not 1 <= len(job_name) <= limits.NAME_CHARS_MAX:
+        raise UsageError(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
+    environment = _environment(env or ())
+    chosen = _names(on)
+    with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder, Stages() as stages:
+        source, shipped_data = _pack(root, relative, data, include or (), exclude or (), stages)
+        body = Submit(
+            name=job_name,
+            root=str(source.root),
+            manifest=_write(source.manifest, Path(folder) / "source"),
+            data_root=None if shipped_data is None else str(shipped_data.root),
+            data_manifest=None if shipped_data is None else _write(shipped_data.manifest, Path(folder) / "data"),
+            script=relative,
+            args=tuple(args or ()),
+            env=environment,
+            on=chosen,
+            peers=peers,
+            sync=sync,
+            codec=codec,
+            on_nan=on_nan.value,
+            seed=seed,
+            bucket_bytes=None,
+            hash_every=0,
+            trace=trace,
+            dry_run=dry_run,
+        )
+        submitted = _send(client, body, stages)
+    notes = (*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes)
+    if dry_run:
+        _show_dry_run(submitted, notes, source, shipped_data, json)
+        return
+    for note in notes:
+        say(f"note: {printable_lines(note)}")
+    raise typer.Exit(_started(submitted, notes, data_dir, detach=detach, json=json))
+
+
+def _send(client: Client, body: Submit, stages: Stages) -> Submitted:
+    def show(event: Wire) -> None:
+        if isinstance(event, SubmitProgress):
+            stages.show(event.text, event.done_bytes, event.total_bytes)
+
+    try:
+        return ask(client, body, Submitted, name="submit", timeout_s=SUBMIT_TIMEOUT_S, on_event=show)
+    except KeyboardInterrupt:
+        say("\nInterrupted while submitting. See whether the job was started: meshtrain jobs")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _started(submitted: Submitted, notes: Sequence[str], data_dir: Path | None, *, detach: bool, json: bool) -> int:
+    job, members = submitted.job, submitted.members
+    where = ", ".join(printable(member.name) for member in members)
+    say(f"job {job} on {len(members)} {'device' if len(members) == 1 else 'devices'}: {where}")
+    for command in (f"logs -f {job}", f"cancel {job}", f"get {job}", "jobs"):
+        say(f"  meshtrain {command}")
+    document: dict[str, Any] = {"job": job, "members": [plain(member) for member in members], "notes": list(notes)}
+    if detach:
+        if json:
+            print_json(document)
+        else:
+            print(job, flush=True)
+        return 0
+    say("Following; ctrl-C detaches, the job goes on.")
+    code = follow_job(data_dir, job, members, logs=sys.stderr if json else None)
+    if json:
+        with connected(data_dir) as client:
+            print_json({**document, "summary": plain(find_job(client, job)), "exit_code": code})
+    return code
+
+
+def _relative_script(root: Path, script: str) -> str:
+    """The script as a POSIX path below the working directory. Raises CliError."""
+    path = Path(script)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise CliError(f"{script} {what}; name the training script", "meshtrain init --example gpt, for one that works")
+    try:
+        return path.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        raise CliError(
+            f"{script} lies outside the working directory {root}, which is what is shipped",
+            f"cd {path.resolve().parent} && meshtrain submit {path.name}",
+        ) from None
+
+
+def _environment(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (key, equals, _) in zip(pairs, split, strict=True):
+        if not key or not equals:
+            raise UsageError(f"-e {pair!r} is not of the form K=V")
+    return tuple((key, value) for key, _, value in split)
+
+
+def _names(on: str | None) -> tuple[str, ...]:
+    if on is None:
+        return ()
+    names = tuple(name.strip() for name in on.split(","))
+    if not all(names):
+        raise UsageError(f"--on {on!r} has an empty name", "meshtrain peers")
+    return names
+
+
+def _pack(
+    root: Path, script: str, data: Path | None, include: Sequence[str], exclude: Sequence[str], stages: Stages
+) -> "tuple[Packed, Packed | None]":
+    from meshtrain.packing import PackError, Progress, scan, scan_data
+
+    def show(what: str, at: Progress) -> None:
+        verb = "reading" if at.files_done or at.bytes_done else "looking through"
+        stages.show(f"{verb} {what}", at.bytes_done, at.bytes_found)
+
+    try:
+        packed_data = None
+        if data is not None:
+            if not data.is_dir():
+                raise CliError(f"--data {data} is not a folder")
+            packed_data = scan_data(data, lambda at: show("the data folder", at))
+            exclude = (*exclude, *_anchored(root, data))
+        source = scan(root, include, exclude, lambda at: show("the working directory", at))
+    except PackError as error:
+        raise CliError(str(error)) from error
+    if not any(entry.path == script for entry in source.manifest.entries):
+        raise CliError(
+            f"{script} would not be shipped: it is left out by --exclude or a .gitignore",
+            f"meshtrain submit --include {script} {script}",
+        )
+    return source, packed_data
+
+
+def _anchored(root: Path, folder: Path) -> tuple[str, ...]:
+    """The pattern that names a folder below `root`, so that data is not shipped a second time as source."""
+    try:
+        relative = folder.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        return ()
+    if relative == ".":
+        return ()
+    return ("/" + "".join(f"\\{char}" if char in "\\*?[]!# " else char for char in relative) + "/",)
+
+
+def _write(manifest: FileManifest, file: Path) -> str:
+    file.write_bytes(manifest.pack())
+    return str(file)
+
+
+def _show_dry_run(
+    submitted: Submitted, notes: Sequence[str], source: "Packed", data: "Packed | None", json: bool
+) -> None:
+    folders = {"source": source.manifest, **({"data": data.manifest} if data is not None else {})}
+    if json:
+        document: dict[str, Any] = {"members": [plain(member) for member in submitted.members], "notes": list(notes)}
+        for what, manifest in folders.items():
+            document[what] = [{"path": entry.path, "size_bytes": entry.size_bytes} for entry in manifest.entries]
+        print_json(document)
+        return
+    for what, manifest in folders.items():
+        for entry in manifest.entries:
+            print(f"{what:6}  {human_bytes(entry.size_bytes):>10}  {printable(entry.path)}")
+    for note in notes:
+        say(f"note: {printable_lines(note)}")
+    say(f"Would run on: {', '.join(printable(member.name) for member in submitted.members)}. Nothing was started.")

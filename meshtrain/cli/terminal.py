@@ -1,0 +1,73 @@
+"""What commands print: data on stdout, everything said about it on stderr. rich is imported when first needed."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+PIPE_WIDTH = 1000  # columns of a table that no terminal shows: nothing is cut off or wrapped
+
+
+def printable(text: str) -> str:
+    """One line that no terminal obeys: control and invisible characters as escapes. For names that others chose."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def printable_lines(text: str) -> str:
+    """As `printable`, with line breaks and tabs kept: for tracebacks."""
+    return "".join(char if char in "\n\t" else printable(char) for char in text)
+
+
+def console(*, stderr: bool = False) -> "Console":
+    """A rich console on this moment's stdout or stderr; NO_COLOR and pipes are honoured."""
+    from rich.console import Console
+
+    made = Console(stderr=stderr, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not made.is_terminal:
+        made.width = PIPE_WIDTH
+    return made
+
+
+def say(text: str, style: str | None = None) -> None:
+    """A line for the person, on stderr."""
+    if style is None:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        console(stderr=True).print(text, style=style)
+
+
+def print_json(value: Any) -> None:
+    """The one JSON document of a command."""
+    print(json.dumps(value, indent=2, allow_nan=False), flush=True)
+
+
+def plain(model: "BaseModel") -> Any:
+    """A message as JSON values; numbers that JSON does not have (nan, inf) become null."""
+    return json.loads(model.model_dump_json())
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Aligned columns without lines, as docker and kubectl print them. Cells must be `printable`."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console().print(table, soft_wrap=False)
+
+
+def human_seconds(seconds: float) -> str:
+    """A duration for people, e.g. "3 min", "2.4 s"."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    for unit, length, up_to in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172800)):
+        if seconds < up_to:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds / 86400:.0f} days"

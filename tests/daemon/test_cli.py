@@ -1,0 +1,768 @@
+"""The `meshtrain` command against an endpoint that speaks real frames: what is asked, what is shown, how it ends."""
+
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from meshtrain.cli.app import app
+from meshtrain.cli.followview import View, prefixes, status_text
+from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines
+from meshtrain.cli.terminal import human_seconds, printable, printable_lines
+from meshwire import limits
+from meshwire.files import FileManifest
+from meshwire.header import Header, Kind
+from meshwire.jobs import EXIT_CODES, JobState
+from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.job import (
+    Fetch,
+    Fetched,
+    Found,
+    JobSummary,
+    ListOutputs,
+    Member,
+    Metrics,
+    OutputFile,
+    Outputs,
+    RankReport,
+)
+from meshwire.messages.link import Software
+from meshwire.messages.local import (
+    Attach,
+    Cancel,
+    GetJobs,
+    GetPeers,
+    GetStatus,
+    PairCode,
+    Paired,
+    PairHost,
+    PairJoin,
+    Peers,
+    PeerSummary,
+    Status,
+    Submit,
+    SubmitProgress,
+    Submitted,
+    Unpair,
+    Watch,
+    Watched,
+)
+from meshwire.parser import Broken, ChunkAnnounced, ControlReceived, FrameParser
+from meshwire.wiretypes import Wire
+
+ANNA, BERT = "ab" * 32, "cd" * 32
+JOB = "1kx3000000aa"
+SOFTWARE = Software(meshtrain="0.1.0", python="3.11.7", torch="2.13.0", system="Linux x86_64")
+TOKEN = "a token"
+WAIT_S = 20.0
+
+Emit = Callable[[Wire], None]
+Answer = Callable[[Any, Emit], Wire]
+
+
+class Endpoint:
+    """A daemon's local endpoint with scripted answers: by type of request, the reply or a function that makes it."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self.answers: dict[type[Wire], Wire | Answer] = {}
+        self.asked: list[Wire] = []
+        run = data_dir / "run"
+        run.mkdir(parents=True)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        token_file = run / "token"
+        token_file.write_text(TOKEN)
+        token_file.chmod(0o600)
+        description = {
+            "pid": os.getpid(),
+            "listen": "0.0.0.0:7433",
+            "endpoint": f"tcp:127.0.0.1:{self._listener.getsockname()[1]}",
+            "token_file": str(token_file),
+            "started_at_s": time.time(),
+        }
+        (run / "daemon.json").write_text(json.dumps(description))
+        self._connections: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._accept, name="endpoint", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(WAIT_S)
+        self._listener.close()
+        for connection in self._connections:
+            connection.close()
+
+    def of_type(self, kind: type[Wire]) -> list[Any]:
+        return [body for body in self.asked if isinstance(body, kind)]
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connections.append(connection)
+            threading.Thread(target=self._serve, args=(connection,), name="endpoint client", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        parser = FrameParser()
+        try:
+            while count := connection.recv_into(parser.buffer()):
+                event = parser.received(count)
+                assert not isinstance(event, Broken | ChunkAnnounced), event
+                if isinstance(event, ControlReceived):
+                    self._answer(connection, event.payload)
+        except OSError:
+            return  # the command has ended
+
+    def _answer(self, connection: socket.socket, payload: bytes) -> None:
+        envelope = decode(payload)
+        assert isinstance(envelope, Envelope), envelope
+        body, lock = envelope.body, threading.Lock()
+
+        def send(role: Role, reply: Wire) -> None:
+            out = encode(Envelope(role, envelope.id, reply))
+            with lock:
+                connection.sendall(Header(kind=Kind.CONTROL, payload_bytes=len(out)).encode() + out)
+
+        if isinstance(body, Attach):
+            send(Role.REPLY, Done() if body.token == TOKEN else Failure(error="wrong token"))
+            return
+        self.asked.append(body)
+        answer = self.answers.get(type(body), Failure(error=f"nothing is known of {type(body).__name__}"))
+        reply = answer if isinstance(answer, Wire) else answer(body, lambda event: send(Role.EVENT, event))
+        send(Role.FAILURE if isinstance(reply, Failure) else Role.REPLY, reply)
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    made = Endpoint(tmp_path / "data")
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MESHTRAIN_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+
+
+def run(*args: str) -> Any:
+    return CliRunner().invoke(app, list(args), prog_name="meshtrain", catch_exceptions=False)
+
+
+def member(device: str, name: str) -> Member:
+    return Member(device=device, incarnation=1, name=name)
+
+
+MEMBERS = (member(ANNA, "anna"), member(BERT, "bert"))
+
+
+def summary(state: JobState = JobState.SUCCEEDED, job: str = JOB, **changes: Any) -> JobSummary:
+    fields: dict[str, Any] = {
+        "job": job,
+        "name": "train",
+        "state": state.value,
+        "members": MEMBERS,
+        "submitter": ANNA,
+        "created_at_s": 1_790_000_000.0,
+        "started_at_s": 1_790_000_001.0,
+        "ended_at_s": 1_790_000_036.0,
+        "exit_code": None,
+        "error": None,
+        "script": "train.py",
+    }
+    return JobSummary(**(fields | changes))
+
+
+STATUS = Status(
+    device=ANNA,
+    name="anna",
+    software=SOFTWARE,
+    pid=1,
+    listen="0.0.0.0:7433",
+    data_dir="/data",
+    up_s=7300.0,
+    peers_linked=1,
+    peers_paired=2,
+    jobs_running=0,
+    warnings=("the clock is off",),
+)
+
+
+# --- what is printed ---
+
+
+def test_no_name_of_a_stranger_reaches_the_terminal_as_a_command() -> None:
+    """Unpaired devices choose their own names: escape sequences and text that runs backwards are shown, not obeyed."""
+    assert printable("a\x1b[2Jb\u202ec\nd") == "a\\x1b[2Jb\\u202ec\\nd"
+    assert printable("Müllers Rechner") == "Müllers Rechner"
+    assert printable_lines("Traceback\n\tx\x07") == "Traceback\n\tx\\x07"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-1, "0.0 s"), (2.44, "2.4 s"), (60, "60 s"), (180, "3 min"), (7300, "2 h"), (200_000, "2 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert human_seconds(seconds) == text
+
+
+def test_lines_do_not_depend_on_how_a_log_is_cut_into_pieces() -> None:
+    text = "eins\r\n10%\r50%\r100%\nzwölf\nrest"
+    for size in (1, 2, 3, 100):
+        lines = Lines()
+        data = text.encode()
+        got = [line for at in range(0, len(data), size) for line in lines.feed(data[at : at + size])] + lines.flush()
+        assert got == ["eins", "100%", "zwölf", "rest"]
+
+
+def test_a_line_without_end_does_not_grow_for_ever() -> None:
+    assert Lines().feed(b"x" * (LINE_CHARS_MAX + 1)) == ["x" * (LINE_CHARS_MAX + 1)]
+
+
+def test_status_line_says_round_values_and_what_is_waited_for() -> None:
+    ranks = (
+        RankReport(job=JOB, rank=0, state="running", metrics=Metrics(round=7, values=(("loss", 2.0),), step_s=0.2)),
+        RankReport(
+            job=JOB, rank=1, state="running", metrics=Metrics(round=7, values=(("loss", 3.0),), waiting_for="anna")
+        ),
+    )
+    text = status_text(summary(JobState.RUNNING, ranks=ranks))
+    assert text == "train running · round 7 · loss 2.5 · 200 ms/step · rank 1 waits for anna"
+    assert prefixes(["a", "bert"]) == ["[0 a]    ", "[1 bert] "]
+
+
+# --- help, usage, and how commands fail ---
+
+COMMANDS = (
+    "up",
+    "down",
+    "status",
+    "peers",
+    "pair",
+    "unpair",
+    "init",
+    "submit",
+    "jobs",
+    "logs",
+    "cancel",
+    "get",
+    "version",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_examples(command: str) -> None:
+    shown = run(command, "--help")
+    assert shown.exit_code == 0
+    assert f"  meshtrain {command}" in shown.stdout.partition("Examples:")[2]
+
+
+def test_only_what_is_built_is_listed() -> None:
+    shown = run("--help").stdout
+    assert all(re.search(rf"^  {command} ", shown, re.MULTILINE) for command in COMMANDS)
+    assert not re.search(r"^  (plan|doctor|top|dashboard) ", shown, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["peers", "--json"], ["jobs"], ["logs"], ["get"], ["cancel", "1"], ["pair"]]
+)
+def test_without_a_daemon_every_command_says_how_to_start_it(command: list[str]) -> None:
+    shown = run(*command)
+    assert shown.exit_code == 1
+    assert shown.stdout == ""
+    assert "error: " in shown.stderr
+    assert "try: meshtrain up" in shown.stderr
+
+
+def test_down_without_a_daemon_is_done_already() -> None:
+    shown = run("down")
+    assert (shown.exit_code, shown.stdout) == (0, "meshtraind is not running\n")
+
+
+def test_a_failure_of_the_daemon_is_shown_as_it_is(endpoint: Endpoint) -> None:
+    endpoint.answers[Unpair] = Failure(error="no paired device is called \x1b[31mx")
+    shown = run("unpair", "x")
+    assert shown.exit_code == 1
+    assert shown.stderr == "error: no paired device is called \\x1b[31mx\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["pair", "12"], "six digits"),
+        (["pair", "--at", "host"], "--at goes with a code"),
+        (["submit", "--peers", "2", "--on", "a", "train.py"], "exclude each other"),
+        (["submit", "-e", "KEY", "train.py"], "K=V"),
+        (["submit", "--on", "a,,b", "train.py"], "empty name"),
+    ],
+)
+def test_usage_errors_exit_with_2(args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    shown = run(*args)
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+
+
+def test_an_unknown_option_is_a_usage_error() -> None:
+    assert run("status", "--nonsense").exit_code == 2
+
+
+def test_start_up_imports_neither_torch_nor_rich() -> None:
+    """`meshtrain status` takes less than 0.4 s: what only some commands need is imported by them."""
+    code = "import sys, meshtrain.cli.app; print([m for m in ('torch', 'numpy', 'rich', 'psutil') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# --- status, peers, pairing ---
+
+
+def test_status(endpoint: Endpoint) -> None:
+    endpoint.answers[GetStatus] = STATUS
+    shown = run("status")
+    assert shown.stdout.splitlines()[:3] == [
+        "anna (abababab) is up for 2 h",
+        "  listens   0.0.0.0:7433",
+        "  peers     1 linked of 2 paired",
+    ]
+    assert shown.stderr == "warning: the clock is off\n"
+    assert json.loads(run("status", "--json").stdout)["peers_paired"] == 2
+
+
+def test_peers_are_one_line_each_whatever_they_call_themselves(endpoint: Endpoint) -> None:
+    linked = PeerSummary(
+        device=BERT,
+        name="bert",
+        state="linked",
+        address="192.168.1.20:7433",
+        rtt_s=0.0034,
+        software=SOFTWARE,
+        cores=8,
+        memory_bytes=16 * 2**30,
+    )
+    stranger = PeerSummary(
+        device="ef" * 32,
+        name="evil\n[bold]\x1b]0;x",
+        state="seen",
+        address=None,
+        rtt_s=None,
+        software=None,
+        cores=None,
+        memory_bytes=None,
+    )
+    endpoint.answers[GetPeers] = Peers(peers=(linked, stranger))
+    lines = run("peers").stdout.splitlines()
+    assert len(lines) == 3
+    assert lines[1].split()[:6] == ["bert", "cdcdcdcd", "linked", "192.168.1.20:7433", "3.4", "ms"]
+    assert lines[1].rstrip().endswith("Linux x86_64")  # a pipe cuts nothing off
+    assert lines[2].startswith("evil\\n[bold]\\x1b]0;x ")
+    assert [peer["state"] for peer in json.loads(run("peers", "--json").stdout)] == ["linked", "seen"]
+
+
+def test_no_peers_say_how_to_add_one(endpoint: Endpoint) -> None:
+    endpoint.answers[GetPeers] = Peers(peers=())
+    shown = run("peers")
+    assert (shown.stdout, shown.stderr) == ("", "No other device is known. Add one: meshtrain pair\n")
+    assert json.loads(run("peers", "--json").stdout) == []
+
+
+def test_pair_shows_the_code_and_both_ways_to_type_it(endpoint: Endpoint) -> None:
+    def host(_: Wire, emit: Emit) -> Wire:
+        emit(PairCode(code="483-917", port=7435, expires_s=300.0))
+        return Paired(device=BERT, name="bert")
+
+    endpoint.answers[PairHost] = host
+    shown = run("pair")
+    assert shown.stdout == "paired with bert (cdcdcdcd)\n"
+    assert "  meshtrain pair 483-917\n" in shown.stderr
+    assert re.search(r"  meshtrain pair 483-917 --at \S+:7435\n", shown.stderr)
+    assert "may run code on this one" in shown.stderr
+
+
+@pytest.mark.parametrize("typed", ["483-917", "483917", "483 917"])
+def test_pair_takes_a_code_however_it_is_typed(endpoint: Endpoint, typed: str) -> None:
+    endpoint.answers[PairJoin] = Paired(device=BERT, name="bert")
+    assert run("pair", typed, "--at", "10.0.0.1").exit_code == 0
+    assert endpoint.of_type(PairJoin) == [PairJoin(code="483-917", at="10.0.0.1")]
+
+
+# --- jobs ---
+
+OLDER = "1kx2000000aa"
+
+
+def known_jobs(*jobs: JobSummary) -> Answer:
+    return lambda body, _: Found(jobs=tuple(job for job in jobs if job.job.startswith(body.prefix)))
+
+
+def test_jobs_newest_first(endpoint: Endpoint) -> None:
+    old = summary(job=OLDER, created_at_s=1_780_000_000.0, rounds=300)
+    endpoint.answers[GetJobs] = known_jobs(old, summary(JobState.FAILED))
+    assert [line.split()[0] for line in run("jobs").stdout.splitlines()] == ["ID", JOB, OLDER]
+    assert [job["job"] for job in json.loads(run("jobs", "--json").stdout)] == [JOB, OLDER]
+
+
+def test_json_has_no_nan(endpoint: Endpoint) -> None:
+    bad = RankReport(job=JOB, rank=0, state="failed", metrics=Metrics(values=(("loss", float("nan")),)))
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.FAILED, ranks=(bad,)))
+    document = json.loads(run("jobs", "--json").stdout, parse_constant=pytest.fail)
+    assert document[0]["ranks"][0]["metrics"]["values"] == [["loss", None]]
+
+
+def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, job=OLDER), summary(JobState.RUNNING))
+    endpoint.answers[Cancel] = Done()
+    shown = run("cancel", "1KX2", "1kx", "9")
+    assert shown.exit_code == 1  # one was cancelled, two could not be
+    assert shown.stdout == f"{OLDER}\n"
+    assert endpoint.of_type(Cancel) == [Cancel(job=OLDER, now=False)]
+    assert "2 jobs begin with '1kx'" in shown.stderr
+    assert "no job has an id that begins with '9'" in shown.stderr
+
+
+def test_cancel_of_an_ended_job_says_so(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    shown = run("cancel", "--now", JOB)
+    assert (shown.exit_code, shown.stderr) == (0, f"job {JOB} has ended already: succeeded\n")
+    assert endpoint.of_type(Cancel) == []
+
+
+# --- logs ---
+
+
+def serving(logs: dict[int, bytes], ended: Callable[[], bool] = lambda: True) -> Answer:
+    def fetch(body: Fetch, _: Emit) -> Wire:
+        data = logs.get(body.rank)
+        if data is None:
+            return Failure(error="bert is not reachable")
+        piece = data[body.offset_bytes : body.offset_bytes + body.max_bytes]
+        end = ended() and body.offset_bytes + len(piece) >= len(data)
+        return Fetched(data=piece, total_bytes=len(data), end=end)
+
+    return fetch
+
+
+def test_logs_of_all_ranks_of_the_latest_job(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(job=OLDER, created_at_s=1.0), summary())
+    endpoint.answers[Fetch] = serving({0: b"a\nb\n", 1: b"c"})
+    assert run("logs").stdout == "[0 anna] a\n[0 anna] b\n[1 bert] c\n"
+    assert run("logs", "--rank", "1").stdout == "c\n"
+    assert {body.job for body in endpoint.of_type(Fetch)} == {JOB}
+
+
+@pytest.mark.parametrize(("lines", "first"), [(0, None), (1, 39_999), (3, 39_997), (50_000, 0)])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_the_last_lines_of_a_long_log(endpoint: Endpoint, lines: int, first: int | None, end: bytes) -> None:
+    """A log of several pieces is read from its end."""
+    text = b"\n".join(b"line %d" % number for number in range(40_000)) + end
+    assert len(text) > limits.FETCH_BYTES_MAX
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    endpoint.answers[Fetch] = serving({0: text})
+    expected = [] if first is None else [f"line {number}" for number in range(first, 40_000)]
+    assert run("logs", "--rank", "0", "-n", str(lines)).stdout.splitlines() == expected
+
+
+def test_a_peer_that_is_away_does_not_hide_the_logs_of_others(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    endpoint.answers[Fetch] = serving({0: b"here\n"})
+    shown = run("logs")
+    assert (shown.exit_code, shown.stdout) == (1, "[0 anna] here\n")
+    assert "error: the log of rank 1 (bert): bert is not reachable" in shown.stderr
+
+
+def test_a_rank_that_is_not_there(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    shown = run("logs", "--rank", "2")
+    assert shown.exit_code == 2
+    assert "ranks 0 to 1, no rank 2" in shown.stderr
+
+
+@pytest.mark.parametrize(("state", "code"), list(EXIT_CODES.items()))
+def test_the_exit_code_of_a_followed_job_is_its_outcome(endpoint: Endpoint, state: JobState, code: int) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
+    over = threading.Event()
+
+    def watch(_: Wire, emit: Emit) -> Wire:
+        emit(Watched(summary=summary(JobState.RUNNING)))
+        over.set()
+        error = None if state is JobState.SUCCEEDED else "rank 1 (bert): ValueError: no"
+        return Watched(summary=summary(state, error=error, rounds=12, hashes_compared=2, replicas_equal=True))
+
+    endpoint.answers[Watch] = watch
+    endpoint.answers[Fetch] = serving({0: b"one\n", 1: b"two\n"}, over.is_set)
+    shown = run("logs", "-f", JOB)
+    assert shown.exit_code == code
+    assert sorted(shown.stdout.splitlines()) == ["[0 anna] one", "[1 bert] two"]
+    assert f"job {JOB} (train) {state} after 35 s, 12 rounds, replicas bit-equal (2 comparisons)" in shown.stderr
+    assert ("ValueError: no" in shown.stderr) == (state is not JobState.SUCCEEDED)
+
+
+def test_following_ends_when_the_daemon_does(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
+    endpoint.answers[Fetch] = serving({0: b"", 1: b""}, lambda: False)
+    endpoint.answers[Watch] = Failure(error="the daemon is stopping")
+    shown = run("logs", "-f")
+    assert shown.exit_code == 1
+    assert f"job {JOB} can no longer be followed: the daemon is stopping" in shown.stderr
+
+
+# --- submit ---
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "project"
+    (folder / "sets [1]").mkdir(parents=True)
+    (folder / "train.py").write_text("print('hi')\n")
+    (folder / "sets [1]" / "a.bin").write_bytes(bytes(100))
+    (folder / "secret.txt").touch()
+    (folder / ".gitignore").write_text("secret.txt\n")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def accepting(seen: dict[str, FileManifest], notes: tuple[str, ...] = ()) -> Answer:
+    def submit(body: Submit, emit: Emit) -> Wire:
+        seen["source"] = FileManifest.unpack(Path(body.manifest).read_bytes())
+        if body.data_manifest is not None:
+            seen["data"] = FileManifest.unpack(Path(body.data_manifest).read_bytes())
+        emit(SubmitProgress(text="sending files to bert", done_bytes=1, total_bytes=2))
+        return Submitted(job=JOB, members=MEMBERS, notes=notes)
+
+    return submit
+
+
+def paths(manifest: FileManifest) -> list[str]:
+    return [entry.path for entry in manifest.entries]
+
+
+def test_submit_ships_the_folder_and_everything_after_the_script_is_the_scripts(
+    endpoint: Endpoint, project: Path
+) -> None:
+    seen: dict[str, FileManifest] = {}
+    endpoint.answers[Submit] = accepting(seen, ("torch differs",))
+    options = ["-n", "first", "--peers", "2", "--data", "sets [1]", "-e", "A=b=c", "--codec", "fp16", "--seed", "3"]
+    shown = run("submit", *options, "-d", "train.py", "--peers", "9", "--help", "--", "x")
+    assert (shown.exit_code, shown.stdout) == (0, f"{JOB}\n")
+    [body] = endpoint.of_type(Submit)
+    assert (body.name, body.peers, body.script, body.codec, body.seed) == ("first", 2, "train.py", "fp16", 3)
+    assert body.args == ("--peers", "9", "--help", "--", "x")
+    assert body.env == (("A", "b=c"),)
+    assert (body.root, body.data_root) == (str(project), str(project / "sets [1]"))
+    assert paths(seen["source"]) == [".gitignore", "train.py"]  # neither what git ignores nor the data a second time
+    assert paths(seen["data"]) == ["a.bin"]
+    assert not Path(body.manifest).exists()
+    assert "sending files to bert\n" in shown.stderr
+    assert "note: torch differs\n" in shown.stderr
+    assert f"meshtrain logs -f {JOB}" in shown.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_submit_follows_to_the_end(endpoint: Endpoint) -> None:
+    endpoint.answers[Submit] = accepting({})
+    endpoint.answers[Watch] = Watched(summary=summary(JobState.FAILED, error="rank 1 (bert): ValueError: no"))
+    endpoint.answers[Fetch] = serving({0: b"hi\n", 1: b"hi\n"})
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.FAILED))
+    shown = run("submit", "train.py")
+    assert shown.exit_code == 1
+    assert sorted(shown.stdout.splitlines()) == ["[0 anna] hi", "[1 bert] hi"]
+    document = json.loads(run("submit", "--json", "train.py").stdout)
+    assert (document["job"], document["exit_code"], document["summary"]["state"]) == (JOB, 1, "failed")
+
+
+@pytest.mark.usefixtures("project")
+def test_dry_run_lists_what_would_be_sent(endpoint: Endpoint) -> None:
+    endpoint.answers[Submit] = accepting({})
+    shown = run("submit", "--dry-run", "--data", "sets [1]", "train.py")
+    assert shown.exit_code == 0
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == [".gitignore", "train.py", "a.bin"]
+    assert endpoint.of_type(Submit)[0].dry_run
+    document = json.loads(run("submit", "--dry-run", "--json", "train.py").stdout)
+    assert [file["path"] for file in document["source"]] == [".gitignore", "sets [1]/a.bin", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["missing.py"], "missing.py does not exist"),
+        (["sets [1]"], "is a folder"),
+        (["../outside.py"], "lies outside the working directory"),
+        (["--exclude", "*.py", "train.py"], "would not be shipped"),
+        (["--data", "nowhere", "train.py"], "--data nowhere is not a folder"),
+        (["secret.txt"], "would not be shipped"),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused_before_the_daemon_hears_of_it(
+    endpoint: Endpoint, project: Path, args: list[str], said: str
+) -> None:
+    (project.parent / "outside.py").touch()
+    shown = run("submit", *args)
+    assert shown.exit_code == 1
+    assert said in shown.stderr
+    assert endpoint.of_type(Submit) == []
+
+
+# --- get ---
+
+
+def with_outputs(endpoint: Endpoint, files: dict[tuple[int, str], bytes]) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    endpoint.answers[ListOutputs] = Outputs(
+        files=tuple(OutputFile(rank=rank, path=path, size_bytes=len(data)) for (rank, path), data in files.items())
+    )
+
+    def fetch(body: Fetch, _: Emit) -> Wire:
+        data = files[body.rank, body.path or ""]
+        piece = data[body.offset_bytes : body.offset_bytes + body.max_bytes]
+        return Fetched(data=piece, total_bytes=len(data), end=body.offset_bytes + len(piece) >= len(data))
+
+    endpoint.answers[Fetch] = fetch
+
+
+def found_below(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_get_writes_one_folder_per_rank(endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = bytes(range(256)) * 3000  # several pieces
+    with_outputs(endpoint, {(0, "model.pt"): model, (0, "plots/a.png"): b"", (1, "model.pt"): b"other"})
+    shown = run("get")
+    assert shown.exit_code == 0
+    expected = {"rank0/model.pt": model, "rank0/plots/a.png": b"", "rank1/model.pt": b"other"}
+    assert found_below(tmp_path / JOB) == {path: hashlib.sha256(data).hexdigest() for path, data in expected.items()}
+    assert shown.stdout.splitlines() == [f"{JOB}/{path}" for path in expected]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there"),
+    [
+        ("rank1", ["rank1/m", "rank1/mm"]),
+        ("plots/", ["rank0/plots/a"]),
+        ("m", ["rank0/m", "rank1/m"]),
+        ("rank0/m", ["rank0/m"]),
+    ],
+)
+def test_get_takes_a_file_or_a_folder(endpoint: Endpoint, tmp_path: Path, wanted: str, there: list[str]) -> None:
+    with_outputs(endpoint, {(0, "m"): b"1", (0, "plots/a"): b"2", (1, "m"): b"3", (1, "mm"): b""})
+    assert run("get", JOB, wanted, "-o", str(tmp_path / "out")).exit_code == 0
+    assert sorted(found_below(tmp_path / "out")) == there
+
+
+def test_get_overwrites_nothing_unless_told(endpoint: Endpoint, tmp_path: Path) -> None:
+    with_outputs(endpoint, {(0, "a"): b"new", (1, "b"): b"new"})
+    mine = tmp_path / "out" / "rank1" / "b"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    shown = run("get", JOB, "-o", str(tmp_path / "out"))
+    assert shown.exit_code == 1
+    assert f"not overwritten: {mine}" in shown.stderr
+    assert list(found_below(tmp_path / "out")) == ["rank1/b"]
+    assert mine.read_text() == "mine"
+    assert run("get", JOB, "-o", str(tmp_path / "out"), "--force").exit_code == 0
+    assert mine.read_text() == "new"
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "C:x", "a\\b"])
+def test_get_writes_nothing_when_a_peer_offers_a_trick_path(endpoint: Endpoint, tmp_path: Path, path: str) -> None:
+    with_outputs(endpoint, {(0, "good"): b"x", (1, path): b"x"})
+    shown = run("get", JOB, "-o", str(tmp_path / "out"))
+    assert shown.exit_code == 1
+    assert "nothing was fetched" in shown.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_result_that_breaks_off_leaves_no_half_file(endpoint: Endpoint, tmp_path: Path) -> None:
+    with_outputs(endpoint, {(0, "a"): b"x"})
+    endpoint.answers[Fetch] = lambda body, _: Fetched(data=b"" if body.offset_bytes else b"x", total_bytes=9, end=False)
+    shown = run("get", JOB, "-o", str(tmp_path / "out"))
+    assert shown.exit_code == 1
+    assert "rank0/a ended after 1 of 9 bytes" in shown.stderr
+    assert found_below(tmp_path / "out") == {}
+
+
+# --- up, init ---
+
+
+def test_up_says_when_it_is_up_already(endpoint: Endpoint) -> None:
+    endpoint.answers[GetStatus] = STATUS
+    shown = run("up", "--name", "other")
+    assert (shown.exit_code, shown.stdout) == (0, "anna (abababab) is already up, on 0.0.0.0:7433\n")
+    assert "meshtrain down" in shown.stderr
+
+
+def test_up_names_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    shown = run("up", "--data-dir", str(tmp_path / "file" / "data"))
+    assert shown.exit_code == 1
+    assert f"the data folder {tmp_path / 'file' / 'data'} cannot be written" in shown.stderr
+    assert "try: another one with --data-dir" in shown.stderr
+
+
+def test_init_writes_an_example_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = run("init", "--example", "mlp", "my disc")
+    assert shown.exit_code == 0
+    assert (tmp_path / "my disc" / "train.py").is_file()
+    assert "cd 'my disc' && meshtrain submit train.py" in shown.stderr
+    again = run("init", "--example", "mlp", "my disc")
+    assert again.exit_code == 1
+    assert "not overwritten" in again.stderr
+    assert run("init", "--example", "nothing").exit_code == 2
+
+
+def test_output_that_a_terminal_cannot_encode_does_not_end_the_command() -> None:
+    code = "from meshtrain.cli import main; import sys; sys.argv = ['meshtrain', 'version']; main()"
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment).returncode == 0
+
+
+def test_a_view_in_a_pipe_writes_whole_lines() -> None:
+    out = io.StringIO()
+    with View(["anna", "bert"], [0, 1], out) as view:
+        view.lines(1, ["x", "[red]y"])
+    assert out.getvalue() == "[1 bert] x\n[1 bert] [red]y\n"
+
+
+def test_ctrl_c_detaches_and_the_job_goes_on(endpoint: Endpoint) -> None:
+    """Following is not owning: ctrl-C says how to follow again and exits with 0."""
+    over = threading.Event()
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
+    endpoint.answers[Fetch] = serving({0: b"started\n", 1: b""}, over.is_set)
+
+    def watch(_: Wire, emit: Emit) -> Wire:
+        emit(Watched(summary=summary(JobState.RUNNING)))
+        assert over.wait(WAIT_S)
+        return Watched(summary=summary())
+
+    endpoint.answers[Watch] = watch
+    command = [sys.executable, "-m", "meshtrain.cli", "logs", "-f", JOB]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "[0 anna] started\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=WAIT_S)
+    over.set()
+    assert process.returncode == 0
+    assert f"Detached: job {JOB} is still running. Follow it: meshtrain logs -f {JOB}" in said
+    assert endpoint.of_type(Cancel) == []
