@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 import typer
+from pydantic import ValidationError
 
 from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError
@@ -60,6 +61,13 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             raise  # typer ends quietly, as `| head` expects
         except OSError as error:
             show_error(str(error))
+        except ValidationError as error:  # what was typed does not fit into the message that asks for it
+            first = error.errors(include_url=False, include_input=False)[0]
+            show_error(f"{' '.join(str(part) for part in first['loc'])}: {first['msg']}")
+            raise typer.Exit(EXIT_USAGE) from None
+        except UnicodeEncodeError:
+            show_error("an argument is not valid Unicode")
+            raise typer.Exit(EXIT_USAGE) from None
         except KeyboardInterrupt:
             say("interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from None

@@ -18,6 +18,7 @@ from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import Cancel, GetJobs
 
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
+JOB_ID_CHARS = 12
 MATCHES_SHOWN = 5
 
 
@@ -29,7 +30,7 @@ def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
 
 def find_job(client: Client, prefix: str | None) -> JobSummary:
     """The job with this id or unambiguous prefix; the latest when None. Raises CliError."""
-    if prefix == "" or (prefix is not None and len(prefix) > len("0123456789ab")):
+    if prefix is not None and not 0 < len(prefix) <= JOB_ID_CHARS:
         raise CliError(f"{prefix!r} is not a job id", "meshtrain jobs")
     matches = list_jobs(client, (prefix or "").lower())
     if not matches:

@@ -87,6 +87,13 @@ def submit(
         raise UsageError(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
     environment = _environment(env or ())
     chosen = _names(on)
+    typed_bytes = sum(len(text.encode()) for text in (*(args or ()), *(env or ())))
+    if typed_bytes > limits.JOB_SPEC_BYTES_MAX:
+        raise UsageError(
+            f"arguments and environment hold {human_bytes(typed_bytes)}, at most "
+            f"{human_bytes(limits.JOB_SPEC_BYTES_MAX)} are sent",
+            "a file beside the script",
+        )
     with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder, Stages() as stages:
         source, shipped_data = _pack(root, relative, data, include or (), exclude or (), stages)
         body = Submit(

@@ -310,13 +310,21 @@ def test_a_failure_of_the_daemon_is_shown_as_it_is(endpoint: Endpoint) -> None:
         (["submit", "--peers", "2", "--on", "a", "train.py"], "exclude each other"),
         (["submit", "-e", "KEY", "train.py"], "K=V"),
         (["submit", "--on", "a,,b", "train.py"], "empty name"),
+        (["submit", "train.py", "x" * 70_000], "at most 64.0 KiB"),
+        (["submit", "-n", "x" * 65, "train.py"], "1 to 64 characters"),
+        (["submit", "train.py", "\udc80"], "not valid Unicode"),
+        (["unpair", "x" * 65], "peer: String should have at most 64 characters"),
+        (["jobs", "x" * 33], "prefix: String should have at most 32 characters"),
     ],
 )
-def test_usage_errors_exit_with_2(args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_errors_exit_with_2(
+    endpoint: Endpoint, args: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     shown = run(*args)
     assert shown.exit_code == 2
+    assert endpoint.asked == []
     assert said in shown.stderr
 
 
@@ -717,6 +725,13 @@ def test_up_names_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert shown.exit_code == 1
     assert f"the data folder {tmp_path / 'file' / 'data'} cannot be written" in shown.stderr
     assert "try: another one with --data-dir" in shown.stderr
+
+
+def test_up_shows_why_the_daemon_did_not_start(tmp_path: Path) -> None:
+    shown = run("up", "--listen", "nonsense")
+    assert shown.exit_code == 1
+    assert f"error: meshtraind ended with exit code 2. The end of {tmp_path / 'data' / 'daemon.log'}:" in shown.stderr
+    assert "nonsense" in shown.stderr
 
 
 def test_init_writes_an_example_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
