@@ -728,10 +728,10 @@ def test_up_names_a_data_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_up_shows_why_the_daemon_did_not_start(tmp_path: Path) -> None:
-    shown = run("up", "--listen", "nonsense")
+    shown = run("up", "--listen", "nonsense:x")
     assert shown.exit_code == 1
     assert f"error: meshtraind ended with exit code 2. The end of {tmp_path / 'data' / 'daemon.log'}:" in shown.stderr
-    assert "nonsense" in shown.stderr
+    assert "nonsense:x" in shown.stderr
 
 
 def test_init_writes_an_example_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
