@@ -126,9 +126,18 @@ class Client:
                 self._notices.append(envelope.body)
         return self._notices.popleft()
 
-    def close(self) -> None:
-        """Ends the connection."""
-        self._stream.close()
+    def close(self, *, linger_s: float = 0.0) -> None:
+        """Ends the connection; waits at most `linger_s` for the daemon to read what was sent and to close, too."""
+        deadline_s = time.monotonic() + linger_s
+        try:
+            if linger_s:
+                self._stream.shutdown(socket.SHUT_WR)
+                while (left_s := deadline_s - time.monotonic()) > 0 and self._receive(left_s) is not None:
+                    pass
+        except (OSError, ConnectionLost):
+            return  # it has closed: what was wanted
+        finally:
+            self._stream.close()
 
     def _send(self, envelope: Envelope) -> None:
         payload = encode(envelope)

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from meshtrain.errors import NotSupported
+
 DEVICE_VARIABLE = "MESHTRAIN_DEVICE"
 
 
@@ -40,3 +42,25 @@ def moved(batch: Any, device: torch.device) -> Any:
             return type(batch)((key, moved(value, device)) for key, value in batch.items())
     to = getattr(batch, "to", None)
     return to(device) if callable(to) else batch
+
+
+def move_model(model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> torch.device:
+    """Moves a model that lies on the CPU, with its optimizer's state; any other stays. Returns where it is.
+
+    Parameters stay the same objects: the optimizer refers to them.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    if device.type == "cpu" or any(tensor.device.type != "cpu" for tensor in tensors):
+        return device_of(model) or torch.device("cpu")
+    before = {id(parameter) for parameter in model.parameters()}
+    model.to(device)
+    if {id(parameter) for parameter in model.parameters()} != before:
+        raise NotSupported(
+            f"torch replaced the parameters when it moved the model: call model.to({str(device)!r}) "
+            "before you create the optimizer"
+        )
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape and value.dim() > 0:
+                state[name] = value.to(device)
+    return device

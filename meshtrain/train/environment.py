@@ -1,0 +1,55 @@
+"""What a daemon tells its learner when it spawns it (`meshwire.local`)."""
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+
+from meshtrain.errors import UsageError
+from meshwire.local import (
+    ENDPOINT_VARIABLE,
+    JOB_VARIABLE,
+    MEMORY_FD_VARIABLE,
+    THREADS_VARIABLE,
+    TOKEN_VARIABLE,
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where the daemon is, and what the learner may use.
+
+    Attributes:
+        endpoint: unix:PATH or tcp:HOST:PORT.
+        memory_fd: descriptor of the shared memory; the learner sizes it.
+        threads: for torch (M3); None leaves torch's own choice.
+    """
+
+    endpoint: str
+    token: str = field(repr=False)
+    job: str
+    memory_fd: int
+    threads: int | None = None
+
+    @classmethod
+    def take(cls, variables: MutableMapping[str, str] = os.environ) -> "Environment | None":
+        """Reads the variables; None without a job. The token is removed: what the script starts must not inherit it.
+
+        Raises UsageError in a process that the script has started.
+        """
+        if ENDPOINT_VARIABLE not in variables:
+            return None
+        token = variables.pop(TOKEN_VARIABLE, None)
+        missing = [name for name in (JOB_VARIABLE, MEMORY_FD_VARIABLE) if name not in variables]
+        if token is None or missing:
+            raise UsageError(
+                "meshtrain belongs to the process that the daemon started, and this is another one: call its functions "
+                "in the script itself, under `if __name__ == '__main__':`, and hand the values to other processes"
+            )
+        threads = variables.get(THREADS_VARIABLE)
+        return cls(
+            endpoint=variables[ENDPOINT_VARIABLE],
+            token=token,
+            job=variables[JOB_VARIABLE],
+            memory_fd=int(variables[MEMORY_FD_VARIABLE]),
+            threads=int(threads) if threads else None,
+        )
