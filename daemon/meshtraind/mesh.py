@@ -14,8 +14,10 @@ from meshtraind.links import Link, Links
 from meshtraind.node import Node
 from meshtraind.pairing import PairedDevice, PairingError, PairingHost
 from meshtraind.pairjoin import pair_with
+from meshtraind.pairproof import CodeError
 from meshtraind.pins import Pin, PinsError, PinTable, printable
 from meshtraind.submission import Emit
+from meshwire import limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address, split_host_port
 from meshwire.header import WIRE_VERSION
@@ -23,6 +25,7 @@ from meshwire.messages.local import Paired, PairCode, PairJoin, PeerSummary, Unp
 
 log = logging.getLogger(__name__)
 
+PAIRING_HOSTS_TRIED = 3  # each that answers may guess the code once
 LINK_AFTER_PAIRING_S = 5.0  # how long a person waits to see the new peer linked
 
 
@@ -125,7 +128,9 @@ class Mesh:
                 rows.append(_linked(link))
             else:
                 rows.append(self._unlinked(device, printable(pin.name)))
-        rows += [self._unlinked(device, sighting.name) for device, sighting in self._sightings.items() if device not in pins]
+        rows += [
+            self._unlinked(device, sighting.name) for device, sighting in self._sightings.items() if device not in pins
+        ]
         order = {"linked": 0, "paired": 1, "seen": 2}
         return tuple(sorted(rows, key=lambda row: (order[row.state], row.name, row.device)))
 
@@ -147,13 +152,15 @@ class Mesh:
     async def host_pairing(self, emit: Emit) -> Paired:
         """Shows a code until a guest has typed it. Raises RequestError."""
         if self._pairing:
-            raise RequestError("this device shows a pairing code already: use that one, or end the other `meshtrain pair`")
+            raise RequestError(
+                "this device shows a pairing code already: use that one, or end the other `meshtrain pair`"
+            )
         self._pairing = True
         try:
             async with PairingHost(self._identity, self._links.port, self._settings.listen_host) as host:
                 if self._discovery is not None:
                     self._discovery.announce_pairing(host.port)
-                emit(PairCode(code=host.code, port=host.port, expires_s=host.lifetime_s))
+                emit(PairCode(code=host.code, port=host.port, expires_s=limits.PAIRING_LIFETIME_S))
                 device = await host.wait()
         except PairingError as error:
             raise RequestError(str(error)) from error
@@ -178,7 +185,7 @@ class Mesh:
         for host, port in hosts:
             try:
                 return await self._pin(await pair_with(host, port, body.code, self._identity, self._links.port))
-            except PairingError as error:
+            except (PairingError, CodeError) as error:
                 failures.append(str(error))
         raise RequestError("\n".join(dict.fromkeys(failures)))
 
@@ -188,7 +195,7 @@ class Mesh:
             (sighting.addresses[0], sighting.pair_port)
             for sighting in self._sightings.values()
             if sighting.pair_port is not None and sighting.addresses
-        ]
+        ][:PAIRING_HOSTS_TRIED]
 
     async def _pin(self, device: PairedDevice) -> Paired:
         pin = Pin(
@@ -250,5 +257,3 @@ def _linked(link: Link) -> PeerSummary:
         cores=link.hello.cores,
         memory_bytes=link.hello.memory_bytes,
     )
-
-

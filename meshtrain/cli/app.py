@@ -3,6 +3,7 @@
 import typer
 
 from meshtrain.cli.daemon import down, up
+from meshtrain.cli.demo import demo
 from meshtrain.cli.get import get
 from meshtrain.cli.init import init
 from meshtrain.cli.jobs import cancel, jobs
@@ -46,4 +47,7 @@ app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 1kx3"))(logs)
 app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
 app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)
+app.command(
+    epilog=examples("meshtrain demo", "meshtrain demo --peers 4 --codec fp16", "meshtrain demo --steps 300 --json")
+)(demo)
 app.command(epilog=examples("meshtrain version"))(version)

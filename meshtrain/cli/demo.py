@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshtrain.cli.errors import CliError, UsageError
+from meshtrain.cli.errors import CliError, UsageError, reported
 from meshtrain.cli.terminal import console, printable, say
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ CURVE_WIDTH = 60
 BARS = "▁▂▃▄▅▆▇█"
 
 
+@reported
 def demo(
     peers: Annotated[int, typer.Option(help="How many daemons, each as one laptop.", min=1, max=8)] = 3,
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 100,

@@ -81,7 +81,6 @@ def decode(payload: bytes) -> Envelope | str:
             payload,
             raw=False,
             strict_map_key=True,
-            max_buffer_size=limits.CONTROL_BYTES_MAX,
             max_ext_len=0,
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
