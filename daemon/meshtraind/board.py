@@ -32,6 +32,7 @@ from meshwire.messages.job import (
     Member,
     Offer,
     OfferReply,
+    OutputFile,
     Outputs,
     Prepare,
     Promise,
@@ -513,7 +514,7 @@ class Board:
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
         """Output files that lie here and (`forward`) on the other members."""
         summary = await self._summary(body.job)
-        found = []
+        found: list[OutputFile] = []
         for rank, member in enumerate(summary.members):
             if member.device == self._node.device:
                 found += await asyncio.to_thread(list_outputs, self._node.job_folder(body.job), rank)

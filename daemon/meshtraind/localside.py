@@ -44,13 +44,13 @@ class LocalSide:
         self._board = board
         self._shutdown = shutdown
 
-    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:  # noqa: ARG002
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return "chunks travel between daemons only"
 
     def chunk_received(self, conn: Connection, header: Header) -> None:
         raise AssertionError("no chunk is ever accepted here")
 
-    def notice(self, conn: Connection, header: Header, body: Wire) -> None:  # noqa: ARG002
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         attached = _attached(conn)
         session = self._board.session(attached.job) if attached.job is not None else None
         if attached.role != "learner" or session is None:
@@ -58,13 +58,13 @@ class LocalSide:
             return
         session.learner_notice(body)
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:  # noqa: ARG002
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         attached = _attached(conn)
         if attached.role == "learner":
             return await self._learner(conn, attached, body, emit)
         return await self._client(body, emit)
 
-    def lost(self, conn: Connection, reason: str) -> None:  # noqa: ARG002
+    def lost(self, conn: Connection, reason: str) -> None:
         attached = conn.attached
         if attached is not None and attached.role == "learner" and attached.job is not None:
             session = self._board.session(attached.job)
@@ -132,5 +132,3 @@ class LocalSide:
 def _attached(conn: Connection) -> Attach:
     assert conn.attached is not None, "the endpoint lets nobody in without a token"
     return conn.attached
-
-

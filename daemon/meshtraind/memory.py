@@ -6,7 +6,7 @@ import os
 import secrets
 import sys
 
-from meshwire.local import MemoryLayout
+from meshwire.local import VALUE_BYTES, MemoryLayout
 
 SHARED_MEMORY_NAME = "meshtrain-learner"
 
@@ -36,20 +36,20 @@ class SharedMemory:
         self._map = mmap.mmap(self.descriptor, size_bytes)
         self._layout = layout
 
-    def raw(self, step: int) -> "memoryview[float]":
-        """The slot where step `step` of the learner puts w*g: fp32, `layout.values` long."""
+    def raw(self, step: int) -> memoryview:
+        """The slot where step `step` of the learner puts w*g: `layout.values` of fp32, as bytes."""
         assert self._layout is not None
         return self._slot(self._layout.raw_offset(step))
 
-    def result(self) -> "memoryview[float]":
-        """The slot for the means: fp32, `layout.values` long."""
+    def result(self) -> memoryview:
+        """The slot for the means: `layout.values` of fp32, as bytes."""
         assert self._layout is not None
         return self._slot(self._layout.result_offset)
 
-    def _slot(self, offset: int) -> "memoryview[float]":
+    def _slot(self, offset: int) -> memoryview:
         assert self._map is not None
         assert self._layout is not None
-        return memoryview(self._map)[offset : offset + self._layout.values * 4].cast("f")
+        return memoryview(self._map)[offset : offset + self._layout.values * VALUE_BYTES]
 
     def close(self) -> None:
         """Gives the memory back once no view of it is left; without views, at once."""

@@ -29,7 +29,7 @@ class PeerSide:
         if wrong is not None:
             conn.refuse(wrong)
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:  # noqa: ARG002
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         match body:
             case Offer():
                 return self._board.offered(body, _device(conn))

@@ -285,5 +285,5 @@ class Rounds:
         )
 
 
-def _values(slot: "memoryview[float]") -> Values:
+def _values(slot: memoryview) -> Values:
     return np.frombuffer(slot, np.float32)

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 1.0
 STALENESS = 0  # BSP: the only setting that `submit` accepts so far
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-NEWS_TYPES = News.__args__  # type: ignore[attr-defined]
+NEWS_TYPES = News.__args__
 
 
 class Session:

@@ -79,3 +79,4 @@ PAIRING_TRIES_MAX = 3  # wrong codes before it dies: 3 in 10**6 to guess it
 PAIRING_EXCHANGE_TIMEOUT_S = 15.0  # one connection to the pairing listener, from accept to close
 PAIRING_CONNECTIONS_MAX = 32  # at once; the oldest is closed for a new one, so idle ones cannot keep a guest out
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
+LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine

@@ -1,0 +1,424 @@
+"""Frames over one stream transport: chunks straight into their places, messages to a handler, requests with answers.
+
+Works the same over TCP, TLS and Unix sockets, on uvloop and on asyncio.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, cast
+
+from meshtraind.tasks import TaskSet
+from meshwire import limits
+from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
+from meshwire.messages.link import Refuse
+from meshwire.messages.local import Attach
+from meshwire.parser import Broken, ChunkAnnounced, ChunkReceived, ControlReceived, Event, FrameParser
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 2.0  # for what is still queued, and for TLS's goodbye, when a connection is closed
+TRASH_BYTES = 16 * limits.KIB  # where bytes go that arrive after the decision to close
+
+_TCPI_BYTES_SENT = struct.Struct("200xQ")  # place of tcpi_bytes_sent in Linux's struct tcp_info (since 4.19)
+
+
+class RequestError(Exception):
+    """A request could not be done; the text says why and what to do, for a person to read."""
+
+
+class ConnectionLost(Exception):
+    """The connection ended before the answer came; the text says why it ended."""
+
+
+class Handler(Protocol):
+    """Who gets what arrives on a connection. Everything is called on the event loop and must be quick."""
+
+    def chunk_announced(self, conn: "Connection", header: Header) -> memoryview | str | None:
+        """Where the payload goes: its place (`payload_bytes` long), None to drain it, or what is wrong with it.
+
+        A wrong chunk is a violation of the protocol, which closes the connection.
+        """
+
+    def chunk_received(self, conn: "Connection", header: Header) -> None:
+        """The payload lies in its place. Not called for drained ones."""
+
+    def notice(self, conn: "Connection", header: Header, body: Wire) -> None:
+        """A message that expects nothing."""
+
+    async def request(self, conn: "Connection", header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        """Answers a request; cancelled when the connection ends. `emit` sends an event before the reply.
+
+        RequestError becomes the requester's; any other error is logged here and told without details.
+        """
+
+    def lost(self, conn: "Connection", reason: str) -> None:
+        """The connection has ended, whoever ended it. Called once, last."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request of ours that waits for its answer."""
+
+    answer: "asyncio.Future[Wire]"
+    on_event: Callable[[Wire], None] | None
+
+
+class Connection(asyncio.BufferedProtocol):
+    """One connection to a peer, a client or a learner.
+
+    Messages overtake chunks because chunks are taken only while `writable`: at most about LINK_QUEUE_BYTES_MAX of
+    them are queued before a message. After the connection has ended, what is sent on it is dropped: `lost` is how
+    its owner learns.
+
+    Args:
+        handler: gets what arrives; may be replaced at any time.
+        name: who is at the other end, as errors and logs call it.
+
+    Attributes:
+        device: id of the peer at the other end, once its certificate was verified.
+        attached: what the client or learner at the other end said first, once its token was verified.
+        same_host: both ends have the same address, so the bytes never leave this machine.
+        last_received_s: when the last byte came, on time.monotonic's clock.
+        chunk_payload_bytes_sent: of chunk frames, without their headers.
+    """
+
+    def __init__(self, handler: Handler, *, name: str) -> None:
+        self.handler = handler
+        self.name = name
+        self.device: str | None = None
+        self.attached: Attach | None = None
+        self.same_host = False
+        self.last_received_s = time.monotonic()
+        self.chunk_payload_bytes_sent = 0
+        self._transport: asyncio.Transport | None = None
+        self._parser = FrameParser()
+        self._paused = False
+        self._close_reason: str | None = None
+        self._close_timer: asyncio.TimerHandle | None = None
+        self._peer_ended = False
+        self._ended = asyncio.Event()
+        self._writable_callbacks: dict[int, Callable[[], None]] = {}
+        self._next_callback = 0
+        self._next_request = 1
+        self._pending: dict[int, _Pending] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(f"connection {name}")
+        self._frame_bytes_sent = 0
+        self._kernel_bytes_sent: int | None = None
+
+    # Sending
+
+    def notify(self, body: Wire, *, job: int = 0, generation: int = 0, complete: int = 0) -> None:
+        """Sends a message that expects nothing."""
+        self._send(Envelope(Role.NOTICE, 0, body), job, generation, complete)
+
+    async def request(
+        self,
+        body: Wire,
+        *,
+        timeout_s: float,
+        name: str,
+        job: int = 0,
+        generation: int = 0,
+        on_event: Callable[[Wire], None] | None = None,
+    ) -> Wire:
+        """Sends a request and returns its reply.
+
+        Raises RequestError (the other side could not do it), ConnectionLost, or TimeoutError, which names `name`.
+        """
+        if self.closing:
+            raise ConnectionLost(f"{name}: {self._ended_text()}")
+        number = self._next_request
+        self._next_request += 1
+        answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
+        self._pending[number] = _Pending(answer, on_event)
+        try:
+            self._send(Envelope(Role.REQUEST, number, body), job, generation)
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise TimeoutError(f"{name}: no answer from {self.name} within {timeout_s:g} s") from None
+        finally:
+            del self._pending[number]
+
+    def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
+        """Queues one chunk; the caller has checked `writable`.
+
+        The payload is not copied: its memory must stay unchanged until it has left, which can be later than this
+        call. The topology programs guarantee it: a run of segments is only overwritten by bytes that a peer sends
+        after it has received this run.
+        """
+        assert header.kind is Kind.CHUNK
+        assert header.payload_bytes == (0 if payload is None else len(payload))
+        if self._transport is None or self.closing:
+            return
+        # Two writes rather than writelines, which joins (copies) on asyncio before Python 3.12 and ignores the
+        # high-water mark in some later versions; uvloop gathers both writes into one system call anyway.
+        self._transport.write(header.encode())
+        if payload:
+            self._transport.write(payload)
+        self._frame_bytes_sent += HEADER_BYTES + header.payload_bytes
+        self.chunk_payload_bytes_sent += header.payload_bytes
+
+    @property
+    def remote_host(self) -> str | None:
+        """IP address of the other end; None on a Unix socket, and before there is a transport."""
+        there = self._transport.get_extra_info("peername") if self._transport is not None else None
+        return there[0] if isinstance(there, tuple) else None
+
+    def ssl_object(self) -> ssl.SSLObject:
+        """TLS's state, of which the peer's certificate is asked; the connection must be open and have TLS."""
+        if self._transport is None:
+            raise ConnectionLost(self._ended_text())
+        return cast(ssl.SSLObject, self._transport.get_extra_info("ssl_object"))
+
+    @property
+    def writable(self) -> bool:
+        """Whether a chunk may be sent now."""
+        return not self._paused and self._transport is not None and not self.closing
+
+    def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Calls `callback` whenever chunks may be sent again. Returns what unsubscribes."""
+        number = self._next_callback
+        self._next_callback += 1
+        self._writable_callbacks[number] = callback
+
+        def unsubscribe() -> None:
+            self._writable_callbacks.pop(number, None)
+
+        return unsubscribe
+
+    def socket_bytes_sent(self) -> tuple[int, Literal["kernel", "link"]]:
+        """Bytes sent on the socket: as the kernel counts them (TLS, retransmissions), else of our frames only."""
+        self._ask_kernel()
+        if self._kernel_bytes_sent is not None:
+            return self._kernel_bytes_sent, "kernel"
+        return self._frame_bytes_sent, "link"
+
+    # Ending
+
+    @property
+    def never_made(self) -> bool:
+        """No transport was ever given to it."""
+        return self._transport is None and not self._ended.is_set()
+
+    @property
+    def closing(self) -> bool:
+        """The connection has ended or is about to."""
+        return self._close_reason is not None or self._ended.is_set()
+
+    def close(self, reason: str) -> None:
+        """Ends the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S."""
+        if self.closing:
+            return
+        self._close_reason = reason
+        if self._transport is None:
+            return
+        self._ask_kernel()
+        self._close_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+        self._transport.close()
+
+    def refuse(self, reason: str) -> None:
+        """Tells the other side why, and ends the connection."""
+        if not self.closing:
+            self.notify(Refuse(reason=reason[: limits.REFUSAL_CHARS_MAX]))
+            self.close(reason)
+
+    async def closed(self) -> None:
+        """Waits until the connection has ended and its last request is no longer worked on."""
+        await self._ended.wait()
+        await self._tasks.close()
+
+    # asyncio calls these
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's do not derive from it
+        if self._close_reason is not None:
+            self._transport.abort()
+            return
+        self._transport.set_write_buffer_limits(high=limits.LINK_QUEUE_BYTES_MAX, low=limits.LINK_QUEUE_BYTES_MAX // 2)
+        here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
+        over_ip = isinstance(here, tuple) and isinstance(there, tuple)
+        self.same_host = here[0] == there[0] if over_ip else True
+        self.last_received_s = time.monotonic()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(bytearray(TRASH_BYTES)) if self.closing else self._parser.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.last_received_s = time.monotonic()
+        if self.closing:
+            return
+        try:
+            event = self._parser.received(nbytes)
+            while event is not None and not self.closing:
+                event = self._take(event)
+        except Exception:
+            log.exception("cannot handle what %s sent", self.name)
+            self.refuse("meshtraind failed on what it received; its log has the traceback")
+
+    def feed(self, early: bytes) -> None:
+        """Takes bytes that arrived before this connection had its transport."""
+        rest = memoryview(early)
+        while rest and not self.closing:
+            place = self._parser.buffer()
+            count = min(len(place), len(rest))
+            place[:count] = rest[:count]
+            rest = rest[count:]
+            self.buffer_updated(count)
+
+    def eof_received(self) -> bool:
+        self._peer_ended = True
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._close_reason is None:
+            if exc is not None:
+                self._close_reason = f"the connection broke: {exc or type(exc).__name__}"
+            elif self._peer_ended:
+                self._close_reason = "the other side closed the connection"
+            else:
+                self._close_reason = "the connection broke"
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._transport = None
+        self._parser = FrameParser()  # lets go of a chunk's place
+        self._writable_callbacks.clear()
+        self._ended.set()
+        for pending in self._pending.values():
+            if not pending.answer.done():
+                pending.answer.set_exception(ConnectionLost(self._ended_text()))
+        for task in self._answering:
+            task.cancel()
+        self.handler.lost(self, self._close_reason)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        for number, callback in tuple(self._writable_callbacks.items()):
+            if self.writable and number in self._writable_callbacks:
+                callback()
+
+    # Inside
+
+    def _take(self, event: Event) -> Event | None:
+        """Handles one event of the parser; returns the next when it follows without more bytes."""
+        match event:
+            case ChunkAnnounced(header):
+                place = self.handler.chunk_announced(self, header)
+                if self.closing:
+                    return None
+                if place is None:
+                    return self._parser.drain()
+                if isinstance(place, str):
+                    self._violated(place)
+                    return None
+                return self._parser.land(place)
+            case ChunkReceived(header, drained):
+                if not drained:
+                    self.handler.chunk_received(self, header)
+            case ControlReceived(header, payload):
+                envelope = decode(payload)
+                if isinstance(envelope, str):
+                    self._violated(envelope)
+                else:
+                    self._take_message(header, envelope)
+            case Broken(reason):
+                self._violated(reason)
+        return None
+
+    def _take_message(self, header: Header, envelope: Envelope) -> None:
+        body = envelope.body
+        match envelope.role:
+            case Role.NOTICE:
+                if isinstance(body, Refuse):
+                    self.close(f"{self.name} refused: {_printable(body.reason)}")
+                else:
+                    self.handler.notice(self, header, body)
+            case Role.REQUEST:
+                if len(self._answering) >= limits.REQUESTS_PER_CONNECTION_MAX:
+                    busy = Failure(error=f"{limits.REQUESTS_PER_CONNECTION_MAX} requests are being answered already")
+                    self._send(Envelope(Role.FAILURE, envelope.id, busy))
+                    return
+                task = self._tasks.spawn(self._answer(header, envelope), name=type(body).__name__)
+                self._answering.add(task)
+                task.add_done_callback(self._answering.discard)
+            case Role.EVENT | Role.REPLY | Role.FAILURE:
+                if envelope.id >= self._next_request:
+                    self._violated(f"answer to request {envelope.id}, which was never made")
+                    return
+                # A request that timed out, or was cancelled, is gone; its late answer is of no use.
+                pending = self._pending.get(envelope.id)
+                if pending is not None and not pending.answer.done():
+                    self._take_answer(pending, envelope)
+
+    def _take_answer(self, pending: _Pending, envelope: Envelope) -> None:
+        body = envelope.body
+        if envelope.role is Role.REPLY:
+            pending.answer.set_result(body)
+        elif envelope.role is Role.FAILURE:
+            error = body.error if isinstance(body, Failure) else f"a failure of type {type(body).__name__}"
+            pending.answer.set_exception(RequestError(error))
+        elif pending.on_event is not None:
+            pending.on_event(body)
+
+    async def _answer(self, header: Header, envelope: Envelope) -> None:
+        def emit(event: Wire) -> None:
+            self._send(Envelope(Role.EVENT, envelope.id, event))
+
+        asked = type(envelope.body).__name__
+        try:
+            answer = Envelope(Role.REPLY, envelope.id, await self.handler.request(self, header, envelope.body, emit))
+            self._send(answer)
+        except RequestError as error:
+            self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=str(error)[: limits.ERROR_CHARS_MAX])))
+        except Exception as error:
+            log.exception("cannot answer %s of %s", asked, self.name)
+            text = f"meshtraind failed on {asked} ({type(error).__name__}); its log has the traceback"
+            self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=text)))
+
+    def _send(self, envelope: Envelope, job: int = 0, generation: int = 0, complete: int = 0) -> None:
+        payload = encode(envelope)
+        header = Header(Kind.CONTROL, len(payload), job=job, generation=generation, complete=complete)
+        if self._transport is None or self.closing:
+            return
+        self._transport.write(header.encode() + payload)
+        self._frame_bytes_sent += HEADER_BYTES + len(payload)
+        if self._transport.get_write_buffer_size() > limits.LINK_BACKLOG_BYTES_MAX:
+            self._close_reason = f"{self.name} does not read what it is sent"
+            self._transport.abort()
+
+    def _violated(self, reason: str) -> None:
+        log.warning("%s broke the protocol: %s", self.name, reason)
+        self.refuse(f"protocol violation: {reason}")
+
+    def _ended_text(self) -> str:
+        return f"the connection to {self.name} has ended: {self._close_reason}"
+
+    def _ask_kernel(self) -> None:
+        if self._transport is None or self.closing or not hasattr(socket, "TCP_INFO"):
+            return
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        try:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_SENT.size)
+        except OSError:  # the socket is gone, or no Linux; what was known last stays
+            return
+        if len(info) >= _TCPI_BYTES_SENT.size:
+            (self._kernel_bytes_sent,) = _TCPI_BYTES_SENT.unpack_from(info)
+
+
+def _printable(text: str) -> str:
+    """What another machine wrote, without what would move a terminal's cursor."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,130 @@
+"""The local endpoint: where this machine's command line and learners talk to the daemon.
+
+A Unix socket, or loopback TCP where there is none. The first message is `Attach` with the daemon's token; whoever has
+another first message, a wrong token or nothing to say is sent away.
+"""
+
+import asyncio
+import hmac
+import logging
+import os
+import socket
+from collections.abc import Callable
+
+from meshtraind.connection import Connection, Handler, RequestError
+from meshtraind.rundir import RunDir
+from meshtraind.tasks import TaskSet
+from meshwire import limits
+from meshwire.header import Header
+from meshwire.messages.local import Attach
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT_S = 10.0
+
+
+class EndpointError(Exception):
+    """The endpoint cannot listen; says why."""
+
+
+class Endpoint:
+    """Listens for clients and learners.
+
+    Attributes:
+        handler: gets what arrives once a connection has attached; its first request is the `Attach` itself.
+        address: `unix:PATH` or `tcp:HOST:PORT`, once started.
+    """
+
+    def __init__(self, rundir: RunDir) -> None:
+        self.handler: Handler
+        self.address = ""
+        self._rundir = rundir
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._tasks = TaskSet("endpoint")
+
+    async def start(self) -> None:
+        """Raises EndpointError."""
+        loop = asyncio.get_running_loop()
+        try:
+            if hasattr(socket, "AF_UNIX"):
+                path = self._rundir.socket_path
+                mask = os.umask(0o177)
+                try:
+                    self._server = await loop.create_unix_server(self._accept, path)
+                finally:
+                    os.umask(mask)
+                self.address = f"unix:{path}"
+            else:
+                self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
+                host, port = self._server.sockets[0].getsockname()[:2]
+                self.address = f"tcp:{host}:{port}"
+        except OSError as error:
+            raise EndpointError(f"the local endpoint cannot listen: {error}") from error
+
+    def _accept(self) -> Connection:
+        guard = _Guard(self, self._rundir.token)
+        connection = Connection(guard, name="a local client")
+        self._connections.add(connection)
+        if len(self._connections) > limits.LOCAL_CONNECTIONS_MAX:
+            connection.close(f"more than {limits.LOCAL_CONNECTIONS_MAX} local connections")
+        self._tasks.spawn(self._watch(connection), "attach")
+        return connection
+
+    async def _watch(self, connection: Connection) -> None:
+        """Sends away who does not attach in time; forgets who has gone."""
+        ended = asyncio.get_running_loop().create_task(connection.closed(), name="endpoint/closed")
+        try:
+            await asyncio.wait({ended}, timeout=ATTACH_TIMEOUT_S)
+            if connection.attached is None:
+                connection.close(f"did not attach within {ATTACH_TIMEOUT_S:.0f} s")
+            await ended
+        finally:
+            ended.cancel()
+            self._connections.discard(connection)
+
+    async def close(self) -> None:
+        """Stops listening and ends every connection, letting what was said last arrive."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.close("meshtraind is stopping")
+        if self._connections:
+            await asyncio.wait(
+                [asyncio.get_running_loop().create_task(c.closed(), name="endpoint/end") for c in self._connections],
+                timeout=ATTACH_TIMEOUT_S,
+            )
+        await self._tasks.close()
+
+
+class _Guard:
+    """Handler of a connection that has not attached yet."""
+
+    def __init__(self, endpoint: Endpoint, token: str) -> None:
+        self._endpoint = endpoint
+        self._token = token
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return "the first message must be Attach"
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError("no chunk is accepted here")
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        conn.refuse("the first message must be Attach")
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if not isinstance(body, Attach):
+            conn.refuse("the first message must be Attach")
+            raise RequestError("the first message must be Attach")
+        if not hmac.compare_digest(body.token.encode(), self._token.encode()):
+            conn.refuse("wrong token: meshtraind was restarted, or runs on another data folder")
+            raise RequestError("wrong token")
+        conn.attached = body
+        conn.name = f"the learner of job {body.job}" if body.role == "learner" else "a client"
+        conn.handler = self._endpoint.handler
+        return await conn.handler.request(conn, header, body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        """It never attached: nobody has heard of it."""

@@ -1,0 +1,407 @@
+"""Links to paired devices: dialled or accepted, authenticated by their pinned keys, one for each pair (W4)."""
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
+from meshtraind.tasks import TaskSet
+from meshtraind.tls import NotPinnedError, Trust
+from meshwire import limits
+from meshwire.addressbook import AddressBook, Dial, Source
+from meshwire.addresses import Address
+from meshwire.header import Header
+from meshwire.messages.envelope import Done
+from meshwire.messages.link import Addresses, Heartbeat, Hello
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+PATIENCE_S = 5.0  # silence after which a peer is lost
+DIAL_TIMEOUT_S = 5.0
+DIALS_AT_ONCE = 8
+BACKLOG = 64
+ACCEPT_RETRY_S = 1.0
+RTT_WEIGHT = 0.25  # of the newest measurement
+
+
+class ListenError(Exception):
+    """The port cannot be had; the text says who may hold it and what to do."""
+
+
+@dataclass
+class Link:
+    """A peer that can be talked to now.
+
+    Attributes:
+        address: where to reach it: its host, with the port on which it listens.
+        rtt_s: smoothed round trip; None before the first heartbeat was answered.
+        dialled_by: device id of the side that dialled.
+    """
+
+    device: str
+    hello: Hello
+    connection: Connection
+    address: Address
+    dialled_by: str
+    rtt_s: float | None = None
+
+
+class Links:
+    """All links of this daemon.
+
+    Args:
+        trust: whom to let in. None only in the benchmark, where peers are let in by what their hello says.
+        hello: what to say first; the port is filled in.
+        port: 0 takes any free one.
+
+    Attributes:
+        handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
+        linked: the links by device id; live.
+        port: the actual one, once started.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        trust: Trust | None,
+        book: AddressBook,
+        *,
+        hello: Hello,
+        host: str,
+        port: int,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        self.handler: Handler
+        self.port = port
+        self._device = device
+        self._trust = trust
+        self._book = book
+        self._hello = hello
+        self._host = host
+        self._patience_s = patience_s
+        self._linked: dict[str, Link] = {}
+        self._listener: socket.socket | None = None
+        self._welcoming: list[asyncio.Task[None]] = []  # oldest first
+        self._dial_wanted = asyncio.Event()
+        self._dials = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._tasks = TaskSet("links")
+
+    @property
+    def linked(self) -> Mapping[str, Link]:
+        """The links by device id; a live view."""
+        return self._linked
+
+    async def start(self) -> None:
+        """Listens, and dials what the address book says. Raises ListenError."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            self._listener = socket.create_server(
+                (self._host, self.port), family=family, backlog=BACKLOG, dualstack_ipv6=self._host == "::"
+            )
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {self._host}:{self.port}: {error.strerror or error}. Another meshtraind may run "
+                "here (`meshtrain status`), or another program holds the port; choose one with --listen HOST:PORT"
+            ) from error
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._hello = self._hello.model_copy(update={"listen_port": self.port})
+        self._tasks.spawn(self._accept_all(), "accept")
+        self._tasks.spawn(self._dial_all(), "dial")
+
+    async def close(self) -> None:
+        """Ends every link, letting what was said last arrive."""
+        connections = [link.connection for link in self._linked.values()]
+        for connection in connections:
+            connection.close("meshtraind is stopping")
+        await asyncio.gather(*(connection.closed() for connection in connections))
+        await self._tasks.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def dial_now(self) -> None:
+        """The address book has changed."""
+        self._dial_wanted.set()
+
+    def drop(self, device: str, reason: str) -> None:
+        """Ends the link to a device, e.g. because it was unpaired."""
+        link = self._linked.get(device)
+        if link is not None:
+            link.connection.refuse(reason)
+
+    # Dialling
+
+    async def _dial_all(self) -> None:
+        while True:
+            dial = self._book.next_dial()
+            wait_s = None if dial is None else dial.at_s - time.monotonic()
+            if dial is not None and wait_s is not None and wait_s <= 0:
+                self._book.dialling(dial, time.monotonic())
+                await self._dials.acquire()
+                self._tasks.spawn(self._dial(dial), f"dial {dial.address}")
+                continue
+            self._dial_wanted.clear()
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._dial_wanted.wait()
+            except TimeoutError:
+                continue
+
+    async def _dial(self, dial: Dial) -> None:
+        try:
+            device = await self._try(dial)
+        except (OSError, ssl.SSLError, NotPinnedError, ConnectionLost, RequestError, TimeoutError) as error:
+            log.debug("dialling %s: %s", dial.address, error)
+            self._book.failed(dial, time.monotonic())
+        else:
+            if dial.device not in (None, device):
+                self._book.failed(dial, time.monotonic())
+        finally:
+            self._dials.release()
+            self._dial_wanted.set()
+
+    async def _try(self, dial: Dial) -> str:
+        """Dials once. Returns who answered."""
+        loop = asyncio.get_running_loop()
+        context = self._trust.client_context if self._trust is not None else None
+        greeting = _Greeting(self, dial.address)
+        async with asyncio.timeout(DIAL_TIMEOUT_S):
+            await loop.create_connection(
+                lambda: greeting.connection,
+                dial.address.host,
+                dial.address.port,
+                ssl=context,
+                server_hostname="meshtrain" if context is not None else None,
+            )
+            return await greeting.finish(self._hello)
+
+    # Accepting
+
+    async def _accept_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert self._listener is not None
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._listener)
+            except OSError as error:  # e.g. no descriptor is free at the moment
+                log.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            while len(self._welcoming) >= limits.HANDSHAKES_MAX:
+                self._welcoming.pop(0).cancel()
+            task = self._tasks.spawn(self._welcome(accepted), "welcome")
+            self._welcoming.append(task)
+            task.add_done_callback(self._welcomed)
+
+    def _welcomed(self, task: "asyncio.Task[None]") -> None:
+        if task in self._welcoming:
+            self._welcoming.remove(task)
+
+    async def _welcome(self, accepted: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        context = self._trust.server_context if self._trust is not None else None
+        greeting = _Greeting(self, None)
+        try:
+            async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
+                await loop.connect_accepted_socket(lambda: greeting.connection, accepted, ssl=context)
+                await greeting.finish(self._hello)
+        except (OSError, NotPinnedError, ConnectionLost, TimeoutError) as error:
+            log.info("a connection was not let in: %s", error or type(error).__name__)
+        finally:
+            if greeting.connection.never_made:
+                accepted.close()
+
+    # Both
+
+    def verify(self, connection: Connection) -> None:
+        """Notes whose key the other end has. Raises NotPinnedError."""
+        if self._trust is not None and connection.device is None:
+            connection.device = self._trust.verify_peer(connection.ssl_object())
+
+    def greeted(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
+        """A verified peer has said hello: makes the link and returns the device. Raises ConnectionLost if it cannot."""
+        oldest, newest = (
+            max(hello.wire_oldest, self._hello.wire_oldest),
+            min(hello.wire_newest, self._hello.wire_newest),
+        )
+        if oldest > newest:
+            raise ConnectionLost(
+                f"{hello.name} speaks wire version {_versions(hello)}, {self._hello.name} {_versions(self._hello)}: "
+                "install the same version of meshtraind on both"
+            )
+        if connection.device is None:
+            connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
+        self._book_connected(connection, hello, dialled)
+        if connection.device == self._device:
+            raise ConnectionLost("this is the device itself")
+        self._link(connection, hello, dialled)
+        return connection.device
+
+    def _book_connected(self, connection: Connection, hello: Hello, dialled: Address | None) -> None:
+        assert connection.device is not None
+        now_s = time.monotonic()
+        if dialled is None:
+            host = connection.remote_host
+            if host is not None and hello.listen_port:
+                self._book.learn(connection.device, Address(host=host, port=hello.listen_port), Source.OBSERVED, now_s)
+        self._book.connected(connection.device, now_s, dialled)
+
+    def _link(self, connection: Connection, hello: Hello, dialled: Address | None) -> None:
+        """W4: of two connections the lower device id's dial stays, on both sides."""
+        device = connection.device
+        assert device is not None
+        dialled_by = self._device if dialled is not None else device
+        there = self._linked.get(device)
+        if there is not None and not there.connection.closing:
+            restarted = there.hello.incarnation != hello.incarnation
+            if not restarted and (there.dialled_by == dialled_by or there.dialled_by < dialled_by):
+                connection.close("there is a link already")
+                return
+        host = connection.remote_host or "localhost"
+        address = dialled or Address(host=host, port=hello.listen_port or self.port)
+        link = Link(device, hello, connection, address, dialled_by)
+        connection.name = f"{hello.name} ({device[:8]})"
+        connection.handler = _Linked(self, link)
+        self._linked[device] = link
+        if there is not None and not there.connection.closing:
+            there.connection.close("a better link has replaced it")
+        log.info("linked with %s at %s", connection.name, address)
+        self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
+        for other in self._linked.values():
+            self._gossip(other)
+
+    def _gossip(self, link: Link) -> None:
+        known = self._book.gossip_for(link.device)
+        if known:
+            link.connection.notify(Addresses(peers=known))
+
+    def learn(self, gossip: Addresses) -> None:
+        """Another daemon's word on where devices are."""
+        now_s = time.monotonic()
+        for peer in gossip.peers:
+            for address in peer.addresses:
+                self._book.learn(peer.device, address, Source.GOSSIP, now_s)
+        self.dial_now()
+
+    async def _keep_alive(self, link: Link) -> None:
+        """Asks once a second; the answer measures the round trip, silence for PATIENCE_S ends the link."""
+        connection = link.connection
+        while not connection.closing:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            began_s = time.monotonic()
+            try:
+                await connection.request(Heartbeat(), timeout_s=self._patience_s, name="heartbeat")
+            except (ConnectionLost, RequestError):
+                return
+            except TimeoutError:
+                silent_s = time.monotonic() - connection.last_received_s
+                if silent_s >= self._patience_s:
+                    connection.close(f"silent for {silent_s:.1f} s")
+                    return
+                continue  # it sends, so it lives: the answer waits behind a full queue
+            rtt_s = time.monotonic() - began_s
+            link.rtt_s = rtt_s if link.rtt_s is None else (1 - RTT_WEIGHT) * link.rtt_s + RTT_WEIGHT * rtt_s
+
+    def lost(self, link: Link, reason: str) -> None:
+        """A link's connection has ended."""
+        if self._linked.get(link.device) is not link:
+            return
+        del self._linked[link.device]
+        log.info("lost %s: %s", link.connection.name, reason)
+        self._book.disconnected(link.device, time.monotonic())
+        self.dial_now()
+        self.handler.lost(link.connection, reason)
+
+
+class _Greeting:
+    """Handler of a connection before its hello.
+
+    The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read.
+    """
+
+    def __init__(self, links: Links, dialled: Address | None) -> None:
+        self.connection = Connection(self, name=str(dialled) if dialled is not None else "a new connection")
+        self._links = links
+        self._dialled = dialled
+        self._device: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def finish(self, hello: Hello) -> str:
+        """Verifies the other end, says hello, and waits for its hello. Returns the device.
+
+        Raises NotPinnedError or ConnectionLost; the caller sets the deadline. The connection is closed unless linked.
+        """
+        try:
+            self._links.verify(self.connection)
+            self.connection.notify(hello)
+            return await self._device
+        except BaseException as error:
+            self.connection.close(str(error) or "no hello in time")
+            raise
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return "the first message must be a hello"
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError("no chunk is accepted here")
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        if not isinstance(body, Hello):
+            conn.refuse("the first message must be a hello")
+            return
+        try:
+            self._links.verify(conn)
+            self._device.set_result(self._links.greeted(conn, body, self._dialled))
+        except (NotPinnedError, ConnectionLost) as error:
+            log.warning("%s", error)
+            conn.refuse(str(error))
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        conn.refuse("the first message must be a hello")
+        raise RequestError("the first message must be a hello")
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        if not self._device.done():
+            self._device.set_exception(ConnectionLost(reason))
+            self._device.exception()  # nobody may be waiting
+
+
+class _Linked:
+    """Handler of a link: keeps what is the link's own, passes on the rest."""
+
+    def __init__(self, links: Links, link: Link) -> None:
+        self._links = links
+        self._link = link
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return self._links.handler.chunk_announced(conn, header)
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        self._links.handler.chunk_received(conn, header)
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        if isinstance(body, Addresses):
+            self._links.learn(body)
+        elif isinstance(body, Hello):
+            conn.refuse("a second hello")
+        else:
+            self._links.handler.notice(conn, header, body)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if isinstance(body, Heartbeat):
+            return Done()
+        return await self._links.handler.request(conn, header, body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self._links.lost(self._link, reason)
+
+
+def _versions(hello: Hello) -> str:
+    if hello.wire_oldest == hello.wire_newest:
+        return str(hello.wire_newest)
+    return f"{hello.wire_oldest} to {hello.wire_newest}"
