@@ -1,0 +1,120 @@
+"""After every test: no task, file descriptor or child process is left that was not there before.
+
+Nothing here waits for luck: what ends by itself within GRACE_S (a thread that closes its socket, a process
+that is being reaped) is no leak, and only a test that is about to fail waits that long.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+import pytest
+import pytest_asyncio
+
+GRACE_S = 3.0
+POLL_S = 0.02
+DESCRIPTORS = Path("/proc/self/fd")
+
+# Opened once in a process by a library and kept by design; each would be blamed on the test that came first.
+KEPT_TARGETS = (
+    "/dev/null",  # torch and subprocess helpers
+    "/dev/random",
+    "/dev/urandom",  # CPython and OpenSSL
+    "/proc/",  # psutil
+    "/sys/",  # psutil, torch's count of cores
+)
+STANDARD_STREAMS = {"0", "1", "2"}  # pytest's capture exchanges what they lead to
+KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+
+T = TypeVar("T")
+
+
+def settled(left: Callable[[], list[T]]) -> list[T]:
+    """What `left` returns once it is empty, or after GRACE_S."""
+    found = left()
+    if found:
+        gc.collect()  # what only a cycle holds is Python's to close, and warns where it should not be
+    deadline = time.monotonic() + GRACE_S
+    while (found := left()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return found
+
+
+def open_descriptors() -> set[tuple[str, str]]:
+    """(number, target) of every open descriptor that neither pytest nor a library keeps by design."""
+    found = set()
+    for number in set(os.listdir(DESCRIPTORS)) - STANDARD_STREAMS:
+        try:
+            target = os.readlink(DESCRIPTORS / number)
+        except FileNotFoundError:
+            continue  # the descriptor of the listing itself, or one closed by another thread meanwhile
+        if not target.startswith(KEPT_TARGETS):
+            found.add((number, target))
+    return found
+
+
+def child_processes() -> set[psutil.Process]:
+    """All descendants, also those that have ended and were not waited for."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+        except psutil.ZombieProcess:
+            command = ""
+        except psutil.NoSuchProcess:
+            continue
+        if not any(kept in command for kept in KEPT_CHILDREN):
+            found.add(child)
+    return found
+
+
+def describe(child: psutil.Process) -> str:
+    try:
+        return f"{child.pid} {child.status()}: {' '.join(child.cmdline()) or child.name()}"
+    except psutil.Error:
+        return f"{child.pid}: has ended and was not waited for"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    """Fails a test that leaves a descriptor or a process; kills the process, so that no other test meets it."""
+    descriptors_before = open_descriptors() if DESCRIPTORS.exists() else None
+    children_before = child_processes()
+    yield
+    children = settled(lambda: list(child_processes() - children_before))
+    blamed = [describe(child) for child in children]
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=GRACE_S)
+    assert not blamed, f"processes left: {blamed}"
+    if descriptors_before is not None:
+        left = settled(lambda: sorted(open_descriptors() - descriptors_before))
+        assert not left, f"file descriptors left open: {left}"
+
+
+@pytest_asyncio.fixture
+async def tasks_awaited() -> AsyncIterator[None]:
+    """Fails a test that leaves a task pending on its loop."""
+    yield
+    pending = asyncio.all_tasks() - {asyncio.current_task()}
+    if pending:
+        _, pending = await asyncio.wait(pending, timeout=GRACE_S)
+    assert not pending, f"tasks left pending: {sorted(task.get_name() for task in pending)}"
+
+
+@pytest.fixture(autouse=True)
+def no_task_left(request: pytest.FixtureRequest) -> None:
+    """Looks for tasks after the test's own fixtures have cleaned up, and before its loop is closed.
+
+    That order follows from the order of setting up: `nothing_left`, the loop, this, then what the test asks for.
+    """
+    request.getfixturevalue("nothing_left")
+    if request.node.get_closest_marker("asyncio"):
+        request.getfixturevalue("tasks_awaited")

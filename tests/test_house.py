@@ -1,0 +1,224 @@
+"""The rules of the house that a machine can see: who may import whom, what is shipped, where things lie."""
+
+import ast
+import asyncio
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = {
+    "meshtrain": ROOT / "meshtrain",
+    "meshtraind": ROOT / "daemon/meshtraind",
+    "meshwire": ROOT / "protocol/meshwire",
+}
+TOP_LEVEL = {
+    *(".ci", ".gitignore", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"),
+    *("protocol", "daemon", "meshtrain", "tests", "deploy"),
+}
+# An __init__.py in one of these would shadow other people's packages of that name.
+NO_PACKAGES = ("daemon", "protocol", "tests", "deploy")
+FOLDERS_WITHOUT_MAP = {
+    ".ci",  # one script; tests/README.md tells of it
+    # These are copied into a user's own folder; meshtrain/examples/README.md tells of them.
+    *("meshtrain/examples/templates", "meshtrain/examples/templates/gpt", "meshtrain/examples/templates/mlp"),
+}
+PYTHON_LINES_MAX = 400
+
+# What the protocol may build on: data, arithmetic and checks; nothing that waits, draws, or touches the machine.
+PURE = {
+    *("abc", "bisect", "collections", "dataclasses", "enum", "fractions", "functools", "hashlib", "heapq", "ipaddress"),
+    *("itertools", "json", "math", "operator", "re", "statistics", "string", "struct", "types", "typing"),
+    *("unicodedata", "msgpack", "pydantic", "meshwire"),
+}
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    """What a clone holds."""
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git clone")
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return tuple(path for path in done.stdout.split("\0") if path and (ROOT / path).exists())
+
+
+@cache
+def modules(package: str) -> tuple[tuple[str, ast.Module], ...]:
+    """(path, tree) of every module of a package."""
+    paths = sorted(PACKAGES[package].rglob("*.py"))
+    assert paths
+    return tuple((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text("utf-8"))) for path in paths)
+
+
+def imported(tree: ast.AST, *, for_types_too: bool) -> Iterator[tuple[str, int]]:
+    """(top-level package, line) of every import anywhere in a module, in functions too."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name.split(".")[0], node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: relative imports hide the direction"
+            assert node.module is not None
+            yield node.module.split(".")[0], node.lineno
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types_too:
+            for branch in node.orelse:
+                yield from imported(branch, for_types_too=for_types_too)
+        else:
+            yield from imported(node, for_types_too=for_types_too)
+
+
+def importers(package: str, of: set[str], *, for_types_too: bool = True) -> list[str]:
+    return [
+        f"{path}:{line} imports {name}"
+        for path, tree in modules(package)
+        for name, line in imported(tree, for_types_too=for_types_too)
+        if name in of
+    ]
+
+
+def test_meshwire_is_pure() -> None:
+    """The protocol: no asyncio, sockets, clocks, randomness, threads, torch, numpy; it imports neither neighbour."""
+    impure = [
+        f"{path}:{line} imports {name}"
+        for path, tree in modules("meshwire")
+        for name, line in imported(tree, for_types_too=True)
+        if name not in PURE
+    ]
+    assert not impure
+
+
+def test_imports_point_one_way() -> None:
+    """meshwire <- meshtrain, meshwire <- meshtraind: those two never import each other."""
+    assert not importers("meshtraind", {"meshtrain"})
+    assert not importers("meshtrain", {"meshtraind"})
+
+
+def test_torch_stays_with_the_training_modules() -> None:
+    """The daemon never imports torch; of meshtrain only `train` and the examples do."""
+    assert not importers("meshtraind", {"torch", "safetensors"})
+    elsewhere = importers("meshtrain", {"torch", "safetensors"}, for_types_too=False)
+    assert not [found for found in elsewhere if not found.startswith(("meshtrain/train/", "meshtrain/examples/"))]
+
+
+@pytest.mark.parametrize("module", ["meshtrain", "meshtrain.cli", "meshtrain.cli.app", "meshtraind.cli", "meshwire"])
+def test_starting_up_loads_neither_torch_nor_numpy(module: str) -> None:
+    """A command answers at once, an idle daemon is small, and a hub has no torch to load."""
+    code = f"import {module}, sys; print(*sorted({{'torch', 'numpy'}} & set(sys.modules)))"
+    paths = [str(folder.parent) for folder in PACKAGES.values()]
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}; {code}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""
+
+
+def test_the_folders_around_the_packages_are_no_packages() -> None:
+    """`import daemon` and `import protocol` mean other people's packages, also from a clone's root."""
+    assert not [f"{folder}/__init__.py" for folder in NO_PACKAGES if (ROOT / folder / "__init__.py").exists()]
+    assert not list((ROOT / "tests").rglob("__init__.py"))
+
+
+def test_the_wheel_holds_exactly_three_packages(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
+
+
+def test_the_top_level_holds_only_what_was_agreed() -> None:
+    assert {path.split("/")[0] for path in tracked()} <= TOP_LEVEL
+
+
+def test_every_folder_has_a_map() -> None:
+    """A README in each folder says what every file in it is."""
+    folders = {parent.as_posix() for path in tracked() for parent in Path(path).parents} - {"."}
+    without = {folder for folder in folders - FOLDERS_WITHOUT_MAP if not (ROOT / folder / "README.md").exists()}
+    assert not without
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "protocol/meshwire",
+        "protocol/meshwire/messages",
+        "daemon/meshtraind",
+        "daemon/meshtraind/codecs",
+        "meshtrain",
+        "meshtrain/train",
+        "meshtrain/cli",
+        "meshtrain/examples",
+    ],
+)
+def test_a_map_names_every_module_of_its_folder_and_none_that_is_gone(folder: str) -> None:
+    text = (ROOT / folder / "README.md").read_text("utf-8")
+    there = {path.name for path in (ROOT / folder).glob("*.py")} - {"__init__.py", "__main__.py"}
+    named = set(re.findall(r"`(\w+\.py)`", text))
+    assert not there - named, "modules that the map does not name"
+    everywhere = {path.name for package in PACKAGES.values() for path in package.rglob("*.py")}
+    assert not named - everywhere - {path.name for path in (ROOT / "tests").rglob("*.py")}, "modules that are gone"
+
+
+def test_one_concept_a_file() -> None:
+    long = {}
+    for path in tracked():
+        if path.endswith(".py"):
+            lines = len((ROOT / path).read_text("utf-8").splitlines())
+            if lines > PYTHON_LINES_MAX:
+                long[path] = lines
+    assert not long
+
+
+def test_no_document_installs_a_strangers_package() -> None:
+    """On the package index `meshtrain` is somebody else's; installing it runs that code."""
+    command = re.compile(r"(pip3?|pipx|uv( pip| tool)?)\s+install\s+([\w./=\-]+\s+)*[\"']?meshtrain\b(?!d)")
+    assert command.search("pip install -U meshtrain")
+    saying = [
+        path
+        for path in tracked()
+        if path.endswith((".md", ".py", ".toml", ".service", ".yml")) and path != "tests/test_house.py"
+        if command.search((ROOT / path).read_text("utf-8"))
+    ]
+    assert not saying
+
+
+def test_tasks_are_started_in_one_place() -> None:
+    """A task that nobody awaits can be collected and loses its error: only meshtraind.tasks starts one."""
+    starters = {"create_task", "ensure_future"}
+    found = [
+        f"{path}:{node.lineno}"
+        for package in PACKAGES
+        for path, tree in modules(package)
+        if path != "daemon/meshtraind/tasks.py"
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in starters)
+        or (isinstance(node, ast.Name) and node.id in starters)
+    ]
+    assert not found
+
+
+@pytest.mark.asyncio
+async def test_asyncio_watches_itself() -> None:
+    """Tests run in asyncio's debug mode, which reports what was never awaited and what blocks the loop."""
+    assert asyncio.get_running_loop().get_debug()
