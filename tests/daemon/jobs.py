@@ -46,11 +46,11 @@ mt.finish()
 )
 
 
-def submission(folder: Path, script: str, **options: Any) -> Submit:
-    """A job whose working directory holds `script` as train.py, and whatever lies in `folder` already."""
+def submission(folder: Path, text: str, /, **options: Any) -> Submit:
+    """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already."""
     work = folder / "work"
     work.mkdir(exist_ok=True)
-    (work / "train.py").write_text(textwrap.dedent(script))
+    (work / "train.py").write_text(textwrap.dedent(text))
     files = folder / "files.manifest"
     files.write_bytes(scan(work).manifest.pack())
     data = options.pop("data", None)
@@ -82,9 +82,9 @@ def submission(folder: Path, script: str, **options: Any) -> Submit:
     return Submit(**{**fields, **options})
 
 
-def submit(daemon: LocalDaemon, folder: Path, script: str, **options: Any) -> Submitted:
+def submit(daemon: LocalDaemon, folder: Path, text: str, /, **options: Any) -> Submitted:
     """Starts a job."""
-    reply = daemon.request(submission(folder, script, **options), TIMEOUT_S, "submission")
+    reply = daemon.request(submission(folder, text, **options), TIMEOUT_S, "submission")
     assert isinstance(reply, Submitted)
     return reply
 
@@ -96,9 +96,9 @@ def ended(daemon: LocalDaemon, job: str, on_event: Callable[[Any], None] | None 
     return reply.summary
 
 
-def run(daemon: LocalDaemon, folder: Path, script: str, **options: Any) -> JobSummary:
+def run(daemon: LocalDaemon, folder: Path, text: str, /, **options: Any) -> JobSummary:
     """Starts a job and waits for its end."""
-    return ended(daemon, submit(daemon, folder, script, **options).job)
+    return ended(daemon, submit(daemon, folder, text, **options).job)
 
 
 def summary(daemon: LocalDaemon, job: str) -> JobSummary:
