@@ -119,7 +119,7 @@ class Gradients:
                 if self._task is None:
                     self._begin(task)
                 elif task != self._task or index in self._filled:
-                    self._refuse_second(index)
+                    self._refuse_second()
                 self._write(index, parameter)
                 self._send_full()
 
@@ -138,8 +138,8 @@ class Gradients:
         self._raw = self._slots.raw(self.step)
         Variable._execution_engine.queue_callback(self._finish)
 
-    def _refuse_second(self, index: int) -> None:
-        if index in self._filled or _inside_reentrant_checkpoint():
+    def _refuse_second(self) -> None:
+        if _inside_reentrant_checkpoint():
             raise NotSupported(_REENTRANT)
         raise UsageError(
             "an earlier backward pass of this step failed when part of its gradients had been sent already, or runs "

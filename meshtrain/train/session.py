@@ -185,7 +185,7 @@ class Session:
         numbers = []
         for name, value in values.items():
             try:
-                numbers.append((name, float(value)))
+                numbers.append((name, float(value.detach() if isinstance(value, torch.Tensor) else value)))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise UsageError(f"mt.log({name}=...): not one number: {error}") from error
         step = self._gradients.step if self._gradients is not None else 0
