@@ -16,7 +16,7 @@ from meshtraind.endpoint import Endpoint, EndpointError
 from meshtraind.history import HistoryError, JobHistory
 from meshtraind.identity import IdentityError, load_or_create
 from meshtraind.interfaces import InterfaceError, usable_interfaces
-from meshtraind.links import ListenError, Links
+from meshtraind.links import Links, ListenError
 from meshtraind.localside import LocalSide
 from meshtraind.mesh import Mesh, MeshSettings
 from meshtraind.node import Node

@@ -21,7 +21,7 @@ from meshwire import limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address, split_host_port
 from meshwire.header import WIRE_VERSION
-from meshwire.messages.local import Paired, PairCode, PairJoin, PeerSummary, Unpair
+from meshwire.messages.local import PairCode, Paired, PairJoin, PeerSummary, Unpair
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,6 @@ class Example(StrEnum):
     MLP = "mlp"
 
 
-COMMANDS = {Example.GPT: "meshtrain submit --data data train.py", Example.MLP: "meshtrain submit train.py"}
-
-
 @reported
 def init(
     example: Annotated[
@@ -36,5 +33,5 @@ def init(
     for path in written:
         print(printable(str(path)))
     go = "" if folder == Path(".") else f"cd {shlex.quote(str(folder))} && "
-    say(f"Next, on all devices:  {go}{COMMANDS[example]}")
+    say(f"Next, on all devices:  {go}meshtrain submit train.py")
     say(f"On this one alone:     {go}python train.py")

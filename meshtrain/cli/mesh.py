@@ -26,6 +26,7 @@ from meshwire.messages.local import (
 )
 from meshwire.wiretypes import Wire
 
+WILDCARDS = ("0.0.0.0", "::")
 ID_CHARS = 8  # of a device id that people see
 PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
 PAIR_JOIN_TIMEOUT_S = 120.0  # search by mDNS, then one handshake
@@ -119,23 +120,32 @@ def pair(
 
 
 def _pair_host(data_dir: DataDir) -> None:
+    host = ""
+
     def show(event: Wire) -> None:
         if isinstance(event, PairCode):
             say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
             say("On the other device type:")
             say(f"  meshtrain pair {event.code}")
             say("or, where the network hides devices from each other:")
-            say(f"  meshtrain pair {event.code} --at {printable(_own_host())}:{event.port}")
+            say(f"  meshtrain pair {event.code} --at {printable(host)}:{event.port}")
             say(TRUST)
             say("Waiting; ctrl-C stops it.")
 
     try:
         with connected(data_dir) as client:
+            host = _reachable_host(ask(client, GetStatus(), Status, name="status"))
             reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=show)
     except KeyboardInterrupt:
         say("Not paired: the code is no longer valid.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _show_paired(reply)
+
+
+def _reachable_host(status: Status) -> str:
+    """Where another device would find this one: what the daemon listens on, if that is one address."""
+    host, _, _ = status.listen.rpartition(":")
+    return _own_host() if host in WILDCARDS else host
 
 
 def _own_host() -> str:

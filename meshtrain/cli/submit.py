@@ -25,6 +25,8 @@ from meshwire.wiretypes import Wire
 if TYPE_CHECKING:
     from meshtrain.packing import Packed
 
+DATA_FOLDER = "data"
+
 # Copying and sending a data folder of the largest size over a home network takes days; the daemon ends a transfer
 # that stands still long before.
 SUBMIT_TIMEOUT_S = 7 * 86400.0
@@ -48,7 +50,8 @@ def submit(
     ] = None,
     on: Annotated[str | None, typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.")] = None,
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Data folder to ship, whole; mt.data_dir() there.")
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Data folder to ship; ./data if there is one."),
     ] = None,
     include: Annotated[
         list[str] | None, typer.Option("--include", metavar="GLOB", help="Ship these although git ignores them.")
@@ -85,6 +88,8 @@ def submit(
     job_name = name if name is not None else Path(relative).stem
     if not 1 <= len(job_name) <= limits.NAME_CHARS_MAX:
         raise UsageError(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
+    if data is None and (root / DATA_FOLDER).is_dir():
+        data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
     environment = _environment(env or ())
     chosen = _names(on)
     typed_bytes = sum(len(text.encode()) for text in (*(args or ()), *(env or ())))

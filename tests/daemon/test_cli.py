@@ -395,6 +395,7 @@ def test_pair_shows_the_code_and_both_ways_to_type_it(endpoint: Endpoint) -> Non
         emit(PairCode(code="483-917", port=7435, expires_s=300.0))
         return Paired(device=BERT, name="bert")
 
+    endpoint.answers[GetStatus] = STATUS
     endpoint.answers[PairHost] = host
     shown = run("pair")
     assert shown.stdout == "paired with bert (cdcdcdcd)\n"
