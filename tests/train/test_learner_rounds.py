@@ -166,7 +166,7 @@ def test_closure_that_is_called_once_works() -> None:
         session.prepare(model, optimizer)
         x = torch.ones(2, 64)
 
-        def closure() -> float:
+        def closure() -> Any:
             optimizer.zero_grad()
             loss = model(x).square().mean()
             loss.backward()
@@ -175,7 +175,7 @@ def test_closure_that_is_called_once_works() -> None:
         losses = [optimizer.step(closure) for _ in range(3)]
         assert losses[2] is not None
         assert losses[0] is not None
-        return losses[2] - losses[0]
+        return float(losses[2] - losses[0])
 
     with LocalDaemon(2) as daemon:
         falls = daemon.run(script)
