@@ -9,7 +9,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +33,25 @@ STANDARD_STREAMS = {"0", "1", "2"}  # pytest's capture exchanges what they lead 
 KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 T = TypeVar("T")
+
+failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[failed] = item.stash.get(failed, False) or report.failed
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_loops() -> None:
+    """What a process opens once with its first event loop (libuv: a pipe for signals) is no test's leak."""
+    asyncio.new_event_loop().close()
+    if os.name == "posix":
+        import uvloop
+
+        uvloop.new_event_loop().close()
 
 
 def settled(left: Callable[[], list[T]]) -> list[T]:
@@ -82,8 +101,11 @@ def describe(child: psutil.Process) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Fails a test that leaves a descriptor or a process; kills the process, so that no other test meets it."""
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fails a test that leaves a descriptor or a process; kills the process, so that no other test meets it.
+
+    A test that has failed already is not blamed for descriptors too: its traceback keeps alive what it opened.
+    """
     descriptors_before = open_descriptors() if DESCRIPTORS.exists() else None
     children_before = child_processes()
     yield
@@ -94,7 +116,7 @@ def nothing_left() -> Iterator[None]:
             child.kill()
     psutil.wait_procs(children, timeout=GRACE_S)
     assert not blamed, f"processes left: {blamed}"
-    if descriptors_before is not None:
+    if descriptors_before is not None and not request.node.stash.get(failed, False):
         left = settled(lambda: sorted(open_descriptors() - descriptors_before))
         assert not left, f"file descriptors left open: {left}"
 
