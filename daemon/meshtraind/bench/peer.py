@@ -1,0 +1,266 @@
+"""One rank of meshtrain's side: a process with the daemon's connections, TLS, executor and shared memory.
+
+It is a daemon without what surrounds the collective: discovery, jobs, the round machine. Neighbours on the ring have
+one connection per pair; the lower rank dials, to a port that is open for it alone.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import ssl
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshtraind.bench import memory, vectors
+from meshtraind.bench.settings import ROUND_TIMEOUT_S, WORKER_TIMEOUT_S, BenchError, plan_of
+from meshtraind.cli import loop_factory
+from meshtraind.connection import Connection
+from meshtraind.executor import Executor
+from meshtraind.identity import Identity, device_id_of, load_or_create
+from meshtraind.memory import SharedMemory
+from meshtraind.pins import Pin, PinTable
+from meshtraind.tls import NotPinnedError, Trust
+from meshwire.codec import CODECS
+from meshwire.exchange import EncodedLayout, Part
+from meshwire.header import Header
+from meshwire.local import MemoryLayout
+from meshwire.wiretypes import Wire
+
+ROUNDS_KEPT = 2  # as in a daemon: a round is committed, and its bytes are freed, while the next one is exchanged
+JOB = GENERATION = 1
+
+
+class Neighbour:
+    """The connection to another rank: takes its chunks, and fails the benchmark when it ends."""
+
+    def __init__(self, peer: "Peer", rank: int) -> None:
+        self._peer = peer
+        self.rank = rank
+        self.connection = Connection(self, name=f"rank {rank}")
+
+    def chunk_announced(self, _conn: Connection, header: Header) -> memoryview | str | None:
+        return self._peer.executor.chunk_announced(self.rank, header)
+
+    def chunk_received(self, _conn: Connection, header: Header) -> None:
+        self._peer.executor.chunk_received(header)
+
+    def notice(self, _conn: Connection, _header: Header, body: Wire) -> None:
+        self._peer.fail(f"rank {self.rank} sent an unexpected {type(body).__name__}")
+
+    async def request(self, _conn: Connection, _header: Header, body: Wire, _emit: Callable[[Wire], None]) -> Wire:
+        raise BenchError(f"rank {self.rank} asked for an unexpected {type(body).__name__}")
+
+    def lost(self, _conn: Connection, reason: str) -> None:
+        self._peer.fail(f"lost rank {self.rank}: {reason}")
+
+
+class Peer:
+    """What the coordinator commands, one method each; `serve` calls them by name."""
+
+    def __init__(self, rank: int, members: int, values: int, codec: str, host: str, folder: Path | None) -> None:
+        self._rank = rank
+        self._members = members
+        self._plan = plan_of(values)
+        self._codec = codec
+        self._host = host
+        self._folder = folder
+        self._complete = 0
+        self._buckets_left = 0
+        self._round_done = asyncio.Event()
+        self._end_s = 0.0
+        self._cpu_at_start_s = 0.0
+        self._failure: str | None = None
+        self._neighbours: dict[int, Neighbour] = {}
+        self._servers: list[asyncio.Server] = []
+        self._stack = ExitStack()
+        self._identity: Identity | None = None
+        self._pins: PinTable | None = None
+        self._trust: Trust | None = None
+        self._before_bytes = 0
+        self.executor: Executor
+
+    def fail(self, text: str) -> None:
+        """Ends the round that runs, with an error."""
+        self._failure = self._failure or text
+        self._round_done.set()
+
+    async def do_listen(self) -> dict[str, Any]:
+        """Opens a port for each neighbour that will dial; tells the ports and this device's certificate."""
+        if self._folder is not None:
+            self._identity = load_or_create(self._folder, f"rank {self._rank}")
+            self._pins = PinTable(self._folder / "pins.db")
+            self._stack.callback(self._pins.close)
+            self._trust = Trust(self._identity, self._pins)
+        for rank in {(self._rank - 1) % self._members, (self._rank + 1) % self._members}:
+            self._neighbours[rank] = Neighbour(self, rank)
+        context = self._trust.server_context if self._trust is not None else None
+        ports = {}
+        for rank, neighbour in self._neighbours.items():
+            if rank < self._rank:
+                loop = asyncio.get_running_loop()
+                made = neighbour.connection
+                server = await loop.create_server(lambda made=made: made, self._host, 0, ssl=context)
+                self._servers.append(server)
+                ports[rank] = server.sockets[0].getsockname()[1]
+        return {"ports": ports, "certificate": self._identity.certificate_pem if self._identity is not None else None}
+
+    async def do_pin(self, certificates: list[str]) -> dict[str, Any]:
+        """Trusts the other ranks."""
+        if self._pins is not None and self._identity is not None:
+            for rank, pem in enumerate(certificates):
+                if rank in self._neighbours:
+                    device = device_id_of(ssl.PEM_cert_to_DER_cert(pem))
+                    self._pins.add(Pin(device, f"rank {rank}", pem, time.time(), self._identity.device_id))
+        return {}
+
+    async def do_dial(self, addresses: dict[str, tuple[str, int]]) -> dict[str, Any]:
+        """Connects to the neighbours of higher rank, and waits for those of lower rank."""
+        loop = asyncio.get_running_loop()
+        context = self._trust.client_context if self._trust is not None else None
+        name = "meshtrain" if context is not None else None
+        async with asyncio.timeout(WORKER_TIMEOUT_S):
+            for rank, neighbour in self._neighbours.items():
+                if rank > self._rank:
+                    host, port = addresses[str(rank)]
+                    made = neighbour.connection
+                    await loop.create_connection(lambda made=made: made, host, port, ssl=context, server_hostname=name)
+            while not all(neighbour.connection.writable for neighbour in self._neighbours.values()):
+                if self._failure is not None:
+                    raise BenchError(self._failure)
+                await asyncio.sleep(0.01)
+        for server in self._servers:
+            server.close()
+        return {}
+
+    async def do_allocate(self) -> dict[str, Any]:
+        """Makes the slots and the executor, and fills this rank's vector."""
+        self._before_bytes = memory.resident_bytes()
+        layout = MemoryLayout.for_bound(self._plan.total_values, 0)
+        slots = SharedMemory()
+        self._stack.callback(slots.close)
+        os.ftruncate(slots.descriptor, layout.total_bytes)
+        slots.map(layout)
+        self._raw = np.frombuffer(slots.raw(0), np.float32)
+        self._result = np.frombuffer(slots.result(), np.float32)
+        self._slots_bytes = layout.total_bytes
+        vectors.fill(self._raw, self._rank)
+        self.executor = Executor(
+            plan=self._plan,
+            rank=self._rank,
+            members=self._members,
+            codec=self._codec,
+            links={rank: neighbour.connection for rank, neighbour in self._neighbours.items()},
+            job=JOB,
+            generation=GENERATION,
+            staleness=0,
+            result=self._result,
+            on_bucket=self._bucket_done,
+            on_broken=self.fail,
+            complete=lambda: self._complete,
+        )
+        return {}
+
+    async def do_ready(self) -> dict[str, Any]:
+        """Before every round."""
+        self.executor.forget(self._complete + 1 - ROUNDS_KEPT)
+        self._buckets_left = len(self._plan.buckets)
+        self._round_done.clear()
+        if self._failure is not None:
+            raise BenchError(self._failure)
+        return {}
+
+    async def do_round(self, start_s: float) -> dict[str, Any]:
+        """One all-reduce from the common start; all buckets at once, as after a backward pass without overlap."""
+        time.sleep(max(0.0, start_s - time.monotonic()))  # the loop's timers are too coarse; nothing else is due
+        self._cpu_at_start_s = time.process_time()
+        number = self._complete + 1
+        for bucket in self._plan.buckets:
+            self.executor.contribute(number, bucket.index, Part.DATA, 1.0, self._raw)
+        async with asyncio.timeout(ROUND_TIMEOUT_S):
+            await self._round_done.wait()
+        if self._failure is not None:
+            raise BenchError(self._failure)
+        return {"end_s": self._end_s}
+
+    async def do_usage(self) -> dict[str, Any]:
+        """CPU seconds of this process since the round's start."""
+        return {"cpu_s": time.process_time() - self._cpu_at_start_s}
+
+    async def do_check(self) -> dict[str, Any]:
+        """Whether the result is the mean, and its digest."""
+        wrong = vectors.wrong_value(self._result, self._members, self._codec)
+        digest = vectors.digest(self._result)
+        self._result[:] = np.nan  # so that the next round has to write everything anew
+        return {"wrong": wrong, "digest": digest}
+
+    async def do_memory(self) -> dict[str, Any]:
+        """The parts of `meshtraind.bench.report.Memory`."""
+        return {
+            "before": self._before_bytes,
+            "slots": self._slots_bytes,
+            "encoded_round": EncodedLayout(self._plan, CODECS[self._codec]).total_bytes,
+            "encoded_rounds": ROUNDS_KEPT,
+            "peak": memory.peak_bytes(),
+        }
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        for neighbour in self._neighbours.values():
+            neighbour.connection.close("the benchmark has ended")
+        self._stack.close()
+
+    def _bucket_done(self, number: int, bucket: int, poisoned: bool, contributors: int, weight: float) -> None:
+        if poisoned or contributors != (1 << self._members) - 1 or weight != self._members:
+            self.fail(f"round {number}, bucket {bucket}: contributors {contributors:#x}, weight {weight}")
+        self._buckets_left -= 1
+        if not self._buckets_left:
+            self._end_s = time.monotonic()
+            self._complete = number
+            self._round_done.set()
+
+
+async def serve(peer: Peer) -> None:
+    """Does what standard input says until it ends."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    try:
+        while line := await reader.readline():
+            command = json.loads(line)
+            try:
+                answer = await getattr(peer, f"do_{command.pop('do')}")(**command)
+            except (BenchError, NotPinnedError, OSError, TimeoutError) as error:
+                answer = {"error": str(error) or type(error).__name__}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+    finally:
+        await peer.close()
+
+
+def main() -> None:
+    """The process's arguments come from the coordinator."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--members", type=int, required=True)
+    parser.add_argument("--values", type=int, required=True)
+    parser.add_argument("--codec", required=True)
+    parser.add_argument("--host", required=True)
+    parser.add_argument("--folder", type=Path, help="for the identity; without it there is no TLS")
+    options = parser.parse_args()
+
+    async def run() -> None:
+        await serve(Peer(**vars(options)))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(run())
+
+
+if __name__ == "__main__":
+    main()
