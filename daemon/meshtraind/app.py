@@ -78,9 +78,14 @@ class Config:
 
 
 class App:
-    """One daemon."""
+    """One daemon.
+
+    Attributes:
+        started: it answers; `mesh` and `board` exist.
+    """
 
     def __init__(self, config: Config) -> None:
+        self.started = False
         self._config = config
         self._stopping = asyncio.Event()
         self.mesh: Mesh
@@ -155,6 +160,7 @@ class App:
                 await endpoint.start()
                 await self.mesh.start()
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
+                self.started = True
                 log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)
                 await self._stopping.wait()
                 log.info("stopping")

@@ -1,6 +1,7 @@
 """Links to paired devices: dialled or accepted, authenticated by their pinned keys, one for each pair (W4)."""
 
 import asyncio
+import functools
 import logging
 import socket
 import ssl
@@ -195,27 +196,26 @@ class Links:
                 continue
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
                 self._welcoming.pop(0).cancel()
-            task = self._tasks.spawn(self._welcome(accepted), "welcome")
+            greeting = _Greeting(self, None)
+            task = self._tasks.spawn(self._welcome(accepted, greeting), "welcome")
             self._welcoming.append(task)
-            task.add_done_callback(self._welcomed)
+            task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
 
-    def _welcomed(self, task: "asyncio.Task[None]") -> None:
+    def _welcomed(self, accepted: socket.socket, greeting: "_Greeting", task: "asyncio.Task[None]") -> None:
         if task in self._welcoming:
             self._welcoming.remove(task)
+        if greeting.connection.never_made:  # also when it was cancelled before its first step
+            accepted.close()
 
-    async def _welcome(self, accepted: socket.socket) -> None:
+    async def _welcome(self, accepted: socket.socket, greeting: "_Greeting") -> None:
         loop = asyncio.get_running_loop()
         context = self._trust.server_context if self._trust is not None else None
-        greeting = _Greeting(self, None)
         try:
             async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
                 await loop.connect_accepted_socket(lambda: greeting.connection, accepted, ssl=context)
                 await greeting.finish(self._hello)
         except (OSError, NotPinnedError, ConnectionLost, TimeoutError) as error:
             log.info("a connection was not let in: %s", error or type(error).__name__)
-        finally:
-            if greeting.connection.never_made:
-                accepted.close()
 
     # Both
 

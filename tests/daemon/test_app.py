@@ -1,0 +1,210 @@
+"""Several whole daemons in one event loop: starting, pairing, linking, refusing, and starting where it cannot be."""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from meshtraind.app import App, Config, StartError
+from meshtraind.connection import RequestError
+from meshtraind.links import Links
+from meshwire import limits
+from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC
+from meshwire.messages.local import PairCode, PairJoin, Unpair
+from meshwire.wiretypes import Wire
+
+TIMEOUT_S = 15.0
+
+
+def config(folder: Path, name: str, **changes: object) -> Config:
+    options: dict[str, object] = {
+        "listen": "127.0.0.1:0",
+        "interfaces": ["lo"],
+        "peers": [],
+        "mdns": False,
+        "name": name,
+        "data_dir": folder / name,
+    }
+    return Config.from_options(**{**options, **changes})  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(*configs: Config) -> AsyncIterator[list[App]]:
+    """Daemons, started; stopped and checked for errors at the end."""
+    apps = [App(config) for config in configs]
+    tasks = [asyncio.get_running_loop().create_task(app.run(), name=f"app {i}") for i, app in enumerate(apps)]
+    try:
+        for app, task in zip(apps, tasks, strict=True):
+            await until(lambda app=app, task=task: task.done() or app.started, "the start")  # type: ignore[misc]
+            if task.done():
+                task.result()
+        yield apps
+    finally:
+        for app in apps:
+            app.request_stop()
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIMEOUT_S)
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S} s for {what}"
+        await asyncio.sleep(0.01)
+
+
+async def pair(host: App, guest: App) -> None:
+    codes: asyncio.Queue[PairCode] = asyncio.Queue()
+
+    def on_code(event: Wire) -> None:
+        assert isinstance(event, PairCode)
+        codes.put_nowait(event)
+
+    hosting = asyncio.get_running_loop().create_task(host.mesh.host_pairing(on_code), name="hosting")
+    shown = await asyncio.wait_for(codes.get(), TIMEOUT_S)
+    await guest.mesh.join_pairing(PairJoin(code=shown.code, at=f"127.0.0.1:{shown.port}"))
+    await asyncio.wait_for(hosting, TIMEOUT_S)
+
+
+def dialler(app: App) -> set[str]:
+    return {link.dialled_by for link in app.mesh.node.links.values()}
+
+
+def linked(app: App) -> set[str]:
+    return {row.name for row in app.mesh.peers() if row.state == "linked"}
+
+
+@pytest.mark.asyncio
+async def test_paired_daemons_link_and_unpairing_drops_the_link(tmp_path: Path) -> None:
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
+        assert not linked(anna)
+        await pair(anna, bert)
+        await until(lambda: linked(anna) == {"bert"} and linked(bert) == {"anna"}, "the link")
+        bert.mesh.unpair(Unpair(peer="anna"))
+        await until(lambda: not linked(anna) and not linked(bert), "the end of the link")
+        assert [row.state for row in anna.mesh.peers()] == ["paired"]
+        assert bert.mesh.peers() == ()
+
+
+@pytest.mark.asyncio
+async def test_a_restarted_daemon_links_again_by_itself(tmp_path: Path) -> None:
+    """Identity by key: the new port is learned from the side that remembers the other's."""
+    async with running(config(tmp_path, "anna")) as (anna,):
+        async with running(config(tmp_path, "bert")) as (bert,):
+            await pair(anna, bert)
+            await until(lambda: linked(anna) == {"bert"}, "the link")
+        await until(lambda: not linked(anna), "the end of the link")
+        async with running(config(tmp_path, "bert")) as (bert,):
+            await until(lambda: linked(anna) == {"bert"} and linked(bert) == {"anna"}, "the new link")
+
+
+@pytest.mark.asyncio
+async def test_one_reachable_peer_is_enough_to_find_the_others(tmp_path: Path) -> None:
+    """DESIGN 9: gossip of addresses. Cleo knows where anna is, anna knows where bert is."""
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert"), config(tmp_path, "cleo")) as apps:
+        anna, bert, cleo = apps
+        for host, guest in ((anna, bert), (anna, cleo), (bert, cleo)):
+            await pair(host, guest)
+        await until(lambda: all(len(linked(app)) == 2 for app in apps), "all links")
+    async with running(config(tmp_path, "anna")) as (anna,):
+        at_anna = anna.mesh.listen
+        async with running(config(tmp_path, "bert", peers=[at_anna]), config(tmp_path, "cleo", peers=[at_anna])) as (
+            bert,
+            cleo,
+        ):
+            await until(lambda: linked(bert) == {"anna", "cleo"}, "all links, by gossip")
+            await until(lambda: linked(cleo) == {"anna", "bert"}, "all links, by gossip")
+
+
+@pytest.mark.asyncio
+async def test_daemons_that_know_each_other_and_start_together_hold_one_link(tmp_path: Path) -> None:
+    """W4: if both dialled, the lower device id's dial stays, on both sides."""
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
+        await pair(anna, bert)
+        ports = [app.mesh.listen for app in (anna, bert)]
+    for _ in range(3):
+        configs = [config(tmp_path, name, listen=at) for name, at in zip(("anna", "bert"), ports, strict=True)]
+        async with running(*configs) as (anna, bert):
+            await until(lambda: linked(anna) == {"bert"} and linked(bert) == {"anna"}, "the link")
+            await until(lambda anna=anna, bert=bert: dialler(anna) == dialler(bert), "agreement on the link")
+
+
+@pytest.mark.asyncio
+async def test_the_code_is_the_pairing(tmp_path: Path) -> None:
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
+        with pytest.raises(RequestError, match="no device on this network shows a pairing code"):
+            await bert.mesh.join_pairing(PairJoin(code="123-456", at=None))
+        with pytest.raises(RequestError, match="six digits"):
+            await bert.mesh.join_pairing(PairJoin(code="12-34", at=anna.mesh.listen))
+
+
+@pytest.mark.asyncio
+async def test_noise_on_the_port_harms_nobody(tmp_path: Path) -> None:
+    """Random bytes, another protocol, half-open and slow connections: closed within limits, others link meanwhile."""
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
+        host, _, port = anna.mesh.listen.rpartition(":")
+        noises = [
+            os.urandom(3000),
+            b"GET / HTTP/1.1\r\n\r\n",
+            MAGIC + b"\xff" * (HEADER_BYTES - 4),
+            b"\x16\x03\x01\xff\xff",
+        ]
+        opened = [await asyncio.open_connection(host, int(port)) for _ in range(limits.HANDSHAKES_MAX + 8)]
+        for (_, writer), noise in zip(opened, noises * 10, strict=False):
+            writer.write(noise)
+        await pair(anna, bert)
+        await until(lambda: linked(bert) == {"anna"}, "the link")
+        for _, writer in opened:
+            writer.close()
+        assert LAYOUT.size == HEADER_BYTES
+
+
+@pytest.mark.asyncio
+async def test_a_peer_of_another_wire_version_is_refused_and_both_versions_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
+        links: Links = bert.mesh._links
+        newer = {"wire_oldest": 2, "wire_newest": 3}
+        monkeypatch.setattr(links, "_hello", links._hello.model_copy(update=newer))
+        pairing = asyncio.get_running_loop().create_task(pair(anna, bert), name="pairing")
+        await until(lambda: "speaks wire version" in caplog.text, "the refusal")
+        assert (
+            "bert speaks wire version 2 to 3, anna 1" in caplog.text
+            or "anna speaks wire version 1, bert 2 to 3" in caplog.text
+        )
+        await asyncio.wait_for(pairing, TIMEOUT_S)
+        assert not linked(anna)
+        assert not linked(bert)
+
+
+@pytest.mark.asyncio
+async def test_a_second_daemon_on_a_data_folder_is_refused(tmp_path: Path) -> None:
+    async with running(config(tmp_path, "anna")):
+        with pytest.raises(StartError, match=rf"runs on .*anna already \(process {os.getpid()}\)"):
+            await App(config(tmp_path, "anna")).run()
+
+
+@pytest.mark.asyncio
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(StartError, match=rf"cannot listen on 127\.0\.0\.1:{port}.*--listen"):
+            await App(config(tmp_path, "anna", listen=f"127.0.0.1:{port}")).run()
+
+
+@pytest.mark.asyncio
+async def test_a_data_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "anna").write_text("a file")
+    with pytest.raises(StartError, match=r"data folder .*anna cannot be used.*--data-dir"):
+        await App(config(tmp_path, "anna")).run()
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_interface_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="nosuch0"):
+        await App(config(tmp_path, "anna", interfaces=["nosuch0"])).run()
