@@ -22,6 +22,7 @@ from meshtraind.mesh import Mesh, MeshSettings
 from meshtraind.node import Node
 from meshtraind.peerside import PeerSide
 from meshtraind.pins import PinsError, PinTable
+from meshtraind.questions import Questions
 from meshtraind.rundir import RunDir, RunDirError
 from meshtraind.software import installed_software, memory_bytes
 from meshtraind.tls import Trust
@@ -153,8 +154,9 @@ class App:
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             self.mesh = Mesh(node, identity, pins, book, links, settings)
             self.board = Board(node)
-            links.handler = PeerSide(self.board)
-            endpoint.handler = LocalSide(self.mesh, self.board, self.request_stop)
+            questions = Questions(node, self.board)
+            links.handler = PeerSide(self.board, questions)
+            endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop)
             try:
                 await links.start()
                 await endpoint.start()

@@ -3,16 +3,17 @@
 import asyncio
 import logging
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from meshtraind.blobwriter import BlobError
 from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.fetch import list_outputs, serve
-from meshtraind.history import HistoryError
 from meshtraind.intake import Intake
-from meshtraind.job import Job, summary_of
+from meshtraind.job import Job
+from meshtraind.jobspec import Emit
 from meshtraind.node import Node
 from meshtraind.session import Session, learner_threads
-from meshtraind.submission import Emit, choose_members, describe_size, ingest_all, make_spec
+from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.header import Header
@@ -20,36 +21,19 @@ from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.messages.job import (
     Commit,
     End,
-    Fetch,
-    Fetched,
     FilesProgress,
-    Find,
-    Found,
     Generation,
-    JobSpec,
-    JobSummary,
-    ListOutputs,
-    Member,
     Offer,
     OfferReply,
-    OutputFile,
-    Outputs,
-    Prepare,
     Promise,
+    RankReport,
 )
-from meshwire.messages.local import Cancel, Submit, SubmitProgress, Submitted, Watch, Watched
+from meshwire.messages.local import Submit, Submitted
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
 
-OFFER_TIMEOUT_S = 20.0
-PREPARE_TIMEOUT_S = 20.0
-FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
-CANCEL_TIMEOUT_S = 30.0
-PROGRESS_INTERVAL_S = 0.5
-PEER_TIMEOUT_S = 10.0
-WATCH_INTERVAL_S = 1.0
 
 
 class Board:
@@ -65,13 +49,18 @@ class Board:
         self._sessions: dict[str, Session] = {}
         self._promised: dict[str, Generation] = {}
         self._early: dict[str, list[tuple[str, Header, Wire]]] = {}  # members that were told to start sooner than we
-        self._progress: dict[str, dict[str, FilesProgress]] = {}  # of jobs submitted here, by device
+        self._submissions: dict[str, Submission] = {}  # on their way from here
         self._tasks = TaskSet("jobs")
 
     @property
     def running(self) -> int:
         """Jobs that have not ended."""
         return sum(1 for job in self._jobs.values() if not job.ended)
+
+    @property
+    def jobs(self) -> Mapping[str, Job]:
+        """Jobs of this daemon's life by id; a live view. Older ones are in the history."""
+        return self._jobs
 
     def session(self, job: str) -> Session | None:
         """The session of a job that runs here."""
@@ -85,8 +74,9 @@ class Board:
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions:
                 job.advance(JobEvent.FAIL, f"meshtraind on {self._node.name} was stopped")
-        await asyncio.gather(*(session.close() for session in self._sessions.values()))
-        for session in self._sessions.values():
+        sessions = list(self._sessions.values())
+        await asyncio.gather(*(session.close() for session in sessions))
+        for session in sessions:
             if not session.job.ended:
                 session.job.advance(JobEvent.STOPPED)
         await self._tasks.close()
@@ -95,121 +85,16 @@ class Board:
 
     async def submit(self, body: Submit, emit: Emit) -> Submitted:
         """From a person's command to a running job."""
-        node = self._node
-        members, notes = choose_members(node, body.on, body.peers)
-        if body.dry_run:
-            files = await asyncio.to_thread(describe_size, body)
-            return Submitted(job="0" * 12, members=members, notes=(*notes, *files))
-        emit(SubmitProgress(text="reading the files"))
+        return await Submission(self._node, self, body, emit).run()
+
+    @contextmanager
+    def submitting(self, job: str, submission: Submission) -> Iterator[None]:
+        """While this holds, the members' progress reaches the submission."""
+        self._submissions[job] = submission
         try:
-            files_ref, data_ref = await ingest_all(body, node, emit)
-        except BlobError as error:
-            raise RequestError(str(error)) from error
-        spec = make_spec(body, node.device, files_ref, data_ref)
-        self._progress[spec.job] = {}
-        told: list[str] = []
-        try:
-            await self._offer_all(spec, members, told)
-            await self._await_files(spec, members, emit)
-            emit(SubmitProgress(text="starting"))
-            await self._agree(spec, members)
-        except (RequestError, ConnectionLost, TimeoutError) as error:
-            self._call_off(spec, told, str(error))
-            raise RequestError(str(error)) from error
-        except asyncio.CancelledError:
-            self._call_off(spec, told, "its submission was given up")
-            raise
+            yield
         finally:
-            del self._progress[spec.job]
-        return Submitted(job=spec.job, members=members, notes=tuple(notes))
-
-    async def _offer_all(self, spec: JobSpec, members: tuple[Member, ...], told: list[str]) -> None:
-        for member in members:
-            offer = Offer(spec=spec, members=members)
-            if member.device == self._node.device:
-                reply = self.offered(offer, self._node.device)
-            else:
-                link = self._link(member)
-                answer = await link.request(offer, timeout_s=OFFER_TIMEOUT_S, name=f"offer to {member.name}")
-                if not isinstance(answer, OfferReply):
-                    raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
-                reply = answer
-            if reply.refusal is not None:
-                raise RequestError(f"{member.name} refused the job: {reply.refusal}")
-            told.append(member.device)
-
-    async def _await_files(self, spec: JobSpec, members: tuple[Member, ...], emit: Emit) -> None:
-        """Until every member has the files; shows the slowest."""
-        progress = self._progress[spec.job]
-        names = {member.device: member.name for member in members}
-        silent_s = 0.0
-        seen: dict[str, FilesProgress] = {}
-        while True:
-            for device, report in progress.items():
-                if report.error is not None:
-                    raise RequestError(f"{names[device]} could not receive the job: {report.error}")
-            waiting = [device for device in names if device not in progress or not progress[device].ready]
-            if not waiting:
-                return
-            for device in waiting:
-                if device != self._node.device and device not in self._node.links:
-                    raise RequestError(f"lost {names[device]} while it received the files")
-            if seen == progress:
-                silent_s += PROGRESS_INTERVAL_S
-                if silent_s > FILES_SILENCE_TIMEOUT_S:
-                    slow = ", ".join(names[device] for device in waiting)
-                    raise RequestError(f"no progress in {FILES_SILENCE_TIMEOUT_S:.0f} s from {slow}")
-            else:
-                silent_s, seen = 0.0, dict(progress)
-            reports = [progress[device] for device in waiting if device in progress]
-            if reports:
-                slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
-                text = "sending files to " + ", ".join(names[device] for device in waiting)
-                emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
-            await self._jobs_news(spec.job)
-
-    async def _jobs_news(self, job: str) -> None:
-        if job in self._jobs:
-            await self._jobs[job].news(PROGRESS_INTERVAL_S)
-        else:
-            await asyncio.sleep(PROGRESS_INTERVAL_S)
-
-    async def _agree(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
-        """G2: a promise from all, then commit."""
-        generation = Generation(job=spec.job, number=1, proposer=self._node.device, parent=None, members=members)
-        prepare = Prepare(generation=generation)
-        commit = Commit(job=spec.job, generation=generation.hash64())
-        for member in members:
-            if member.device == self._node.device:
-                promise = self.prepared(generation)
-            else:
-                answer = await self._link(member).request(
-                    prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
-                )
-                if not isinstance(answer, Promise):
-                    raise RequestError(f"{member.name} answered a proposal with {type(answer).__name__}")
-                promise = answer
-            if promise.refusal is not None:
-                raise RequestError(f"{member.name} cannot take part: {promise.refusal}")
-        for member in members:
-            if member.device == self._node.device:
-                self.committed(commit)
-            else:
-                self._link(member).notify(commit, job=job_number(spec.job))
-
-    def _call_off(self, spec: JobSpec, told: list[str], reason: str) -> None:
-        end = End(job=spec.job, outcome="failed", reason=reason[: limits.ERROR_CHARS_MAX], now=True)
-        for device in told:
-            if device == self._node.device:
-                self.ended(end)
-            elif device in self._node.links:
-                self._node.links[device].connection.notify(end, job=job_number(spec.job))
-
-    def _link(self, member: Member) -> Connection:
-        link = self._node.links.get(member.device)
-        if link is None:
-            raise RequestError(f"lost {member.name} before the job began")
-        return link.connection
+            del self._submissions[job]
 
     # Taking part
 
@@ -279,10 +164,9 @@ class Board:
 
     def files_progress(self, device: str, report: FilesProgress) -> None:
         """A member of a job submitted here says how far its files are."""
-        if report.job in self._progress:
-            self._progress[report.job][device] = report
-            if report.job in self._jobs:
-                self._jobs[report.job].touch()
+        submission = self._submissions.get(report.job)
+        if submission is not None:
+            submission.files_progress(device, report)
 
     def prepared(self, generation: Generation) -> Promise:
         """First phase: promises to enter, unless this member could not work in it (G7)."""
@@ -345,9 +229,19 @@ class Board:
             master_host=first.address.host if first is not None else "127.0.0.1",
         )
         self._sessions[commit.job] = session
+        self._tasks.spawn(self._forget(session), f"end of {commit.job}")
         session.start()
         for device, header, body in self._early.pop(commit.job, []):
             self._to_session(session, device, header, body)
+
+    async def _forget(self, session: Session) -> None:
+        """Lets go of a session, and of the oldest ended jobs, when it has closed."""
+        await session.closed.wait()
+        del self._sessions[session.job.spec.job]
+        ended = [id_ for id_, job in self._jobs.items() if job.ended]
+        for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
+            del self._ids[job_number(id_)]
+            del self._jobs[id_]
 
     def ended(self, end: End) -> None:
         """A member, or the submitter before the start, ends a job."""
@@ -378,7 +272,9 @@ class Board:
                 session = self._sessions.get(id_)
                 if session is not None:
                     return self._to_session(session, device, header, body)
-                if id_ in self._promised:
+                if isinstance(body, RankReport):
+                    self._jobs[id_].report(body)  # how the others ended, after this device has
+                elif id_ in self._promised:
                     early = self._early.setdefault(id_, [])
                     if len(early) >= limits.EARLY_MESSAGES_MAX:
                         return f"more than {limits.EARLY_MESSAGES_MAX} messages before the job began here"
@@ -417,118 +313,3 @@ class Board:
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions and device == job.spec.submitter:
                 job.advance(JobEvent.FAIL, f"lost the submitter before the job began: {reason}")
-
-    # Questions
-
-    def summaries(self, prefix: str) -> tuple[JobSummary, ...]:
-        """Jobs known here, newest first."""
-        live = {id_: job.summary() for id_, job in self._jobs.items() if id_.startswith(prefix)}
-        try:
-            past = self._node.history.newest()
-        except HistoryError as error:
-            raise RequestError(str(error)) from error
-        for record in past:
-            if record.id.startswith(prefix):
-                live.setdefault(record.id, summary_of(record))
-        return tuple(live[id_] for id_ in sorted(live, reverse=True))[: limits.JOBS_LISTED_MAX]
-
-    async def find(self, prefix: str) -> tuple[JobSummary, ...]:
-        """Jobs known here or, if none is, on any linked device."""
-        found = self.summaries(prefix)
-        if found or not prefix:
-            return found
-        elsewhere: dict[str, JobSummary] = {}
-        for link in list(self._node.links.values()):
-            try:
-                reply = await link.connection.request(
-                    Find(prefix=prefix), timeout_s=PEER_TIMEOUT_S, name=f"jobs of {link.hello.name}"
-                )
-            except (RequestError, ConnectionLost, TimeoutError) as error:
-                log.info("cannot ask %s for jobs: %s", link.hello.name, error)
-                continue
-            if isinstance(reply, Found):
-                elsewhere.update((summary.job, summary) for summary in reply.jobs)
-        return tuple(elsewhere[id_] for id_ in sorted(elsewhere, reverse=True))
-
-    async def _summary(self, id_: str) -> JobSummary:
-        job = self._jobs.get(id_)
-        if job is not None:
-            return job.summary()
-        found = await self.find(id_)
-        if not found:
-            raise RequestError(f"no job {id_} here or on any linked device; see `meshtrain jobs`")
-        return found[0]
-
-    async def watch(self, body: Watch, emit: Emit) -> Watched:
-        """Follows a job to its end, also one that runs elsewhere."""
-        while True:
-            job = self._jobs.get(body.job)
-            summary = await self._summary(body.job)
-            if summary.ended_at_s is not None:
-                return Watched(summary=summary)
-            emit(Watched(summary=summary))
-            if job is not None:
-                await job.news(WATCH_INTERVAL_S)
-            else:
-                await asyncio.sleep(WATCH_INTERVAL_S)
-
-    async def cancel(self, body: Cancel, by: str) -> None:
-        """Ends a job everywhere; returns when it has ended."""
-        summary = await self._summary(body.job)
-        if summary.ended_at_s is not None:
-            raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
-        reason = f"cancelled on {by}"
-        session = self._sessions.get(body.job)
-        if session is not None:
-            session.end("cancelled", reason, now=body.now)
-        elif body.job in self._jobs:
-            self._jobs[body.job].advance(JobEvent.CANCEL, reason)
-        else:
-            end = End(job=body.job, outcome="cancelled", reason=reason, now=body.now)
-            for member in summary.members:
-                if member.device in self._node.links:
-                    self._node.links[member.device].connection.notify(end, job=job_number(body.job))
-        deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
-        while (await self._summary(body.job)).ended_at_s is None:
-            if asyncio.get_running_loop().time() > deadline_s:
-                raise RequestError(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
-            await asyncio.sleep(0.1)
-
-    async def fetch(self, body: Fetch, *, forward: bool) -> Fetched:
-        """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
-        summary = await self._summary(body.job)
-        if not 0 <= body.rank < len(summary.members):
-            raise RequestError(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
-        owner = summary.members[body.rank]
-        if body.what == "blob" or owner.device == self._node.device:
-            job = self._jobs.get(body.job)
-            folder = self._node.job_folder(body.job)
-            return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
-        if not forward:
-            raise RequestError(f"rank {body.rank} of job {body.job} ran on {owner.name}, not here")
-        reply = await self._ask(owner, body, PEER_TIMEOUT_S + body.wait_s)
-        if not isinstance(reply, Fetched):
-            raise RequestError(f"{owner.name} answered a fetch with {type(reply).__name__}")
-        return reply
-
-    async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
-        """Output files that lie here and (`forward`) on the other members."""
-        summary = await self._summary(body.job)
-        found: list[OutputFile] = []
-        for rank, member in enumerate(summary.members):
-            if member.device == self._node.device:
-                found += await asyncio.to_thread(list_outputs, self._node.job_folder(body.job), rank)
-            elif forward:
-                reply = await self._ask(member, body, PEER_TIMEOUT_S)
-                if isinstance(reply, Outputs):
-                    found += reply.files
-        return Outputs(files=tuple(found))
-
-    async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
-        link = self._node.links.get(member.device)
-        if link is None:
-            raise RequestError(f"{member.name}, which has this part of the job, is not linked now")
-        try:
-            return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
-        except (ConnectionLost, TimeoutError) as error:
-            raise RequestError(f"{member.name} does not answer: {error}") from error

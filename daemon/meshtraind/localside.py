@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
+from meshtraind.jobspec import Emit
 from meshtraind.mesh import Mesh
+from meshtraind.questions import Questions
 from meshwire.header import Header
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Fetch, Found, ListOutputs
@@ -29,8 +31,6 @@ from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
 
-Emit = Callable[[Wire], None]
-
 
 class LocalSide:
     """Handler of every attached client and learner.
@@ -39,9 +39,10 @@ class LocalSide:
         shutdown: begins the daemon's end.
     """
 
-    def __init__(self, mesh: Mesh, board: Board, shutdown: Callable[[], None]) -> None:
+    def __init__(self, mesh: Mesh, board: Board, questions: Questions, shutdown: Callable[[], None]) -> None:
         self._mesh = mesh
         self._board = board
+        self._questions = questions
         self._shutdown = shutdown
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
@@ -80,7 +81,7 @@ class LocalSide:
         return await session.learner_request(body, emit)
 
     async def _client(self, body: Wire, emit: Emit) -> Wire:
-        mesh, board = self._mesh, self._board
+        mesh, questions = self._mesh, self._questions
         match body:
             case Attach():
                 return Done()
@@ -89,18 +90,18 @@ class LocalSide:
             case GetPeers():
                 return Peers(peers=mesh.peers())
             case GetJobs():
-                return Found(jobs=await board.find(body.prefix))
+                return Found(jobs=await questions.find(body.prefix))
             case Submit():
-                return await board.submit(body, emit)
+                return await self._board.submit(body, emit)
             case Watch():
-                return await board.watch(body, emit)
+                return await questions.watch(body, emit)
             case Cancel():
-                await board.cancel(body, mesh.node.name)
+                await questions.cancel(body, mesh.node.name)
                 return Done()
             case Fetch():
-                return await board.fetch(body, forward=True)
+                return await questions.fetch(body, forward=True)
             case ListOutputs():
-                return await board.outputs(body, forward=True)
+                return await questions.outputs(body, forward=True)
             case PairHost():
                 return await mesh.host_pairing(emit)
             case PairJoin():

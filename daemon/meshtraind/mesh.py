@@ -10,13 +10,13 @@ from meshtraind.connection import RequestError
 from meshtraind.discovery import Discovery, Sighting
 from meshtraind.identity import Identity
 from meshtraind.interfaces import InterfaceError, reachable_addresses, usable_interfaces
+from meshtraind.jobspec import Emit
 from meshtraind.links import Link, Links
 from meshtraind.node import Node
 from meshtraind.pairing import PairedDevice, PairingError, PairingHost
 from meshtraind.pairjoin import pair_with
 from meshtraind.pairproof import CodeError
 from meshtraind.pins import Pin, PinsError, PinTable, printable
-from meshtraind.submission import Emit
 from meshwire import limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address, split_host_port

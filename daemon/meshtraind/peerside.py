@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
+from meshtraind.questions import Questions
 from meshwire.header import Header
 from meshwire.messages.job import Fetch, Find, Found, ListOutputs, Offer, Prepare
 from meshwire.wiretypes import Wire
@@ -15,8 +16,9 @@ log = logging.getLogger(__name__)
 class PeerSide:
     """Handler of every linked peer's connection."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, questions: Questions) -> None:
         self._board = board
+        self._questions = questions
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return self._board.chunk_announced(_device(conn), header)
@@ -36,11 +38,11 @@ class PeerSide:
             case Prepare():
                 return self._board.prepared(body.generation)
             case Fetch():
-                return await self._board.fetch(body, forward=False)
+                return await self._questions.fetch(body, forward=False)
             case ListOutputs():
-                return await self._board.outputs(body, forward=False)
+                return await self._questions.outputs(body, forward=False)
             case Find():
-                return Found(jobs=self._board.summaries(body.prefix))
+                return Found(jobs=self._questions.summaries(body.prefix))
         raise RequestError(f"a peer may not ask for {type(body).__name__}")
 
     def lost(self, conn: Connection, reason: str) -> None:

@@ -105,6 +105,7 @@ class Session:
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         self.rounds: Rounds | None = None
+        self.closed = asyncio.Event()
 
     # Life
 
@@ -180,6 +181,7 @@ class Session:
             self._trace = None
         self._metrics.freeze()
         self._memory.close()
+        self.closed.set()
         await self._tasks.close()
 
     def _check_all_done(self) -> None:

@@ -1,179 +1,169 @@
 """The submitter's part: from what a person typed to a running job, by two phases (G2)."""
 
 import asyncio
-import secrets
-import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from meshtraind.blobs import BlobStore
-from meshtraind.connection import RequestError
+from meshtraind.blobwriter import BlobError
+from meshtraind.choice import choose_members
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.jobspec import Emit, describe_size, ingest_all, make_spec
 from meshtraind.node import Node
 from meshwire import limits
-from meshwire.codec import CODECS
-from meshwire.files import FileManifest, check_manifest, human_bytes
-from meshwire.jobs import new_job_id
-from meshwire.messages.job import BlobRef, JobSpec, Member
-from meshwire.messages.link import Software
-from meshwire.messages.local import Submit, SubmitProgress
-from meshwire.plan import BUCKET_BYTES
-from meshwire.wiretypes import Wire
+from meshwire.jobs import job_number
+from meshwire.messages.job import (
+    Commit,
+    End,
+    FilesProgress,
+    Generation,
+    JobSpec,
+    Member,
+    Offer,
+    OfferReply,
+    Prepare,
+    Promise,
+)
+from meshwire.messages.local import Submit, SubmitProgress, Submitted
 
-SYNC_MODES = ("bsp",)
+if TYPE_CHECKING:
+    from meshtraind.board import Board
 
-Emit = Callable[[Wire], None]
-
-
-def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
-    """The job as all members will know it. Raises RequestError for a setting that does not exist."""
-    if body.sync not in SYNC_MODES:
-        raise RequestError(f"--sync {body.sync} is not built yet; use --sync {' or '.join(SYNC_MODES)}")
-    if body.codec not in CODECS:
-        raise RequestError(f"there is no codec {body.codec!r}; use --codec {', '.join(sorted(CODECS))}")
-    now_s = time.time()
-    return JobSpec(
-        job=new_job_id(secrets.token_bytes(8), now_s),
-        name=body.name,
-        submitter=device,
-        created_at_s=now_s,
-        script=body.script,
-        args=body.args,
-        env=body.env,
-        files=files,
-        data=data,
-        sync=body.sync,
-        codec=body.codec,
-        on_nan=body.on_nan,
-        seed=secrets.randbits(62) if body.seed is None else body.seed,
-        bucket_bytes=body.bucket_bytes or BUCKET_BYTES,
-        hash_every=body.hash_every,
-        trace=body.trace,
-    )
+OFFER_TIMEOUT_S = 20.0
+PREPARE_TIMEOUT_S = 20.0
+FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
+PROGRESS_INTERVAL_S = 0.5
+DRY_RUN_JOB = "0" * 12
 
 
-def ingest(root: Path, packed_manifest: Path, store: BlobStore, bytes_max: int, emit: Emit) -> BlobRef:
-    """Copies a folder's files, and its manifest, into the blob store. Blocking; `emit` must be thread-safe.
+class Submission:
+    """One job on its way to its members.
 
-    Raises:
-        RequestError: the manifest cannot be read or is refused.
-        BlobError: a file cannot be read, or the disk refuses.
+    Args:
+        board: takes part for this device, as the others do for theirs.
+
+    Attributes:
+        progress: how far each member's files are, by device; fed by the board.
     """
-    import hashlib
 
-    try:
-        packed = packed_manifest.read_bytes()
-        manifest = FileManifest.unpack(packed)
-    except (OSError, ValueError) as error:
-        raise RequestError(f"cannot read the list of files {packed_manifest}: {error}") from error
-    reason = check_manifest(manifest, bytes_max)
-    if reason is not None:
-        raise RequestError(f"{root}: {reason}")
-    missing = store.missing(manifest)
-    total_bytes = sum(entry.size_bytes for entry in missing)
-    store.ensure_space(total_bytes)
-    paths = {entry.sha256: entry for entry in missing}
-    done_bytes, told_s = 0, time.monotonic()
-    for sha256, entry in paths.items():
-        store.ingest(root.joinpath(*entry.path.split("/")), sha256, entry.size_bytes)
-        done_bytes += entry.size_bytes
-        if time.monotonic() - told_s > 1.0:
-            told_s = time.monotonic()
-            emit(SubmitProgress(text=f"copying {root.name}", done_bytes=done_bytes, total_bytes=total_bytes))
-    sha256 = hashlib.sha256(packed).digest()
-    store.ingest(packed_manifest, sha256, len(packed))
-    return BlobRef(sha256=sha256, size_bytes=len(packed))
+    def __init__(self, node: Node, board: "Board", body: Submit, emit: Emit) -> None:
+        self.progress: dict[str, FilesProgress] = {}
+        self._node = node
+        self._board = board
+        self._body = body
+        self._emit = emit
+        self._changed = asyncio.Event()
+        self._told: list[str] = []  # members that have accepted
 
+    async def run(self) -> Submitted:
+        """Returns when all members were told to start. Raises RequestError with a text for the person."""
+        node, body, emit = self._node, self._body, self._emit
+        members, notes = choose_members(node, body.on, body.peers)
+        if body.dry_run:
+            files = await asyncio.to_thread(describe_size, body)
+            return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
+        emit(SubmitProgress(text="reading the files"))
+        try:
+            files_ref, data_ref = await ingest_all(body, node, emit)
+        except BlobError as error:
+            raise RequestError(str(error)) from error
+        spec = make_spec(body, node.device, files_ref, data_ref)
+        try:
+            with self._board.submitting(spec.job, self):
+                await self._offer_all(spec, members)
+                await self._await_files(members)
+                emit(SubmitProgress(text="starting"))
+                await self._agree(spec, members)
+        except (RequestError, ConnectionLost, TimeoutError) as error:
+            self._call_off(spec, str(error))
+            raise RequestError(str(error)) from error
+        except asyncio.CancelledError:
+            self._call_off(spec, "its submission was given up")
+            raise
+        return Submitted(job=spec.job, members=members, notes=tuple(notes))
 
-def choose_members(node: Node, on: Iterable[str], count: int | None) -> tuple[tuple[Member, ...], list[str]]:
-    """Who takes part, in ring order, and notes for the person. Raises RequestError naming who cannot."""
-    devices = {node.device: (node.member, node.software)}
-    for device, link in sorted(node.links.items(), key=lambda item: item[1].hello.name):
-        member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
-        devices[device] = (member, link.hello.software)
-    wanted = tuple(on)
-    if wanted:
-        chosen = [_one_named(name, devices) for name in wanted]
-        if len(set(chosen)) < len(chosen):
-            raise RequestError(f"--on names a device twice: {', '.join(wanted)}")
-    else:
-        chosen = [device for device, (_, software) in devices.items() if software.torch is not None]
-        if count is not None:
-            if count > len(chosen):
-                raise RequestError(
-                    f"--peers {count}: only {len(chosen)} devices with torch are linked, this one included; "
-                    "see `meshtrain peers`, add one with `meshtrain pair`"
+    def files_progress(self, device: str, report: FilesProgress) -> None:
+        """A member says how far its files are."""
+        self.progress[device] = report
+        self._changed.set()
+
+    async def _offer_all(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+        offer = Offer(spec=spec, members=members)
+        for member in members:
+            if member.device == self._node.device:
+                reply = self._board.offered(offer, self._node.device)
+            else:
+                answer = await self._link(member).request(
+                    offer, timeout_s=OFFER_TIMEOUT_S, name=f"offer to {member.name}"
                 )
-            chosen = chosen[:count]
-    notes = []
-    for device in chosen:
-        member, software = devices[device]
-        if software.torch is None:
-            raise RequestError(f"{member.name} has no torch: run `pip install '.[torch]'` there, or leave it out")
-        notes += _differences(devices[chosen[0]], (member, software))
-    if not chosen:
-        raise RequestError("no linked device has torch: run `pip install '.[torch]'` on at least one")
-    if len(chosen) > limits.MEMBERS_MAX:
-        raise RequestError(f"{len(chosen)} devices; a job takes at most {limits.MEMBERS_MAX}")
-    if len(devices) == 1:
-        notes.append("no other device is linked: running on this one alone. Add one with `meshtrain pair`.")
-    return tuple(devices[device][0] for device in chosen), notes
+                if not isinstance(answer, OfferReply):
+                    raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
+                reply = answer
+            if reply.refusal is not None:
+                raise RequestError(f"{member.name} refused the job: {reply.refusal}")
+            self._told.append(member.device)
 
+    async def _await_files(self, members: tuple[Member, ...]) -> None:
+        """Until every member has the files; shows the slowest."""
+        names = {member.device: member.name for member in members}
+        loop = asyncio.get_running_loop()
+        heard_s = loop.time()
+        while waiting := [device for device in names if not self._ready(device)]:
+            for device, report in self.progress.items():
+                if report.error is not None:
+                    raise RequestError(f"{names[device]} could not receive the job: {report.error}")
+            for device in waiting:
+                if device != self._node.device and device not in self._node.links:
+                    raise RequestError(f"lost {names[device]} while it received the files")
+            shown = ", ".join(names[device] for device in waiting)
+            if loop.time() - heard_s > FILES_SILENCE_TIMEOUT_S:
+                raise RequestError(f"no progress in {FILES_SILENCE_TIMEOUT_S:.0f} s from {shown}")
+            reports = [self.progress[device] for device in waiting if device in self.progress]
+            if reports:
+                slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
+                text = f"sending files to {shown}"
+                self._emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), PROGRESS_INTERVAL_S)
+                heard_s = loop.time()
+            except TimeoutError:
+                continue
 
-def _one_named(name: str, devices: dict[str, tuple[Member, Software]]) -> str:
-    found = [device for device, (member, _) in devices.items() if member.name == name]
-    if not found and len(name) >= 4:
-        found = [device for device in devices if device.startswith(name)]
-    if not found:
-        linked = ", ".join(member.name for member, _ in devices.values())
-        raise RequestError(f"no linked device is called {name!r}; linked are: {linked}. See `meshtrain peers`.")
-    if len(found) > 1:
-        ids = ", ".join(device[:8] for device in found)
-        raise RequestError(f"several devices are called {name!r}; use an id: {ids}")
-    return found[0]
+    def _ready(self, device: str) -> bool:
+        return device in self.progress and self.progress[device].ready
 
+    async def _agree(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+        """G2: a promise from all, then commit."""
+        generation = Generation(job=spec.job, number=1, proposer=self._node.device, parent=None, members=members)
+        prepare = Prepare(generation=generation)
+        commit = Commit(job=spec.job, generation=generation.hash64())
+        for member in members:
+            if member.device == self._node.device:
+                promise = self._board.prepared(generation)
+            else:
+                answer = await self._link(member).request(
+                    prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
+                )
+                if not isinstance(answer, Promise):
+                    raise RequestError(f"{member.name} answered a proposal with {type(answer).__name__}")
+                promise = answer
+            if promise.refusal is not None:
+                raise RequestError(f"{member.name} cannot take part: {promise.refusal}")
+        for member in members:
+            if member.device == self._node.device:
+                self._board.committed(commit)
+            else:
+                self._link(member).notify(commit, job=job_number(spec.job))
 
-def _differences(first: tuple[Member, Software], other: tuple[Member, Software]) -> list[str]:
-    """What can break a run: other torch or Python versions."""
-    notes = []
-    for what, ours, theirs in (
-        ("torch", first[1].torch, other[1].torch),
-        ("Python", _minor(first[1].python), _minor(other[1].python)),
-    ):
-        if ours != theirs:
-            notes.append(
-                f"{what} differs: {ours} on {first[0].name}, {theirs} on {other[0].name}; "
-                "replicas may drift apart or the script may fail on one of them"
-            )
-    return notes
+    def _call_off(self, spec: JobSpec, reason: str) -> None:
+        end = End(job=spec.job, outcome="failed", reason=reason[: limits.ERROR_CHARS_MAX], now=True)
+        for device in self._told:
+            if device == self._node.device:
+                self._board.ended(end)
+            elif device in self._node.links:
+                self._node.links[device].connection.notify(end, job=job_number(spec.job))
 
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])
-
-
-async def ingest_all(body: Submit, node: Node, emit: Emit) -> tuple[BlobRef, BlobRef | None]:
-    """The working directory and the data folder as blobs. Raises as `ingest`."""
-    loop = asyncio.get_running_loop()
-
-    def emit_from_thread(event: Wire) -> None:
-        loop.call_soon_threadsafe(emit, event)
-
-    files = await asyncio.to_thread(
-        ingest, Path(body.root), Path(body.manifest), node.blobs, limits.SOURCE_BYTES_MAX, emit_from_thread
-    )
-    if body.data_root is None or body.data_manifest is None:
-        return files, None
-    data = await asyncio.to_thread(
-        ingest, Path(body.data_root), Path(body.data_manifest), node.blobs, limits.DATA_BYTES_MAX, emit_from_thread
-    )
-    return files, data
-
-
-def describe_size(body: Submit) -> list[str]:
-    """For --dry-run: what would be sent to each member."""
-    notes = []
-    for what, manifest_path in (("working directory", body.manifest), ("data", body.data_manifest)):
-        if manifest_path is not None:
-            manifest = FileManifest.unpack(Path(manifest_path).read_bytes())
-            notes.append(f"{what}: {len(manifest.entries)} files, {human_bytes(manifest.total_bytes)}")
-    return notes
+    def _link(self, member: Member) -> Connection:
+        link = self._node.links.get(member.device)
+        if link is None:
+            raise RequestError(f"lost {member.name} before the job began")
+        return link.connection

@@ -80,3 +80,4 @@ PAIRING_EXCHANGE_TIMEOUT_S = 15.0  # one connection to the pairing listener, fro
 PAIRING_CONNECTIONS_MAX = 32  # at once; the oldest is closed for a new one, so idle ones cannot keep a guest out
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
+ENDED_JOBS_IN_MEMORY_MAX = 100  # with their last reports; older ones are listed from the history

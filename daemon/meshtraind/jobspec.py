@@ -1,0 +1,110 @@
+"""From what a person typed to what all members know: the job's specification, and its files as blobs."""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtraind.blobs import BlobStore
+from meshtraind.connection import RequestError
+from meshtraind.node import Node
+from meshwire import limits
+from meshwire.codec import CODECS
+from meshwire.files import FileManifest, check_manifest, human_bytes
+from meshwire.jobs import new_job_id
+from meshwire.messages.job import BlobRef, JobSpec
+from meshwire.messages.local import Submit, SubmitProgress
+from meshwire.plan import BUCKET_BYTES
+from meshwire.wiretypes import Wire
+
+SYNC_MODES = ("bsp",)
+
+Emit = Callable[[Wire], None]
+
+
+def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
+    """The job as all members will know it. Raises RequestError for a setting that does not exist."""
+    if body.sync not in SYNC_MODES:
+        raise RequestError(f"--sync {body.sync} is not built yet; use --sync {' or '.join(SYNC_MODES)}")
+    if body.codec not in CODECS:
+        raise RequestError(f"there is no codec {body.codec!r}; use --codec {', '.join(sorted(CODECS))}")
+    now_s = time.time()
+    return JobSpec(
+        job=new_job_id(secrets.token_bytes(8), now_s),
+        name=body.name,
+        submitter=device,
+        created_at_s=now_s,
+        script=body.script,
+        args=body.args,
+        env=body.env,
+        files=files,
+        data=data,
+        sync=body.sync,
+        codec=body.codec,
+        on_nan=body.on_nan,
+        seed=secrets.randbits(62) if body.seed is None else body.seed,
+        bucket_bytes=body.bucket_bytes or BUCKET_BYTES,
+        hash_every=body.hash_every,
+        trace=body.trace,
+    )
+
+
+def ingest(root: Path, packed_manifest: Path, store: BlobStore, bytes_max: int, emit: Emit) -> BlobRef:
+    """Copies a folder's files, and its manifest, into the blob store. Blocking; `emit` must be thread-safe.
+
+    Raises:
+        RequestError: the manifest cannot be read or is refused.
+        BlobError: a file cannot be read, or the disk refuses.
+    """
+    try:
+        packed = packed_manifest.read_bytes()
+        manifest = FileManifest.unpack(packed)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot read the list of files {packed_manifest}: {error}") from error
+    reason = check_manifest(manifest, bytes_max)
+    if reason is not None:
+        raise RequestError(f"{root}: {reason}")
+    missing = store.missing(manifest)
+    total_bytes = sum(entry.size_bytes for entry in missing)
+    store.ensure_space(total_bytes)
+    paths = {entry.sha256: entry for entry in missing}
+    done_bytes, told_s = 0, time.monotonic()
+    for sha256, entry in paths.items():
+        store.ingest(root.joinpath(*entry.path.split("/")), sha256, entry.size_bytes)
+        done_bytes += entry.size_bytes
+        if time.monotonic() - told_s > 1.0:
+            told_s = time.monotonic()
+            emit(SubmitProgress(text=f"copying {root.name}", done_bytes=done_bytes, total_bytes=total_bytes))
+    sha256 = hashlib.sha256(packed).digest()
+    store.ingest(packed_manifest, sha256, len(packed))
+    return BlobRef(sha256=sha256, size_bytes=len(packed))
+
+
+async def ingest_all(body: Submit, node: Node, emit: Emit) -> tuple[BlobRef, BlobRef | None]:
+    """The working directory and the data folder as blobs. Raises as `ingest`."""
+    loop = asyncio.get_running_loop()
+
+    def emit_from_thread(event: Wire) -> None:
+        loop.call_soon_threadsafe(emit, event)
+
+    files = await asyncio.to_thread(
+        ingest, Path(body.root), Path(body.manifest), node.blobs, limits.SOURCE_BYTES_MAX, emit_from_thread
+    )
+    if body.data_root is None or body.data_manifest is None:
+        return files, None
+    data = await asyncio.to_thread(
+        ingest, Path(body.data_root), Path(body.data_manifest), node.blobs, limits.DATA_BYTES_MAX, emit_from_thread
+    )
+    return files, data
+
+
+def describe_size(body: Submit) -> list[str]:
+    """For --dry-run: what would be sent to each member."""
+    notes = []
+    for what, manifest_path in (("working directory", body.manifest), ("data", body.data_manifest)):
+        if manifest_path is not None:
+            manifest = FileManifest.unpack(Path(manifest_path).read_bytes())
+            notes.append(f"{what}: {len(manifest.entries)} files, {human_bytes(manifest.total_bytes)}")
+    return notes

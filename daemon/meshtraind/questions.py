@@ -1,0 +1,158 @@
+"""What people ask about jobs: which there are, how they stand, what they wrote; and the word to end one.
+
+Answered from here, or from the linked device that knows.
+"""
+
+import asyncio
+import logging
+
+from meshtraind.board import Board
+from meshtraind.connection import ConnectionLost, RequestError
+from meshtraind.fetch import list_outputs, serve
+from meshtraind.history import HistoryError
+from meshtraind.job import summary_of
+from meshtraind.jobspec import Emit
+from meshtraind.node import Node
+from meshwire import limits
+from meshwire.jobs import JobEvent, job_number
+from meshwire.messages.job import (
+    End,
+    Fetch,
+    Fetched,
+    Find,
+    Found,
+    JobSummary,
+    ListOutputs,
+    Member,
+    OutputFile,
+    Outputs,
+)
+from meshwire.messages.local import Cancel, Watch, Watched
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+CANCEL_TIMEOUT_S = 30.0
+PEER_TIMEOUT_S = 10.0
+WATCH_INTERVAL_S = 1.0
+
+
+class Questions:
+    """Every method raises RequestError with a text for the person who asked."""
+
+    def __init__(self, node: Node, board: Board) -> None:
+        self._node = node
+        self._board = board
+
+    def summaries(self, prefix: str) -> tuple[JobSummary, ...]:
+        """Jobs known here, newest first."""
+        live = {id_: job.summary() for id_, job in self._board.jobs.items() if id_.startswith(prefix)}
+        try:
+            past = self._node.history.newest()
+        except HistoryError as error:
+            raise RequestError(str(error)) from error
+        for record in past:
+            if record.id.startswith(prefix):
+                live.setdefault(record.id, summary_of(record))
+        return tuple(live[id_] for id_ in sorted(live, reverse=True))[: limits.JOBS_LISTED_MAX]
+
+    async def find(self, prefix: str) -> tuple[JobSummary, ...]:
+        """Jobs known here or, if none is, on any linked device."""
+        found = self.summaries(prefix)
+        if found or not prefix:
+            return found
+        elsewhere: dict[str, JobSummary] = {}
+        for link in list(self._node.links.values()):
+            try:
+                reply = await link.connection.request(
+                    Find(prefix=prefix), timeout_s=PEER_TIMEOUT_S, name=f"jobs of {link.hello.name}"
+                )
+            except (RequestError, ConnectionLost, TimeoutError) as error:
+                log.info("cannot ask %s for jobs: %s", link.hello.name, error)
+                continue
+            if isinstance(reply, Found):
+                elsewhere.update((summary.job, summary) for summary in reply.jobs)
+        return tuple(elsewhere[id_] for id_ in sorted(elsewhere, reverse=True))
+
+    async def _summary(self, id_: str) -> JobSummary:
+        job = self._board.jobs.get(id_)
+        if job is not None:
+            return job.summary()
+        found = await self.find(id_)
+        if not found:
+            raise RequestError(f"no job {id_} here or on any linked device; see `meshtrain jobs`")
+        return found[0]
+
+    async def watch(self, body: Watch, emit: Emit) -> Watched:
+        """Follows a job to its end, also one that runs elsewhere."""
+        while True:
+            job = self._board.jobs.get(body.job)
+            summary = await self._summary(body.job)
+            if summary.ended_at_s is not None:
+                return Watched(summary=summary)
+            emit(Watched(summary=summary))
+            if job is not None:
+                await job.news(WATCH_INTERVAL_S)
+            else:
+                await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def cancel(self, body: Cancel, by: str) -> None:
+        """Ends a job everywhere; returns when it has ended."""
+        summary = await self._summary(body.job)
+        if summary.ended_at_s is not None:
+            raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
+        reason = f"cancelled on {by}"
+        session = self._board.session(body.job)
+        if session is not None:
+            session.end("cancelled", reason, now=body.now)
+        elif body.job in self._board.jobs:
+            self._board.jobs[body.job].advance(JobEvent.CANCEL, reason)
+        else:
+            end = End(job=body.job, outcome="cancelled", reason=reason, now=body.now)
+            for member in summary.members:
+                if member.device in self._node.links:
+                    self._node.links[member.device].connection.notify(end, job=job_number(body.job))
+        deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
+        while (await self._summary(body.job)).ended_at_s is None:
+            if asyncio.get_running_loop().time() > deadline_s:
+                raise RequestError(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
+            await asyncio.sleep(0.1)
+
+    async def fetch(self, body: Fetch, *, forward: bool) -> Fetched:
+        """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
+        summary = await self._summary(body.job)
+        if not 0 <= body.rank < len(summary.members):
+            raise RequestError(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
+        owner = summary.members[body.rank]
+        if body.what == "blob" or owner.device == self._node.device:
+            job = self._board.jobs.get(body.job)
+            folder = self._node.job_folder(body.job)
+            return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
+        if not forward:
+            raise RequestError(f"rank {body.rank} of job {body.job} ran on {owner.name}, not here")
+        reply = await self._ask(owner, body, PEER_TIMEOUT_S + body.wait_s)
+        if not isinstance(reply, Fetched):
+            raise RequestError(f"{owner.name} answered a fetch with {type(reply).__name__}")
+        return reply
+
+    async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
+        """Output files that lie here and (`forward`) on the other members."""
+        summary = await self._summary(body.job)
+        found: list[OutputFile] = []
+        for rank, member in enumerate(summary.members):
+            if member.device == self._node.device:
+                found += await asyncio.to_thread(list_outputs, self._node.job_folder(body.job), rank)
+            elif forward:
+                reply = await self._ask(member, body, PEER_TIMEOUT_S)
+                if isinstance(reply, Outputs):
+                    found += reply.files
+        return Outputs(files=tuple(found))
+
+    async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
+        link = self._node.links.get(member.device)
+        if link is None:
+            raise RequestError(f"{member.name}, which has this part of the job, is not linked now")
+        try:
+            return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
+        except (ConnectionLost, TimeoutError) as error:
+            raise RequestError(f"{member.name} does not answer: {error}") from error
