@@ -90,7 +90,8 @@ class Learner:
         """R1, R4, R5, R7, R8: may its daemon null the round after `decided`, provided that it is called."""
         if self.phase is Phase.BOUND:
             return False, f"its step is still in round {decided}"
-        if self.overdue or self.phase in (Phase.GIVEN_UP, Phase.ABSENT):
+        hopeless = self.phase is Phase.GIVEN_UP and not self.settings.lockstep
+        if self.overdue or hopeless or self.phase is Phase.ABSENT:
             bound = complete + self.settings.staleness + 1
             return decided < bound, f"no gradient is due; rounds up to {bound} are in reach (R5)"
         if self.phase is Phase.BOUNDARY:

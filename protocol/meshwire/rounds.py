@@ -14,7 +14,8 @@ Three points that the rules leave open, and how they are settled here:
   keeps to 3(s+1) rounds. The progress argument stands: the member that is furthest back holds whole what it decided.
 - *Deadlines.* Time runs from the learner's last move (start, bind, seal, apply), and not while it waits for peers. A
   learner that is not bound has a deadline (R5) only where nulls may stand in for it: in lockstep a long evaluation
-  between two steps must not cost its samples.
+  between two steps must not cost its samples. For the same reason a bound one that passed it there voids its round
+  (V2) and no further one: were others to go on without it, it would be lost to the job.
 """
 
 from meshwire import limits

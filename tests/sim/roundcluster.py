@@ -356,7 +356,7 @@ class Cluster:
                 assert rank not in self.binds[round_], "a member binds or nulls"
                 self.nulls.append((rank, round_, machine.phase))
                 if machine.settings.lockstep:
-                    assert machine.phase in (Phase.ABSENT, Phase.GIVEN_UP), "R7, R8: a computing learner never nulls"
+                    assert machine.phase is Phase.ABSENT, "R7, R8: a computing learner never nulls"
             case Call(round=round_):
                 assert not machine.settings.lockstep, "R7, R8: no calls"
                 assert rank in self.binds[round_], "R3: only a contributor calls"

@@ -23,7 +23,7 @@ from meshwire.roundevents import (
 )
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.rounds import RoundMachine
-from meshwire.steptimes import StepTimes, percentile_95
+from meshwire.steptimes import DEADLINE_STEPS_MIN, StepTimes, percentile_95
 from tests.sim.roundcluster import Cluster, Mishap, Timing
 
 # One machine by hand.
@@ -165,6 +165,32 @@ def test_lockstep_nulls_only_for_an_absent_learner(s: int, straggler: Straggler)
         Broadcast(Null(round=1)),
         ContributeNothing(1),
     ]
+
+
+def test_lockstep_waits_for_a_learner_after_its_void_round() -> None:
+    """V2, R7: at s=0 a step past its deadline costs its round, not the member: the next round waits for its learner."""
+    one = machine(s=0)
+    for number in range(1, DEADLINE_STEPS_MIN + 1):
+        step(one, number, 0.0, 0.1)
+        one.receive(1, bind(number, base=number - 1), 0.1)
+        one.receive(1, seal(number), 0.1)
+        results(one, number, 3, 2.0)
+        one.peer_complete(1, number, 0.1)
+        one.learner_applied(number, 0.1)
+    late = DEADLINE_STEPS_MIN + 1
+    one.start_step(late, 0.2)
+    one.bucket_ready(late, 0, 0.2, weight=1.0)
+    one.receive(1, bind(late, base=late - 1), 0.3)
+    one.receive(1, seal(late), 0.3)
+    assert ContributePoison(late, 1) in one.timer(9.0)
+    for bucket in range(2):
+        one.result_ready(late, bucket, 9.0, contributors=3, weight=2.0, poisoned=True)
+    assert one.complete == late
+    one.peer_complete(1, late, 9.0)
+    assert one.receive(1, bind(late + 1, base=late), 9.1) == []
+    one.seal(late, b"\x01", (0,), 9.2)
+    one.learner_applied(late, 9.2)
+    assert Broadcast(bind(late + 1, base=late, step=late + 1)) in step(one, late + 1, 9.2, 9.3)
 
 
 @pytest.mark.parametrize(("s", "straggler"), [(0, "carry"), (2, "wait")])
