@@ -304,12 +304,14 @@ class Board:
         if session is not None and (rank := session.job.rank_of(device)) is not None:
             session.chunk_received(rank, header)
 
-    def peer_lost(self, device: str, reason: str) -> None:
-        """A link is gone: every job that needs it ends."""
+    def peer_lost(self, device: str, connection: Connection, reason: str) -> None:
+        """A link is gone: every job that uses it ends. There may be a newer one, which other jobs use."""
         for session in self._sessions.values():
-            rank = session.job.rank_of(device)
+            rank = session.rank_over(connection)
             if rank is not None and not session.job.ended:
                 session.peer_lost(rank, reason)
+        if device in self._node.links:
+            return
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions and device == job.spec.submitter:
                 job.advance(JobEvent.FAIL, f"lost the submitter before the job began: {reason}")

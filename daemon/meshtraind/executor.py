@@ -160,6 +160,7 @@ class Executor:
         self._local.clear()
         self._rounds.clear()
         self._free_areas.clear()
+        self._result = np.empty(0, np.float32)  # a view of the shared memory, which would keep all of it mapped
 
     # Computing
 

@@ -309,13 +309,12 @@ class Links:
             link.rtt_s = rtt_s if link.rtt_s is None else (1 - RTT_WEIGHT) * link.rtt_s + RTT_WEIGHT * rtt_s
 
     def lost(self, link: Link, reason: str) -> None:
-        """A link's connection has ended."""
-        if self._linked.get(link.device) is not link:
-            return
-        del self._linked[link.device]
-        log.info("lost %s: %s", link.connection.name, reason)
-        self._book.disconnected(link.device, time.monotonic())
-        self.dial_now()
+        """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
+        if self._linked.get(link.device) is link:
+            del self._linked[link.device]
+            log.info("lost %s: %s", link.connection.name, reason)
+            self._book.disconnected(link.device, time.monotonic())
+            self.dial_now()
         self.handler.lost(link.connection, reason)
 
 

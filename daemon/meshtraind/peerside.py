@@ -46,7 +46,7 @@ class PeerSide:
         raise RequestError(f"a peer may not ask for {type(body).__name__}")
 
     def lost(self, conn: Connection, reason: str) -> None:
-        self._board.peer_lost(_device(conn), reason)
+        self._board.peer_lost(_device(conn), conn, reason)
 
 
 def _device(conn: Connection) -> str:

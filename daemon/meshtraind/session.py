@@ -341,6 +341,10 @@ class Session:
         if self.rounds is not None and not self.job.ended:
             self.rounds.chunk_received(rank, header)
 
+    def rank_over(self, connection: Connection) -> int | None:
+        """The member to which this connection leads; None when the job does not use it."""
+        return next((rank for rank, link in self._links.items() if link is connection), None)
+
     def peer_lost(self, rank: int, reason: str) -> None:
         """Until generations can change, a lost member ends the job."""
         self.end("failed", f"lost rank {rank} ({self.job.members[rank].name}): {reason}", now=False)

@@ -1,0 +1,108 @@
+"""What happens to a job at its edges: links that are replaced, ends that cross its start, memory after its end."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from meshtrain.localmesh import LocalMesh
+from meshtraind.connection import Connection
+from meshtraind.links import Links
+from meshwire.addressbook import AddressBook
+from meshwire.addresses import Address
+from meshwire.header import WIRE_VERSION, Header
+from meshwire.messages.link import Hello, Software
+from meshwire.wiretypes import Wire
+from tests.daemon import jobs
+
+pytestmark = pytest.mark.timeout(180)
+
+
+class Listener:
+    """Notes which connections a daemon is told to be lost."""
+
+    def __init__(self) -> None:
+        self.lost_connections: list[Connection] = []
+
+    def chunk_announced(self, _conn: Connection, _header: Header) -> memoryview | str | None:
+        return None
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        raise AssertionError
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        raise AssertionError
+
+    def lost(self, conn: Connection, _reason: str) -> None:
+        self.lost_connections.append(conn)
+
+
+def links(name: str, incarnation: int) -> Links:
+    """A device without TLS, which goes by its name."""
+    software = Software(meshtrain="0", python="3", torch=None, system="any")
+    hello = Hello(
+        wire_oldest=WIRE_VERSION,
+        wire_newest=WIRE_VERSION,
+        incarnation=incarnation,
+        name=name,
+        listen_port=0,
+        software=software,
+        cores=1,
+        memory_bytes=1,
+    )
+    made = Links(name, None, AddressBook(name), hello=hello, host="127.0.0.1", port=0)
+    made.handler = Listener()
+    return made
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.asyncio
+async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_replaced_it() -> None:
+    """G1: a restarted daemon is a new member. A job on the old link must end, or it would wait for ever."""
+    anna, bert, bert_again = links("anna", 1), links("bert", 2), links("bert", 3)
+    try:
+        for device in (anna, bert, bert_again):
+            await device.start()
+        at = Address(host="127.0.0.1", port=anna.port)
+        bert._book.configure(at, time.monotonic())
+        bert.dial_now()
+        await until(lambda: "bert" in anna.linked)
+        old = anna.linked["bert"].connection
+        bert_again._book.configure(at, time.monotonic())
+        bert_again.dial_now()
+        await until(lambda: "bert" in anna.linked and anna.linked["bert"].hello.incarnation == 3)
+        assert isinstance(anna.handler, Listener)
+        await until(lambda: old in anna.handler.lost_connections)  # type: ignore[attr-defined]
+        assert anna.linked["bert"].connection not in anna.handler.lost_connections
+    finally:
+        for device in (bert, bert_again, anna):
+            await device.close()
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[LocalMesh]:
+    with LocalMesh(("anna", "bert"), print) as started:
+        yield started
+
+
+def test_a_daemon_lets_go_of_the_memory_of_ended_jobs(mesh: LocalMesh, tmp_path: Path) -> None:
+    """It lives for months: what it shares with a learner is gone when the job is."""
+    summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN)
+    assert summary.state == "succeeded", summary.error
+    for daemon in mesh.daemons:
+        jobs.ended(daemon, summary.job)
+        maps = Path(f"/proc/{daemon.process.pid}/maps")
+        deadline_s = time.monotonic() + 10
+        while "meshtrain-learner" in maps.read_text():
+            assert time.monotonic() < deadline_s, f"{daemon.name} still maps the memory"
+            time.sleep(0.05)
