@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +116,7 @@ class App:
         config = self._config
         identity = load_or_create(config.data_dir, config.name)
         pins = PinTable(config.data_dir / "pins.db")
-        history = JobHistory(config.data_dir / "jobs.db", asyncio.get_running_loop().time())
+        history = JobHistory(config.data_dir / "jobs.db", time.time())
         try:
             software = installed_software()
             incarnation = secrets.randbits(62)

@@ -5,6 +5,7 @@ import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Literal
 
 from meshtraind.blobwriter import BlobError
 from meshtraind.connection import Connection, ConnectionLost, RequestError
@@ -116,6 +117,7 @@ class Board:
         if refusal is not None:
             return OfferReply(refusal=refusal)
         job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
+        job.advance(JobEvent.ACCEPT)
         self._jobs[spec.job] = job
         self._ids[job_number(spec.job)] = spec.job
         self._tasks.spawn(self._take_in(job), f"files of {spec.job}")
@@ -129,11 +131,12 @@ class Board:
 
         def on_progress(done_bytes: int, total_bytes: int) -> None:
             nonlocal last_s
+            if job.ended:
+                raise RequestError("the job has ended")
             if loop.time() - last_s >= PROGRESS_INTERVAL_S:
                 last_s = loop.time()
                 self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
 
-        job.advance(JobEvent.ACCEPT)
         try:
             source = None
             if spec.submitter != self._node.device:
@@ -149,6 +152,7 @@ class Board:
             await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
             return
         if job.ended:
+            await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
             return
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
@@ -195,7 +199,8 @@ class Board:
         deadline_s = asyncio.get_running_loop().time() + COMMIT_TIMEOUT_S
         while job.state is JobState.READY:
             if asyncio.get_running_loop().time() > deadline_s:
-                job.advance(JobEvent.FAIL, f"the submitter did not start it within {COMMIT_TIMEOUT_S:.0f} s")
+                reason = f"the submitter did not start it within {COMMIT_TIMEOUT_S:.0f} s"
+                self.ended(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
                 return
             await job.news(1.0)
 
@@ -244,7 +249,7 @@ class Board:
             del self._jobs[id_]
 
     def ended(self, end: End) -> None:
-        """A member, or the submitter before the start, ends a job."""
+        """A member, the submitter or, before the start, a person here ends a job."""
         job = self._jobs.get(end.job)
         if job is None or job.ended:
             return
@@ -252,7 +257,16 @@ class Board:
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
-            job.advance(JobEvent.CANCEL if end.outcome == "cancelled" else JobEvent.FAIL, end.reason)
+            self._end_unstarted(job, JobEvent.CANCEL if end.outcome == "cancelled" else JobEvent.FAIL, end.reason)
+
+    def _end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
+        """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
+        self._promised.pop(job.spec.job, None)
+        self._early.pop(job.spec.job, None)
+        if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
+            self._tasks.spawn(asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True), "remove files")
+        job.advance(event, reason)
+        self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
 
     # What arrives from members of running jobs
 
@@ -274,12 +288,20 @@ class Board:
                     return self._to_session(session, device, header, body)
                 if isinstance(body, RankReport):
                     self._jobs[id_].report(body)  # how the others ended, after this device has
+                    self._answer_late(device, self._jobs[id_], body)
                 elif id_ in self._promised:
                     early = self._early.setdefault(id_, [])
                     if len(early) >= limits.EARLY_MESSAGES_MAX:
                         return f"more than {limits.EARLY_MESSAGES_MAX} messages before the job began here"
                     early.append((device, header, body))
         return None
+
+    def _answer_late(self, device: str, job: Job, report: RankReport) -> None:
+        """A job that ended here just before it began there would wait for this member."""
+        if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in (JobState.STARTING, JobState.RUNNING):
+            outcome: Literal["failed", "cancelled"] = "failed" if job.state is JobState.FAILED else "cancelled"
+            end = End(job=job.spec.job, outcome=outcome, reason=job.error or "", now=False)
+            self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
 
     def _to_session(self, session: Session, device: str, header: Header, body: Wire) -> str | None:
         rank = session.job.rank_of(device)
@@ -314,4 +336,4 @@ class Board:
             return
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions and device == job.spec.submitter:
-                job.advance(JobEvent.FAIL, f"lost the submitter before the job began: {reason}")
+                self._end_unstarted(job, JobEvent.FAIL, f"lost the submitter before the job began: {reason}")

@@ -14,7 +14,7 @@ from meshtraind.job import summary_of
 from meshtraind.jobspec import Emit
 from meshtraind.node import Node
 from meshwire import limits
-from meshwire.jobs import JobEvent, job_number
+from meshwire.jobs import job_number
 from meshwire.messages.job import (
     End,
     Fetch,
@@ -54,7 +54,7 @@ class Questions:
         for record in past:
             if record.id.startswith(prefix):
                 live.setdefault(record.id, summary_of(record))
-        return tuple(live[id_] for id_ in sorted(live, reverse=True))[: limits.JOBS_LISTED_MAX]
+        return _newest(live)
 
     async def find(self, prefix: str) -> tuple[JobSummary, ...]:
         """Jobs known here or, if none is, on any linked device."""
@@ -72,7 +72,7 @@ class Questions:
                 continue
             if isinstance(reply, Found):
                 elsewhere.update((summary.job, summary) for summary in reply.jobs)
-        return tuple(elsewhere[id_] for id_ in sorted(elsewhere, reverse=True))
+        return _newest(elsewhere)
 
     async def _summary(self, id_: str) -> JobSummary:
         job = self._board.jobs.get(id_)
@@ -106,7 +106,7 @@ class Questions:
         if session is not None:
             session.end("cancelled", reason, now=body.now)
         elif body.job in self._board.jobs:
-            self._board.jobs[body.job].advance(JobEvent.CANCEL, reason)
+            self._board.ended(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))
         else:
             end = End(job=body.job, outcome="cancelled", reason=reason, now=body.now)
             for member in summary.members:
@@ -120,11 +120,13 @@ class Questions:
 
     async def fetch(self, body: Fetch, *, forward: bool) -> Fetched:
         """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
+        if body.what == "blob":  # of any job, and asked for often: only the hash matters
+            return await serve(body, self._node.blobs, self._node.job_folder(body.job), ended=lambda: True)
         summary = await self._summary(body.job)
         if not 0 <= body.rank < len(summary.members):
             raise RequestError(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
         owner = summary.members[body.rank]
-        if body.what == "blob" or owner.device == self._node.device:
+        if owner.device == self._node.device:
             job = self._board.jobs.get(body.job)
             folder = self._node.job_folder(body.job)
             return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
@@ -156,3 +158,15 @@ class Questions:
             return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
         except (ConnectionLost, TimeoutError) as error:
             raise RequestError(f"{member.name} does not answer: {error}") from error
+
+
+def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:
+    """Newest first, as many as one message holds: each may come with a traceback."""
+    chosen: list[JobSummary] = []
+    size_bytes = 0
+    for id_ in sorted(jobs, reverse=True)[: limits.JOBS_LISTED_MAX]:
+        size_bytes += len(jobs[id_].pack())
+        if chosen and size_bytes > limits.JOBS_LISTED_BYTES_MAX:
+            break
+        chosen.append(jobs[id_])
+    return tuple(chosen)

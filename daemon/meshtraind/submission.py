@@ -51,7 +51,7 @@ class Submission:
         self._body = body
         self._emit = emit
         self._changed = asyncio.Event()
-        self._told: list[str] = []  # members that have accepted
+        self._told: list[str] = []  # members that may have accepted, whether or not their answer has come
 
     async def run(self) -> Submitted:
         """Returns when all members were told to start. Raises RequestError with a text for the person."""
@@ -75,7 +75,7 @@ class Submission:
         except (RequestError, ConnectionLost, TimeoutError) as error:
             self._call_off(spec, str(error))
             raise RequestError(str(error)) from error
-        except asyncio.CancelledError:
+        except BaseException:
             self._call_off(spec, "its submission was given up")
             raise
         return Submitted(job=spec.job, members=members, notes=tuple(notes))
@@ -88,6 +88,7 @@ class Submission:
     async def _offer_all(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
         offer = Offer(spec=spec, members=members)
         for member in members:
+            self._told.append(member.device)
             if member.device == self._node.device:
                 reply = self._board.offered(offer, self._node.device)
             else:
@@ -99,7 +100,6 @@ class Submission:
                 reply = answer
             if reply.refusal is not None:
                 raise RequestError(f"{member.name} refused the job: {reply.refusal}")
-            self._told.append(member.device)
 
     async def _await_files(self, members: tuple[Member, ...]) -> None:
         """Until every member has the files; shows the slowest."""

@@ -41,6 +41,7 @@ DISK_RESERVE_BYTES = 64 * MIB  # left free for the owner and for logs when a job
 JOB_ERROR_CHARS_MAX = 16 * KIB  # a traceback with its context
 JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job as JSON
 JOBS_LISTED_MAX = 1000  # rows of one answer
+JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
 
 # Rounds (R0, V2)
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)

@@ -1,19 +1,24 @@
 """What happens to a job at its edges: links that are replaced, ends that cross its start, memory after its end."""
 
 import asyncio
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from meshtrain.localmesh import LocalMesh
+from meshtrain.client import Client, RequestError
+from meshtrain.localmesh import LocalDaemon, LocalMesh
 from meshtraind.connection import Connection
 from meshtraind.links import Links
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header
+from meshwire.messages.job import Found
 from meshwire.messages.link import Hello, Software
+from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
 from tests.daemon import jobs
 
@@ -106,3 +111,47 @@ def test_a_daemon_lets_go_of_the_memory_of_ended_jobs(mesh: LocalMesh, tmp_path:
         while "meshtrain-learner" in maps.read_text():
             assert time.monotonic() < deadline_s, f"{daemon.name} still maps the memory"
             time.sleep(0.05)
+
+
+def test_a_job_can_be_cancelled_on_any_member_before_it_has_begun(mesh: LocalMesh, tmp_path: Path) -> None:
+    """The submission ends at once, says why, and no member keeps files of it."""
+    anna, bert = mesh.daemons
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "large").write_bytes(os.urandom(200 << 20))
+    submission = jobs.submission(tmp_path, jobs.TRAIN)
+    before = set(_jobs_of(bert))
+    errors: list[str] = []
+
+    def submit() -> None:
+        client = Client.connect(anna.data_dir)
+        try:
+            client.request(submission, timeout_s=jobs.TIMEOUT_S, name="submission")
+        except RequestError as error:
+            errors.append(str(error))
+        finally:
+            client.close()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    try:
+        deadline_s = time.monotonic() + jobs.TIMEOUT_S
+        while not (new := set(_jobs_of(bert)) - before):
+            assert time.monotonic() < deadline_s
+            time.sleep(0.01)
+        (job,) = new
+        bert.request(Cancel(job=job, now=False), jobs.TIMEOUT_S, "cancelling")
+    finally:
+        thread.join(jobs.TIMEOUT_S)
+    assert len(errors) == 1
+    assert "cancelled on bert" in errors[0]
+    for daemon, state in ((anna, "failed"), (bert, "cancelled")):
+        assert jobs.ended(daemon, job).state == state
+        while (daemon.data_dir / "jobs" / job).exists():
+            assert time.monotonic() < deadline_s, f"{daemon.name} keeps files of the job"
+            time.sleep(0.05)
+
+
+def _jobs_of(daemon: LocalDaemon) -> list[str]:
+    found = daemon.request(GetJobs(), jobs.TIMEOUT_S, "jobs")
+    assert isinstance(found, Found)
+    return [summary.job for summary in found.jobs]
