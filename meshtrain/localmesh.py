@@ -33,18 +33,22 @@ class LocalMeshError(Exception):
 
 
 class LocalDaemon:
-    """One `meshtraind run` on the loopback interface."""
+    """One `meshtraind run` on the loopback interface.
 
-    def __init__(self, name: str, data_dir: Path) -> None:
+    Args:
+        prefix: words in front of its command, which must replace themselves by it.
+    """
+
+    def __init__(self, name: str, data_dir: Path, prefix: Sequence[str] = ()) -> None:
         self.name = name
         self.data_dir = data_dir
         data_dir.mkdir(parents=True)
         self.log_path = data_dir / "daemon.log"
         self.client: Client | None = None
-        command = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
+        run = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*command, "--name", name, "--data-dir", str(data_dir)],
+                [*prefix, *run, "--name", name, "--data-dir", str(data_dir)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -97,15 +101,19 @@ class LocalMesh:
     Args:
         names: of the devices.
         say: gets a line for each thing that happens.
+        prefix: makes `LocalDaemon`'s prefix for the daemon of a data folder.
 
     Raises:
         LocalMeshError: on entering.
     """
 
-    def __init__(self, names: Sequence[str], say: Say) -> None:
+    def __init__(
+        self, names: Sequence[str], say: Say, prefix: Callable[[Path], Sequence[str]] = lambda _data_dir: ()
+    ) -> None:
         self.daemons: list[LocalDaemon] = []
         self._names = names
         self._say = say
+        self._prefix = prefix
         self.folder = Path()
 
     def __enter__(self) -> Self:
@@ -113,7 +121,7 @@ class LocalMesh:
         try:
             self._say(f"starting {len(self._names)} daemons, as {len(self._names)} laptops would")
             for name in self._names:
-                self.daemons.append(LocalDaemon(name, self.folder / name))
+                self.daemons.append(LocalDaemon(name, self.folder / name, self._prefix(self.folder / name)))
             for daemon in self.daemons:
                 daemon.wait()
             _pair_all(self.daemons, self._say)

@@ -12,8 +12,9 @@ from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job
 from meshtraind.jobspec import Emit
+from meshtraind.learnerenvironment import learner_threads
 from meshtraind.node import Node
-from meshtraind.session import Session, learner_threads
+from meshtraind.session import Session
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits

@@ -5,29 +5,27 @@ Works the same over TCP, TLS and Unix sockets, on uvloop and on asyncio.
 
 import asyncio
 import logging
-import socket
 import ssl
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol, cast
 
 from meshtraind.tasks import TaskSet
+from meshtraind.tcpinfo import kernel_bytes_sent
 from meshwire import limits
 from meshwire.header import HEADER_BYTES, Header, Kind
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 from meshwire.parser import Broken, ChunkAnnounced, ChunkReceived, ControlReceived, Event, FrameParser
+from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0  # for what is still queued, and for TLS's goodbye, when a connection is closed
 TRASH_BYTES = 16 * limits.KIB  # where bytes go that arrive after the decision to close
-
-_TCPI_BYTES_SENT = struct.Struct("200xQ")  # place of tcpi_bytes_sent in Linux's struct tcp_info (since 4.19)
 
 
 class RequestError(Exception):
@@ -160,8 +158,7 @@ class Connection(asyncio.BufferedProtocol):
         assert header.payload_bytes == (0 if payload is None else len(payload))
         if self._transport is None or self.closing:
             return
-        # Two writes rather than writelines, which joins (copies) on asyncio before Python 3.12 and ignores the
-        # high-water mark in some later versions; uvloop gathers both writes into one system call anyway.
+        # Not writelines, which copies on asyncio before Python 3.12 and ignores the high-water mark in some later ones.
         self._transport.write(header.encode())
         if payload:
             self._transport.write(payload)
@@ -265,16 +262,6 @@ class Connection(asyncio.BufferedProtocol):
             log.exception("cannot handle what %s sent", self.name)
             self.refuse("meshtraind failed on what it received; its log has the traceback")
 
-    def feed(self, early: bytes) -> None:
-        """Takes bytes that arrived before this connection had its transport."""
-        rest = memoryview(early)
-        while rest and not self.closing:
-            place = self._parser.buffer()
-            count = min(len(place), len(rest))
-            place[:count] = rest[:count]
-            rest = rest[count:]
-            self.buffer_updated(count)
-
     def eof_received(self) -> bool:
         self._peer_ended = True
         return False
@@ -342,7 +329,7 @@ class Connection(asyncio.BufferedProtocol):
         match envelope.role:
             case Role.NOTICE:
                 if isinstance(body, Refuse):
-                    self.close(f"{self.name} refused: {_printable(body.reason)}")
+                    self.close(f"{self.name} refused: {printable(body.reason)}")
                 else:
                     self.handler.notice(self, header, body)
             case Role.REQUEST:
@@ -406,19 +393,8 @@ class Connection(asyncio.BufferedProtocol):
         return f"the connection to {self.name} has ended: {self._close_reason}"
 
     def _ask_kernel(self) -> None:
-        if self._transport is None or self.closing or not hasattr(socket, "TCP_INFO"):
+        if self._transport is None or self.closing:
             return
-        sock = self._transport.get_extra_info("socket")
-        if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        try:
-            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCPI_BYTES_SENT.size)
-        except OSError:  # the socket is gone, or no Linux; what was known last stays
-            return
-        if len(info) >= _TCPI_BYTES_SENT.size:
-            (self._kernel_bytes_sent,) = _TCPI_BYTES_SENT.unpack_from(info)
-
-
-def _printable(text: str) -> str:
-    """What another machine wrote, without what would move a terminal's cursor."""
-    return "".join(character if character.isprintable() else "?" for character in text)
+        count = kernel_bytes_sent(self._transport.get_extra_info("socket"))
+        if count is not None:  # else what was known last stays
+            self._kernel_bytes_sent = count

@@ -5,6 +5,7 @@ another first message, a wrong token or nothing to say is sent away.
 """
 
 import asyncio
+import contextlib
 import hmac
 import logging
 import os
@@ -74,14 +75,13 @@ class Endpoint:
 
     async def _watch(self, connection: Connection) -> None:
         """Sends away who does not attach in time; forgets who has gone."""
-        ended = asyncio.get_running_loop().create_task(connection.closed(), name="endpoint/closed")
         try:
-            await asyncio.wait({ended}, timeout=ATTACH_TIMEOUT_S)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(connection.closed(), ATTACH_TIMEOUT_S)
             if connection.attached is None:
                 connection.close(f"did not attach within {ATTACH_TIMEOUT_S:.0f} s")
-            await ended
+            await connection.closed()
         finally:
-            ended.cancel()
             self._connections.discard(connection)
 
     async def close(self) -> None:
@@ -90,11 +90,7 @@ class Endpoint:
             self._server.close()
         for connection in tuple(self._connections):
             connection.close("meshtraind is stopping")
-        if self._connections:
-            await asyncio.wait(
-                [asyncio.get_running_loop().create_task(c.closed(), name="endpoint/end") for c in self._connections],
-                timeout=ATTACH_TIMEOUT_S,
-            )
+        await asyncio.gather(*(connection.closed() for connection in tuple(self._connections)))
         await self._tasks.close()
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobError
 from meshtraind.connection import Connection, RequestError
+from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched, OutputFile
@@ -37,10 +38,11 @@ async def fetch_blob(
             on_bytes(writer.offset)
         next_bytes = writer.offset
         pieces: deque[asyncio.Task[Fetched]] = deque()
+        tasks = TaskSet(f"fetch {blob.sha256.hex()[:12]}", on_error=_ignore)
         try:
             while writer.offset < blob.size_bytes:
                 while next_bytes < blob.size_bytes and len(pieces) < PIECES_IN_FLIGHT:
-                    pieces.append(_request_piece(peer, job, blob, next_bytes))
+                    pieces.append(tasks.spawn(_fetch_piece(peer, job, blob, next_bytes), f"from {next_bytes}"))
                     next_bytes += limits.FETCH_BYTES_MAX
                 piece = await pieces.popleft()
                 if not piece.data:
@@ -49,27 +51,26 @@ async def fetch_blob(
                 if on_bytes is not None:
                     on_bytes(len(piece.data))
         finally:
-            for task in pieces:
-                task.cancel()
-            await asyncio.gather(*pieces, return_exceptions=True)
+            await tasks.close()
         await asyncio.to_thread(writer.finish)
 
 
-def _request_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: int) -> "asyncio.Task[Fetched]":
-    async def piece() -> Fetched:
-        wanted = Fetch(
-            job=job,
-            what="blob",
-            sha256=blob.sha256,
-            offset_bytes=offset_bytes,
-            max_bytes=min(limits.FETCH_BYTES_MAX, blob.size_bytes - offset_bytes),
-        )
-        reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
-        if not isinstance(reply, Fetched):
-            raise RequestError("the peer answered a fetch with something else")
-        return reply
+def _ignore(name: str, error: BaseException) -> None:
+    """Whoever awaits the piece gets the error; of pieces behind it nobody wants to know."""
 
-    return asyncio.get_running_loop().create_task(piece(), name=f"fetch/{blob.sha256.hex()[:12]}+{offset_bytes}")
+
+async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: int) -> Fetched:
+    wanted = Fetch(
+        job=job,
+        what="blob",
+        sha256=blob.sha256,
+        offset_bytes=offset_bytes,
+        max_bytes=min(limits.FETCH_BYTES_MAX, blob.size_bytes - offset_bytes),
+    )
+    reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
+    if not isinstance(reply, Fetched):
+        raise RequestError("the peer answered a fetch with something else")
+    return reply
 
 
 async def serve(body: Fetch, store: BlobStore, job_folder: Path, *, ended: Callable[[], bool]) -> Fetched:

@@ -3,13 +3,19 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from meshtraind.memory import SharedMemory
+from meshwire.local import MEMORY_FD_VARIABLE
 
+TRACEBACK_BYTES_MAX = 4096
+TRACEBACK_START = "Traceback (most recent call last)"
+LINES_WITHOUT_TRACEBACK = 10
+MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 LAUNCH = Path(__file__).with_name("launch.py")
 
@@ -70,7 +76,7 @@ class Learner:
                 self._script,
                 *self._args,
                 cwd=self._folder,
-                env={**inherited, **environment},
+                env={**inherited, **environment, MEMORY_FD_VARIABLE: str(self._memory.descriptor)},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
@@ -106,12 +112,29 @@ class Learner:
             os.killpg(self._process.pid, number)
 
 
-def last_lines(log: Path, max_bytes: int) -> str:
-    """The end of a log, for an error message; empty when there is none."""
+def explain_exit(code: int, log: Path, device: str) -> str:
+    """Why a script ended, for a person: the traceback that its log ends with.
+
+    Args:
+        code: as `Learner.wait` returns it.
+        device: the name of this device, where a missing package is to be installed.
+    """
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    tail = _last_text(log, TRACEBACK_BYTES_MAX)
+    start = tail.rfind(TRACEBACK_START)
+    shown = tail[start:] if start >= 0 else "\n".join(tail.splitlines()[-LINES_WITHOUT_TRACEBACK:])
+    text = f"the script {how}\n{shown}".rstrip()
+    package = MISSING_PACKAGE.search(shown)
+    if package:
+        text += f"\nInstall {package[1]} into the Python environment of meshtraind on {device}."
+    return text
+
+
+def _last_text(log: Path, max_bytes: int) -> str:
     try:
         with log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - max_bytes))
             return file.read().decode(errors="replace")
-    except OSError:
-        return ""
+    except OSError as error:
+        return f"(its log cannot be read: {error})"

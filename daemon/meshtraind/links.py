@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
+from meshtraind.greeting import Greeting
 from meshtraind.tasks import TaskSet
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -171,7 +172,7 @@ class Links:
         """Dials once. Returns who answered."""
         loop = asyncio.get_running_loop()
         context = self._trust.client_context if self._trust is not None else None
-        greeting = _Greeting(self, dial.address)
+        greeting = Greeting(self, dial.address)
         async with asyncio.timeout(DIAL_TIMEOUT_S):
             await loop.create_connection(
                 lambda: greeting.connection,
@@ -196,18 +197,18 @@ class Links:
                 continue
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
                 self._welcoming.pop(0).cancel()
-            greeting = _Greeting(self, None)
+            greeting = Greeting(self, None)
             task = self._tasks.spawn(self._welcome(accepted, greeting), "welcome")
             self._welcoming.append(task)
             task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
 
-    def _welcomed(self, accepted: socket.socket, greeting: "_Greeting", task: "asyncio.Task[None]") -> None:
+    def _welcomed(self, accepted: socket.socket, greeting: "Greeting", task: "asyncio.Task[None]") -> None:
         if task in self._welcoming:
             self._welcoming.remove(task)
         if greeting.connection.never_made:  # also when it was cancelled before its first step
             accepted.close()
 
-    async def _welcome(self, accepted: socket.socket, greeting: "_Greeting") -> None:
+    async def _welcome(self, accepted: socket.socket, greeting: "Greeting") -> None:
         loop = asyncio.get_running_loop()
         context = self._trust.server_context if self._trust is not None else None
         try:
@@ -316,58 +317,6 @@ class Links:
             self._book.disconnected(link.device, time.monotonic())
             self.dial_now()
         self.handler.lost(link.connection, reason)
-
-
-class _Greeting:
-    """Handler of a connection before its hello.
-
-    The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read.
-    """
-
-    def __init__(self, links: Links, dialled: Address | None) -> None:
-        self.connection = Connection(self, name=str(dialled) if dialled is not None else "a new connection")
-        self._links = links
-        self._dialled = dialled
-        self._device: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def finish(self, hello: Hello) -> str:
-        """Verifies the other end, says hello, and waits for its hello. Returns the device.
-
-        Raises NotPinnedError or ConnectionLost; the caller sets the deadline. The connection is closed unless linked.
-        """
-        try:
-            self._links.verify(self.connection)
-            self.connection.notify(hello)
-            return await self._device
-        except BaseException as error:
-            self.connection.close(str(error) or "no hello in time")
-            raise
-
-    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
-        return "the first message must be a hello"
-
-    def chunk_received(self, conn: Connection, header: Header) -> None:
-        raise AssertionError("no chunk is accepted here")
-
-    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
-        if not isinstance(body, Hello):
-            conn.refuse("the first message must be a hello")
-            return
-        try:
-            self._links.verify(conn)
-            self._device.set_result(self._links.greeted(conn, body, self._dialled))
-        except (NotPinnedError, ConnectionLost) as error:
-            log.warning("%s", error)
-            conn.refuse(str(error))
-
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        conn.refuse("the first message must be a hello")
-        raise RequestError("the first message must be a hello")
-
-    def lost(self, conn: Connection, reason: str) -> None:
-        if not self._device.done():
-            self._device.set_exception(ConnectionLost(reason))
-            self._device.exception()  # nobody may be waiting
 
 
 class _Linked:

@@ -16,12 +16,13 @@ from meshtraind.node import Node
 from meshtraind.pairing import PairedDevice, PairingError, PairingHost
 from meshtraind.pairjoin import pair_with
 from meshtraind.pairproof import CodeError
-from meshtraind.pins import Pin, PinsError, PinTable, printable
+from meshtraind.pins import Pin, PinsError, PinTable
 from meshwire import limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address, split_host_port
 from meshwire.header import WIRE_VERSION
 from meshwire.messages.local import PairCode, Paired, PairJoin, PeerSummary, Unpair
+from meshwire.text import printable
 
 log = logging.getLogger(__name__)
 

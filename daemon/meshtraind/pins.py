@@ -17,6 +17,7 @@ from pydantic import TypeAdapter
 from meshtraind.identity import device_id_of
 from meshwire import limits
 from meshwire.addresses import Address
+from meshwire.text import printable
 
 SCHEMA_VERSION = 1
 _CREATE = """
@@ -63,12 +64,6 @@ class Pin:
     added_at: float
     added_by: str
     last_addresses: tuple[Address, ...] = ()
-
-
-def printable(name: str) -> str:
-    """A name that is safe to show on a terminal: cut to NAME_CHARS_MAX, control and direction characters escaped."""
-    cut = name[: limits.NAME_CHARS_MAX]
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in cut)
 
 
 class PinTable:

@@ -2,8 +2,6 @@
 
 import asyncio
 import logging
-import os
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,8 @@ from meshtraind.agreement import Agreement, News
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
-from meshtraind.learner import Learner, last_lines
+from meshtraind.learner import Learner, explain_exit
+from meshtraind.learnerenvironment import learner_environment
 from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
@@ -20,14 +19,7 @@ from meshtraind.trace import Trace
 from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
-from meshwire.local import (
-    ENDPOINT_VARIABLE,
-    JOB_VARIABLE,
-    MEMORY_FD_VARIABLE,
-    THREADS_VARIABLE,
-    TOKEN_VARIABLE,
-    MemoryLayout,
-)
+from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE, MemoryLayout
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import BaseHash, End, Generation, Model, RankReport
 from meshwire.messages.local import (
@@ -57,7 +49,6 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 STALENESS = 0  # BSP: the only setting that `submit` accepts so far
-MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 NEWS_TYPES = News.__args__
 
 
@@ -123,7 +114,12 @@ class Session:
                 await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
             if job.spec.trace:
                 self._trace = Trace(job.folder / "trace.jsonl")
-            await self._learner.start(self._environment())
+            environment = learner_environment(
+                job.spec, self._rank, len(job.members), threads=self._threads, master_host=self._master_host
+            )
+            await self._learner.start(
+                {**environment, ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
+            )
         except OSError as error:
             self.end("failed", f"{self._who()} could not start the script: {error}", now=True)
             return
@@ -135,7 +131,8 @@ class Session:
             if code != 0:
                 if self.rounds is not None:
                     self.rounds.absent("it failed")
-                self.end("failed", self._explain_exit(code), now=False)
+                why = explain_exit(code, log_path(job.folder, self._rank), self._node.name)
+                self.end("failed", f"{self._who()}: {why}", now=False)
                 return
             if self.rounds is not None:
                 self.rounds.absent("its script has ended")
@@ -387,50 +384,6 @@ class Session:
             complete = self.rounds.complete if self.rounds is not None else 0
             link.notify(report, job=self._number, generation=self._generation, complete=complete)
 
-    def _environment(self) -> dict[str, str]:
-        """What torchrun would set, what the script's owner asked for, and where the daemon is."""
-        job, world = self.job, str(len(self.job.members))
-        rank = str(self._rank)
-        return {
-            **dict(job.spec.env),
-            "RANK": rank,
-            "WORLD_SIZE": world,
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "GROUP_RANK": rank,
-            "GROUP_WORLD_SIZE": world,
-            "ROLE_RANK": rank,
-            "ROLE_WORLD_SIZE": world,
-            "MASTER_ADDR": self._master_host,
-            "MASTER_PORT": "29500",
-            "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_RUN_ID": job.spec.job,
-            "OMP_NUM_THREADS": str(self._threads),
-            "PYTHONUNBUFFERED": "1",
-            ENDPOINT_VARIABLE: self._node.endpoint(),
-            TOKEN_VARIABLE: self._node.token,
-            JOB_VARIABLE: job.spec.job,
-            MEMORY_FD_VARIABLE: str(self._memory.descriptor),
-            THREADS_VARIABLE: str(self._threads),
-        }
-
-    def _explain_exit(self, code: int) -> str:
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        tail = last_lines(log_path(self.job.folder, self._rank), limits.ERROR_CHARS_MAX // 4)
-        start = tail.rfind("Traceback (most recent call last)")
-        shown = tail[start:] if start >= 0 else "\n".join(tail.splitlines()[-10:])
-        text = f"{self._who()}: the script {how}\n{shown}".rstrip()
-        package = MISSING_PACKAGE.search(shown)
-        if package:
-            text += f"\nInstall {package[1]} into the Python environment of meshtraind on {self._node.name}."
-        return text
-
     def _task_failed(self, name: str, error: BaseException) -> None:
         log.error("%s failed", name, exc_info=error)
         self.end("failed", f"{self._who()}: {name} failed: {type(error).__name__}: {error}", now=True)
-
-
-def learner_threads(learners_here: int) -> int:
-    """M3: a fair share of this machine's cores."""
-    return max(1, (os.cpu_count() or 1) // learners_here)

@@ -14,12 +14,13 @@ from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported
 from meshtrain.cli.mesh import ID_CHARS
 from meshtrain.cli.options import DataDir
-from meshtrain.cli.terminal import printable, printable_lines, say
+from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.datadir import data_folder
 from meshtrain.errors import ConnectionLost, DaemonNotRunning
 from meshwire import limits
 from meshwire.messages.envelope import Done
 from meshwire.messages.local import GetStatus, Shutdown, Status
+from meshwire.text import printable
 
 UP_TIMEOUT_S = 30.0  # a cold start reads some hundred files; a laptop that has just woken takes its time
 DOWN_TIMEOUT_S = 30.0  # learners get their grace, then are killed

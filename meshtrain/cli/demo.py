@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshtrain.cli.errors import CliError, UsageError, reported
-from meshtrain.cli.terminal import console, printable, say
+from meshtrain.cli.terminal import console, say
+from meshwire.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
-from meshtrain.cli.terminal import console, human_seconds, printable, say
+from meshtrain.cli.terminal import console, human_seconds, say
 from meshwire.messages.job import JobSummary, Metrics
+from meshwire.text import printable
 
 STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 VALUES_SHOWN = 3

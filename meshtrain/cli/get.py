@@ -13,11 +13,12 @@ from meshtrain.cli.jobs import find_job, has_ended
 from meshtrain.cli.logpieces import PIECE_TIMEOUT_S
 from meshtrain.cli.options import DataDir
 from meshtrain.cli.progress import Stages
-from meshtrain.cli.terminal import printable, say
+from meshtrain.cli.terminal import say
 from meshtrain.client import Client
 from meshwire import limits
 from meshwire.files import check_path, human_bytes
 from meshwire.messages.job import Fetch, Fetched, JobSummary, ListOutputs, OutputFile, Outputs
+from meshwire.text import printable
 
 EXISTING_SHOWN = 5
 

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.errors import CliError, reported
-from meshtrain.cli.terminal import printable, say
+from meshtrain.cli.terminal import say
+from meshwire.text import printable
 
 
 class Example(StrEnum):

@@ -9,13 +9,14 @@ import typer
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported, show_error
 from meshtrain.cli.options import DataDir, Json
-from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable, printable_lines, say
+from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
 from meshwire.jobs import TERMINAL_STATES, JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import Cancel, GetJobs
+from meshwire.text import printable
 
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
 JOB_ID_CHARS = 12

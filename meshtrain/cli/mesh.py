@@ -9,7 +9,7 @@ import typer
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import EXIT_INTERRUPTED, UsageError, reported
 from meshtrain.cli.options import DataDir, Json
-from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable, printable_lines, say
+from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
 from meshwire.files import human_bytes
 from meshwire.messages.link import Software
 from meshwire.messages.local import (
@@ -24,6 +24,7 @@ from meshwire.messages.local import (
     Status,
     Unpair,
 )
+from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
 WILDCARDS = ("0.0.0.0", "::")

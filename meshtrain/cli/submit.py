@@ -15,11 +15,12 @@ from meshtrain.cli.jobs import find_job
 from meshtrain.cli.logs import follow_job
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.progress import Stages
-from meshtrain.cli.terminal import plain, print_json, printable, printable_lines, say
+from meshtrain.cli.terminal import plain, print_json, printable_lines, say
 from meshtrain.client import Client
 from meshwire import limits
 from meshwire.files import FileManifest, human_bytes
 from meshwire.messages.local import Submit, SubmitProgress, Submitted
+from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:

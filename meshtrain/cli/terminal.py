@@ -5,16 +5,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshwire.text import printable
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
 
 PIPE_WIDTH = 1000  # columns of a table that no terminal shows: nothing is cut off or wrapped
-
-
-def printable(text: str) -> str:
-    """One line that no terminal obeys: control and invisible characters as escapes. For names that others chose."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def printable_lines(text: str) -> str:

@@ -1,6 +1,7 @@
 """Several whole daemons in one event loop: starting, pairing, linking, refusing, and starting where it cannot be."""
 
 import asyncio
+import functools
 import os
 import socket
 import time
@@ -74,6 +75,10 @@ def dialler(app: App) -> set[str]:
     return {link.dialled_by for link in app.mesh.node.links.values()}
 
 
+def agree(one: App, other: App) -> bool:
+    return dialler(one) == dialler(other)
+
+
 def linked(app: App) -> set[str]:
     return {row.name for row in app.mesh.peers() if row.state == "linked"}
 
@@ -130,7 +135,7 @@ async def test_daemons_that_know_each_other_and_start_together_hold_one_link(tmp
         configs = [config(tmp_path, name, listen=at) for name, at in zip(("anna", "bert"), ports, strict=True)]
         async with running(*configs) as (anna, bert):
             await until(lambda: linked(anna) == {"bert"} and linked(bert) == {"anna"}, "the link")
-            await until(lambda anna=anna, bert=bert: dialler(anna) == dialler(bert), "agreement on the link")
+            await until(functools.partial(agree, anna, bert), "agreement on the link")
 
 
 @pytest.mark.asyncio

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from meshtrain.cli.app import app
 from meshtrain.cli.followview import View, prefixes, status_text
 from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines
-from meshtrain.cli.terminal import human_seconds, printable, printable_lines
+from meshtrain.cli.terminal import human_seconds, printable_lines
 from meshwire import limits
 from meshwire.files import FileManifest
 from meshwire.header import Header, Kind
@@ -61,6 +61,7 @@ from meshwire.messages.local import (
     Watched,
 )
 from meshwire.parser import Broken, ChunkAnnounced, ControlReceived, FrameParser
+from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
 ANNA, BERT = "ab" * 32, "cd" * 32

@@ -74,7 +74,7 @@ def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: P
 
 
 def test_a_job_goes_on_when_its_submitter_leaves(tmp_path: Path) -> None:
-    """DESIGN 9: no master. (A submitter that takes part is a member, and until generations change its loss ends the job.)"""
+    """DESIGN 9: no master. A submitter that takes part is a member, though, and a lost member still ends the job."""
     with LocalMesh(("anna", "bert", "cleo"), print) as mesh:
         anna, bert, cleo = mesh.daemons
         submitted = jobs.submit(anna, tmp_path, jobs.TRAIN, on=("bert", "cleo"), args=("20",))
@@ -111,26 +111,33 @@ def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool
         assert "cancelled on bert" in summary.error
 
 
+ZERO = "optimizer.zero_grad()"
+STEP = "        optimizer.step()"
+PREPARE = "model, optimizer, loader = mt.prepare"
+
 FAILURES = {
     "at import": ("import no_such_package_here", ["rank ", "ModuleNotFoundError", "Install no_such_package_here"]),
     "at a step of one peer": (
-        SLOW.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n        if mt.rank() == 1: raise KeyError('boom')"),
+        SLOW.replace(ZERO, f"{ZERO}\n        if mt.rank() == 1: raise KeyError('boom')"),
         ["rank 1 (", "exit code 1", "KeyError: 'boom'"],
     ),
     "by differing models": (
-        SLOW.replace("model, optimizer, loader = mt.p", "model[2] = torch.nn.Linear(32, 1, bias=os.environ['RANK'] == '0')\n"
-                     "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nmodel, optimizer, loader = mt.p"),
+        SLOW.replace(
+            PREPARE,
+            "model[2] = torch.nn.Linear(32, 1, bias=os.environ['RANK'] == '0')\n"
+            "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + PREPARE,
+        ),
         ["differ", "2.bias"],
     ),
     "by a NaN gradient": (
-        SLOW.replace("optimizer.zero_grad()", "optimizer.zero_grad()\n        if mt.rank() == 2: x = x * float('nan')"),
+        SLOW.replace(ZERO, f"{ZERO}\n        if mt.rank() == 2: x = x * float('nan')"),
         ["NaN or infinity", "rank 2 (cleo)", "2.bias", "round 1"],
     ),
     "by a second backward pass": (
-        SLOW.replace("        optimizer.step()", "        torch.nn.functional.mse_loss(model(x), y).backward()\n        optimizer.step()"),
+        SLOW.replace(STEP, f"        torch.nn.functional.mse_loss(model(x), y).backward()\n{STEP}"),
         ["no_sync"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("how", FAILURES)

@@ -1,0 +1,6 @@
+"""Text that another machine chose, made safe to show."""
+
+
+def printable(text: str) -> str:
+    """One line that no terminal obeys: control, direction and invisible characters as escapes."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
