@@ -1,0 +1,430 @@
+"""One connection over every transport: asyncio and uvloop, with and without TLS."""
+
+import asyncio
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.identity import load_or_create
+from meshtraind.pins import Pin, PinTable
+from meshtraind.tls import Trust
+from meshwire import limits
+from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.link import Heartbeat
+from meshwire.messages.local import GetJobs, GetStatus, Stop, SubmitProgress
+from meshwire.wiretypes import Wire
+
+if os.name == "posix":
+    import uvloop
+
+    LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+        "asyncio": asyncio.new_event_loop,
+        "uvloop": uvloop.new_event_loop,
+    }
+else:
+    LOOPS = {"asyncio": asyncio.new_event_loop}
+
+DEADLINE_S = 10.0
+
+
+@dataclass
+class Recorder:
+    """Notes what arrives; lands chunks in `places`, by bucket."""
+
+    places: dict[int, memoryview] = field(default_factory=dict)
+    chunks: list[Header] = field(default_factory=list)
+    notices: list[Wire] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    arrived: list[str] = field(default_factory=list)
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    cancelled: int = 0
+
+    def chunk_announced(self, _conn: Connection, header: Header) -> memoryview | str | None:
+        if header.step == 99:
+            return "there is no step 99"
+        return self.places.get(header.bucket)
+
+    def chunk_received(self, _conn: Connection, header: Header) -> None:
+        self.chunks.append(header)
+        self.arrived.append(f"chunk {header.bucket}")
+
+    def notice(self, _conn: Connection, _header: Header, body: Wire) -> None:
+        self.notices.append(body)
+        self.arrived.append(type(body).__name__)
+
+    async def request(self, _conn: Connection, _header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if isinstance(body, GetStatus):
+            raise RequestError("no status today")
+        if isinstance(body, Heartbeat):
+            raise ZeroDivisionError
+        assert isinstance(body, GetJobs)
+        if body.prefix == "wait":
+            try:
+                await self.release.wait()
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        emit(SubmitProgress(text=f"looking for {body.prefix}"))
+        return GetJobs(prefix=body.prefix[::-1])
+
+    def lost(self, _conn: Connection, reason: str) -> None:
+        self.losses.append(reason)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@cache
+def trusts() -> tuple[Trust, Trust]:
+    """Two devices that are paired with each other."""
+    folders = [Path(mkdtemp()), Path(mkdtemp())]
+    identities = [load_or_create(folder, "device") for folder in folders]
+    made = []
+    for folder, identity, other in zip(folders, identities, reversed(identities), strict=True):
+        pins = PinTable(folder / "pins.db")
+        pins.add(Pin(other.device_id, other.name, other.certificate_pem, 0.0, identity.device_id))
+        made.append(Trust(identity, pins))
+        pins.close()
+    return made[0], made[1]
+
+
+@asynccontextmanager
+async def pair(tls: bool) -> AsyncIterator[tuple[Connection, Recorder, Connection, Recorder]]:
+    """A client and a server over TCP, and what each of them received."""
+    loop = asyncio.get_running_loop()
+    client_side, server_side = Recorder(), Recorder()
+    server_connection = Connection(server_side, name="client")
+    contexts: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = (None, None)
+    if tls:
+        contexts = trusts()[0].server_context, trusts()[1].client_context
+    server = await loop.create_server(lambda: server_connection, "127.0.0.1", 0, ssl=contexts[0])
+    port = server.sockets[0].getsockname()[1]
+    client = Connection(client_side, name="server")
+    await loop.create_connection(
+        lambda: client, "127.0.0.1", port, ssl=contexts[1], server_hostname="meshtrain" if tls else None
+    )
+    await until(lambda: server_connection.writable)  # the last flight of the handshake
+    try:
+        yield client, client_side, server_connection, server_side
+    finally:
+        server.close()
+        for connection in (client, server_connection):
+            connection.close("the test has ended")
+            async with asyncio.timeout(DEADLINE_S):
+                await connection.closed()
+        assert len(client_side.losses) == len(server_side.losses) == 1
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "a closed connection leaves no task"
+
+
+def run(loop_name: str, test: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(debug=True, loop_factory=LOOPS[loop_name]) as runner:
+        runner.run(test)
+
+
+every_transport = pytest.mark.parametrize(
+    ("loop_name", "tls"), [(name, tls) for name in LOOPS for tls in (False, True)], ids=lambda value: str(value)
+)
+
+
+def chunk(bucket: int, payload_bytes: int, step: int = 0) -> Header:
+    return Header(Kind.CHUNK, payload_bytes, bucket=bucket, round=1, step=step, segment_count=1)
+
+
+@every_transport
+def test_chunks_land_where_the_handler_says(loop_name: str, tls: bool) -> None:
+    """M4: payloads go straight into their memory, or to scratch; empty ones need none."""
+
+    async def check() -> None:
+        async with pair(tls) as (client, _, _, received):
+            memory = bytearray(3 * limits.CHUNK_BYTES)
+            for bucket in range(3):
+                start = bucket * limits.CHUNK_BYTES
+                received.places[bucket] = memoryview(memory)[start : start + limits.CHUNK_BYTES]
+            received.places[7] = memoryview(b"")
+            payloads = [os.urandom(limits.CHUNK_BYTES) for _ in range(3)]
+            client.send_chunk(chunk(5, 1000), bytes(1000))  # nobody wants it
+            for bucket in (2, 0, 1):
+                client.send_chunk(chunk(bucket, limits.CHUNK_BYTES), memoryview(payloads[bucket]))
+            client.send_chunk(chunk(7, 0), None)
+            client.notify(Done())
+            await until(lambda: received.notices == [Done()])
+            assert received.arrived == ["chunk 2", "chunk 0", "chunk 1", "chunk 7", "Done"]
+            assert bytes(memory) == b"".join(payloads)
+            assert client.chunk_payload_bytes_sent == 1000 + 3 * limits.CHUNK_BYTES
+
+    run(loop_name, check())
+
+
+@every_transport
+def test_requests_events_replies_and_failures(loop_name: str, tls: bool) -> None:
+    async def check() -> None:
+        async with pair(tls) as (client, _, server, _):
+            for one in (client, server):  # both ways
+                events: list[Wire] = []
+                reply = await one.request(GetJobs(prefix="abc"), timeout_s=5, name="jobs", on_event=events.append)
+                assert reply == GetJobs(prefix="cba")
+                assert events == [SubmitProgress(text="looking for abc")]
+                replies = await asyncio.gather(
+                    *(one.request(GetJobs(prefix=f"{n}"), timeout_s=5, name="jobs") for n in range(10, 40))
+                )
+                assert replies == [GetJobs(prefix=f"{n}"[::-1]) for n in range(10, 40)]
+                with pytest.raises(RequestError, match="no status today"):
+                    await one.request(GetStatus(), timeout_s=5, name="status")
+
+    run(loop_name, check())
+
+
+@every_transport
+def test_messages_overtake_chunks(loop_name: str, tls: bool) -> None:
+    """W4: at most LINK_QUEUE_BYTES_MAX (and a frame) is queued before a message, however slow the reader."""
+
+    async def check() -> None:
+        async with pair(tls) as (client, _, _, received):
+            payload = bytes(limits.CHUNK_BYTES)
+            place = memoryview(bytearray(limits.CHUNK_BYTES))
+            received.places = dict.fromkeys(range(1000), place)
+            resumed = asyncio.Event()
+            unsubscribe = client.on_writable(resumed.set)
+            sent = 0
+            # The server's socket is read only when the loop runs: until then everything piles up.
+            while client.writable:
+                client.send_chunk(chunk(sent, len(payload)), payload)
+                sent += 1
+                assert sent < 1000
+            assert client._transport is not None
+            assert client._transport.get_write_buffer_size() <= limits.LINK_QUEUE_BYTES_MAX + limits.CHUNK_BYTES + 4096
+            client.notify(Done())
+            async with asyncio.timeout(DEADLINE_S):
+                await resumed.wait()
+            assert client.writable
+            unsubscribe()
+            await until(lambda: received.notices == [Done()])
+            assert received.arrived.index("Done") == sent
+
+    run(loop_name, check())
+
+
+@every_transport
+def test_a_lost_connection_fails_what_waits_and_stops_what_answers(loop_name: str, tls: bool) -> None:
+    async def check() -> None:
+        async with pair(tls) as (client, sent, server, received):
+            waiting = [client.request(GetJobs(prefix="wait"), timeout_s=60, name="jobs of server") for _ in range(3)]
+            tasks = [asyncio.get_running_loop().create_task(one) for one in waiting]
+            await until(lambda: len(server._answering) == 3)
+            server.close("enough")
+            for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(outcome, ConnectionLost)
+                assert "the connection to server has ended" in str(outcome)
+            await server.closed()
+            assert received.cancelled == 3
+            assert received.losses == ["enough"]
+            assert sent.losses == ["the other side closed the connection"]
+            with pytest.raises(ConnectionLost, match="later: "):
+                await client.request(GetJobs(prefix=""), timeout_s=1, name="later")
+            client.notify(Done())  # dropped
+            assert not client.writable
+
+    async def client_reaches(server: Connection, count: int) -> None:
+        await until(lambda: len(server._answering) == count)
+
+    run(loop_name, check())
+
+
+@pytest.mark.asyncio
+async def test_a_deadline_has_a_name() -> None:
+    async with pair(False) as (client, _, _, received):
+        with pytest.raises(TimeoutError, match=r"jobs of server: no answer from server within 0.05 s"):
+            await client.request(GetJobs(prefix="wait"), timeout_s=0.05, name="jobs of server")
+        received.release.set()  # its late reply harms nobody
+        assert await client.request(GetJobs(prefix="x"), timeout_s=5, name="jobs") == GetJobs(prefix="x")
+
+
+@pytest.mark.asyncio
+async def test_an_error_of_ours_is_logged_here_and_told_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    async with pair(False) as (client, _, _, _):
+        with pytest.raises(RequestError, match=r"meshtraind failed on Heartbeat \(ZeroDivisionError\); its log"):
+            await client.request(Heartbeat(), timeout_s=5, name="heartbeat")
+    assert "cannot answer Heartbeat of client" in caplog.text
+
+
+@pytest.mark.asyncio
+async def test_concurrent_requests_are_bounded() -> None:
+    async with pair(False) as (client, _, server, received):
+        count = limits.REQUESTS_PER_CONNECTION_MAX
+        requests = [client.request(GetJobs(prefix="wait"), timeout_s=5, name="jobs") for _ in range(count)]
+        waiting = asyncio.gather(*requests)
+        await until(lambda: len(server._answering) == count)
+        with pytest.raises(RequestError, match="being answered already"):
+            await client.request(GetJobs(prefix=""), timeout_s=5, name="jobs")
+        received.release.set()
+        assert len(await waiting) == count
+
+
+@pytest.mark.asyncio
+async def test_a_violation_is_refused_and_reported_on_both_sides() -> None:
+    """The wrong side learns why its connection was closed."""
+    async with pair(False) as (client, sent, _, received):
+        client.send_chunk(chunk(0, 0, step=99), None)
+        await until(lambda: bool(sent.losses))
+        await until(lambda: bool(received.losses))
+        assert received.losses == ["protocol violation: there is no step 99"]
+        assert sent.losses == ["server refused: protocol violation: there is no step 99"]
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".ljust(HEADER_BYTES), "not a meshtrain frame"),
+        (Header(Kind.CONTROL, limits.FRAME_PAYLOAD_BYTES_MAX + 1).encode(), "exceeds the limit"),
+        (Header(Kind.CONTROL, 4).encode() + b"\xc1\xc1\xc1\xc1", "not msgpack"),
+        (Header(Kind.CONTROL, 0).encode(), "empty control message"),
+        (
+            Header(Kind.CONTROL, len(encode(Envelope(Role.REPLY, 5, Done())))).encode()
+            + encode(Envelope(Role.REPLY, 5, Done())),
+            "answer to request 5, which was never made",
+        ),
+    ],
+    ids=["http", "oversize", "no msgpack", "empty", "answer to nothing"],
+)
+@pytest.mark.asyncio
+async def test_bytes_that_are_not_ours_close_the_connection(sent: bytes, reason: str) -> None:
+    async with raw_client() as (client, received):
+        await asyncio.get_running_loop().sock_sendall(client, sent)
+        await until(lambda: bool(received.losses))
+        assert reason in received.losses[0]
+        assert b"refuse" in await read_all(client)
+
+
+@pytest.mark.asyncio
+async def test_a_frame_may_come_byte_by_byte() -> None:
+    async with raw_client() as (client, received):
+        payload = encode(Envelope(Role.NOTICE, 0, Stop(reason="tired")))
+        for byte in Header(Kind.CONTROL, len(payload)).encode() + payload:
+            await asyncio.get_running_loop().sock_sendall(client, bytes([byte]))
+        await until(lambda: received.notices == [Stop(reason="tired")])
+        client.close()
+        await until(lambda: bool(received.losses))
+        assert received.losses == ["the other side closed the connection"]
+
+
+@pytest.mark.asyncio
+async def test_whoever_does_not_read_is_dropped() -> None:
+    """Messages queued for a peer are bounded even where chunks are not involved."""
+    async with raw_client() as (_, received):
+        connection = received.connections[0]
+        for _ in range(2 * limits.LINK_BACKLOG_BYTES_MAX // 16_000):
+            connection.notify(Stop(reason="x" * 16_000))
+        await until(lambda: bool(received.losses))
+        assert received.losses == ["client does not read what it is sent"]
+
+
+@pytest.mark.asyncio
+async def test_closing_does_not_wait_for_a_reader() -> None:
+    async with raw_client() as (_, received):
+        connection = received.connections[0]
+        for _ in range(limits.LINK_BACKLOG_BYTES_MAX * 3 // 4 // 16_000):
+            connection.notify(Stop(reason="x" * 16_000))
+        before_s = time.monotonic()
+        connection.close("enough")
+        await connection.closed()
+        assert time.monotonic() - before_s < 5
+        assert received.losses == ["enough"]
+
+
+@pytest.mark.asyncio
+async def test_a_handler_that_fails_costs_the_connection_only(caplog: pytest.LogCaptureFixture) -> None:
+    async with pair(False) as (client, sent, _, received):
+        received.places[0] = memoryview(bytearray(10))  # a place of the wrong size is an error of ours
+        client.send_chunk(chunk(0, 20), bytes(20))
+        await until(lambda: bool(sent.losses))
+        assert "meshtraind failed on what it received" in sent.losses[0]
+    assert "cannot handle what client sent" in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="TCP_INFO")
+@every_transport
+def test_sent_bytes_are_what_the_kernel_counted(loop_name: str, tls: bool) -> None:
+    """TLS and framing are included, and the count outlives the connection."""
+
+    async def check() -> None:
+        async with pair(tls) as (client, _, _, received):
+            before, counter = client.socket_bytes_sent()
+            assert counter == "kernel"
+            received.places[0] = memoryview(bytearray(100_000))
+            client.send_chunk(chunk(0, 100_000), bytes(100_000))
+            await until(lambda: bool(received.chunks))
+            grown = client.socket_bytes_sent()[0] - before
+            least = 100_000 + HEADER_BYTES
+            assert least + (22 if tls else 0) <= grown <= least * 1.01 + 100
+            client.close("done")
+            assert client.socket_bytes_sent()[0] >= before + grown
+
+    run(loop_name, check())
+
+
+@every_transport
+def test_small_frames_do_not_wait_for_company(loop_name: str, tls: bool) -> None:
+    async def check() -> None:
+        async with pair(tls) as (client, _, _, _):
+            assert client._transport is not None
+            sock = client._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            assert client.same_host
+
+    run(loop_name, check())
+
+
+class Server(Recorder):
+    """A recorder that keeps its connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connections: list[Connection] = []
+
+    def accept(self) -> Connection:
+        self.connections.append(Connection(self, name="client"))
+        return self.connections[-1]
+
+
+@asynccontextmanager
+async def raw_client() -> AsyncIterator[tuple[socket.socket, Server]]:
+    """A socket whose other end is a connection."""
+    loop = asyncio.get_running_loop()
+    received = Server()
+    server = await loop.create_server(received.accept, "127.0.0.1", 0)
+    client = socket.socket()
+    client.setblocking(False)
+    await loop.sock_connect(client, server.sockets[0].getsockname())
+    await until(lambda: bool(received.connections) and received.connections[0].writable)
+    try:
+        yield client, received
+    finally:
+        client.close()
+        server.close()
+        received.connections[0].close("the test has ended")
+        async with asyncio.timeout(DEADLINE_S):
+            await received.connections[0].closed()
+        assert len(received.losses) == 1
+
+
+async def read_all(client: socket.socket) -> bytes:
+    data = b""
+    async with asyncio.timeout(DEADLINE_S):
+        while piece := await asyncio.get_running_loop().sock_recv(client, 65536):
+            data += piece
+    return data
