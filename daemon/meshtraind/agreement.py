@@ -34,7 +34,7 @@ class Agreement:
 
     Args:
         send: sends a message to one other rank.
-        gone: names the first rank whose script has ended, so that nobody waits for it; None while all run.
+        gone: the ranks whose scripts have ended, so that nobody waits for them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Agreement:
         rank: int,
         members: tuple[Member, ...],
         send: Callable[[int, Wire], None],
-        gone: Callable[[], int | None],
+        gone: Callable[[], set[int]],
     ) -> None:
         self._job = job
         self._rank = rank
@@ -179,8 +179,8 @@ class Agreement:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while absent := missing():
             names = ", ".join(f"rank {rank} ({self._members[rank].name})" for rank in absent)
-            gone = self._gone()
-            if gone in absent:
+            if lost := self._gone().intersection(absent):
+                gone = min(lost)
                 raise RequestError(
                     f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain"
                 )

@@ -308,8 +308,9 @@ class Board:
         rank = session.job.rank_of(device)
         if rank is None or rank == session.job.rank:
             return f"{device[:8]} is not a member of job {session.job.spec.job}"
-        session.peer_notice(rank, header, body)
-        return None
+        if getattr(body, "rank", rank) != rank:
+            return f"rank {rank} of job {session.job.spec.job} speaks for another"
+        return session.peer_notice(rank, header, body)
 
     def chunk_announced(self, device: str, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None: nowhere any more."""

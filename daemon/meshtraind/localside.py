@@ -54,7 +54,7 @@ class LocalSide:
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         attached = _attached(conn)
         session = self._board.session(attached.job) if attached.job is not None else None
-        if attached.role != "learner" or session is None:
+        if attached.role != "learner" or session is None or not session.is_learner(conn):
             conn.refuse(f"{type(body).__name__} is not for the local endpoint")
             return
         session.learner_notice(body)
@@ -78,6 +78,8 @@ class LocalSide:
             raise RequestError(f"no job {attached.job} runs here")
         if isinstance(body, Attach):
             return session.attach(conn)
+        if not session.is_learner(conn):
+            raise RequestError(f"another process is the learner of job {attached.job}")
         return await session.learner_request(body, emit)
 
     async def _client(self, body: Wire, emit: Emit) -> Wire:

@@ -25,14 +25,14 @@ class SharedMemory:
 
     def map(self, layout: MemoryLayout) -> None:
         """Maps what the learner has sized. Raises SharedMemoryError when the size is another than the plan's."""
+        if sys.platform == "linux":
+            # A learner that shrank the file later would kill the daemon with SIGBUS.
+            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         size_bytes = os.fstat(self.descriptor).st_size
         if size_bytes != layout.total_bytes:
             raise SharedMemoryError(
                 f"the learner sized its shared memory to {size_bytes} bytes; its model needs {layout.total_bytes}"
             )
-        if sys.platform == "linux":
-            # A learner that shrank the file later would kill the daemon with SIGBUS.
-            fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         self._map = mmap.mmap(self.descriptor, size_bytes)
         self._layout = layout
 

@@ -12,6 +12,7 @@ from meshtraind.connection import Connection
 from meshtraind.executor import Executor
 from meshtraind.memory import SharedMemory
 from meshtraind.trace import Trace
+from meshwire import limits
 from meshwire.exchange import Part
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest
@@ -257,7 +258,7 @@ class Rounds:
                 round=done.round,
                 step=own.step if own is not None else 0,
                 void=done.void,
-                reason=done.reason,
+                reason=done.reason[: limits.ERROR_CHARS_MAX],
                 stop=done.void and gradient_broken and self._spec.on_nan == "stop",
                 weight=done.weight,
                 contributors=done.contributors,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
-from meshtraind.connection import Connection, RequestError
+from meshtraind.blobwriter import BlobError
+from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
 from meshtraind.learner import Learner, explain_exit
@@ -89,7 +90,8 @@ class Session:
         )
         self._connection: Connection | None = None  # of the learner
         self._attached = False
-        self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._first_gone)
+        self._answering = 0  # requests of the learner
+        self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._gone)
         self._model: LearnerModel | None = None
         self._plan: Plan | None = None
         self._trace: Trace | None = None
@@ -213,7 +215,16 @@ class Session:
         )
 
     async def learner_request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        """Answers the learner."""
+        """Answers the learner, who meanwhile gets signs of life: some answers take as long as the network does."""
+        self._answering += 1
+        try:
+            return await self._answer(body, emit)
+        except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
+            raise RequestError(f"{self._who()}: {error}") from error
+        finally:
+            self._answering -= 1
+
+    async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         match body:
             case LearnerModel():
                 await self._prepare_model(body, emit)
@@ -232,6 +243,10 @@ class Session:
                 await self._agreement.barrier(number, emit)
                 return Done()
         raise RequestError(f"a learner does not ask for {type(body).__name__}")
+
+    def is_learner(self, connection: Connection) -> bool:
+        """Whether this connection is the one that attached; others that name the job were refused."""
+        return connection is self._connection
 
     def learner_notice(self, body: Wire) -> None:
         """Takes the learner's news."""
@@ -306,11 +321,11 @@ class Session:
 
     # Other members
 
-    def peer_notice(self, rank: int, header: Header, body: Wire) -> None:
-        """A message of another member in this generation."""
+    def peer_notice(self, rank: int, header: Header, body: Wire) -> str | None:
+        """A message of another member in this generation. Returns what is wrong with it, if anything."""
         if isinstance(body, RankReport):
             self.job.report(body)
-            if self.rounds is not None:
+            if self.rounds is not None and not self.job.ended:
                 self.rounds.peer_complete(rank, header.complete)
             self._agreement.wake()
             self._check_all_done()
@@ -320,10 +335,12 @@ class Session:
             self._take_hash(body)
         elif isinstance(body, NEWS_TYPES):
             self._agreement.news(body)
+        elif not isinstance(body, Message):
+            return f"a member does not send {type(body).__name__}"
         elif self.rounds is not None and not self.job.ended:
-            message: Message = body  # type: ignore[assignment]
-            self.rounds.message(rank, message)
+            self.rounds.message(rank, body)
             self.rounds.peer_complete(rank, header.complete)
+        return None
 
     def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None when its round is no longer of interest."""
@@ -359,13 +376,15 @@ class Session:
     def _who(self) -> str:
         return f"rank {self._rank} ({self._node.name})"
 
-    def _first_gone(self) -> int | None:
-        return next((rank for rank, report in sorted(self.job.reports.items()) if report.exit_code is not None), None)
+    def _gone(self) -> set[int]:
+        return {rank for rank, report in self.job.reports.items() if report.exit_code is not None}
 
     async def _report_regularly(self) -> None:
         while True:
             self._tell_report()
             waiting = self.rounds.waiting() if self.rounds is not None else None
+            if waiting is None and self._answering:
+                waiting = "what it has asked for is being worked on"
             if waiting is not None and self._connection is not None:
                 self._connection.notify(Waiting(reason=waiting))
             await asyncio.sleep(REPORT_INTERVAL_S)

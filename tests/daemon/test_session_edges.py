@@ -9,19 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain.client import Client, RequestError
+from meshtrain.client import Client
+from meshtrain.client import RequestError as Refused
 from meshtrain.localmesh import LocalDaemon, LocalMesh
-from meshtraind.connection import Connection
+from meshtraind.agreement import Agreement
+from meshtraind.connection import Connection, RequestError
 from meshtraind.links import Links
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header
-from meshwire.messages.job import Found
+from meshwire.jobs import new_job_id
+from meshwire.messages.job import BarrierReached, Found, Member
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
 from tests.daemon import jobs
 
+JOB = new_job_id(bytes(4), 0.0)
 pytestmark = pytest.mark.timeout(180)
 
 
@@ -94,6 +98,16 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
             await device.close()
 
 
+@pytest.mark.asyncio
+async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
+    """Whoever else has ended, having done its part."""
+    members = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate("abc"))
+    agreement = Agreement(JOB, 2, members, lambda _rank, _message: None, lambda: {0, 1})
+    agreement.news(BarrierReached(job=JOB, rank=0, number=1))
+    with pytest.raises(RequestError, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
+        await asyncio.wait_for(agreement.barrier(1, lambda _event: None), 10)
+
+
 @pytest.fixture(scope="module")
 def mesh() -> Iterator[LocalMesh]:
     with LocalMesh(("anna", "bert"), print) as started:
@@ -126,7 +140,7 @@ def test_a_job_can_be_cancelled_on_any_member_before_it_has_begun(mesh: LocalMes
         client = Client.connect(anna.data_dir)
         try:
             client.request(submission, timeout_s=jobs.TIMEOUT_S, name="submission")
-        except RequestError as error:
+        except Refused as error:
             errors.append(str(error))
         finally:
             client.close()
