@@ -27,6 +27,7 @@ from meshtrain.train.optimizerhooks import StepBoundary
 from meshtrain.train.slots import Slots
 from meshtrain.train.startstate import StartState
 from meshtrain.train.tensors import ModelTensors
+from meshwire import limits
 from meshwire.messages.local import (
     Attach,
     LearnerBarrier,
@@ -141,6 +142,12 @@ class Session:
         specs, places = tensors.collect(model)
         layout = optimizers.describe(optimizer, specs, places)
         self._model = tensors.build(model, f"{layout}; loader: {samples}")
+        size_bytes = len(self._model.manifest.pack())
+        if size_bytes > limits.MODEL_BYTES_MAX:
+            raise NotSupported(
+                f"the description of this model's {len(self._model.manifest.tensors)} tensors has {size_bytes} bytes, "
+                f"at most {limits.MODEL_BYTES_MAX} are possible: use fewer tensors, or shorter names of modules"
+            )
         plan = plan_buckets(self._model.manifest, self._welcome.spec.bucket_bytes)
         slots = Slots(self._memory_fd, plan, self._welcome.staleness)
         self._ask(
@@ -182,6 +189,11 @@ class Session:
     def log(self, values: Mapping[str, Any]) -> None:
         """Sends numbers to whoever watches the job. Raises UsageError for what is not a number."""
         self._check_running()
+        if len(values) > limits.LOG_VALUES_MAX or max(map(len, values), default=0) > limits.LOG_NAME_CHARS_MAX:
+            raise UsageError(
+                f"mt.log takes at most {limits.LOG_VALUES_MAX} numbers at a time, with names of at most "
+                f"{limits.LOG_NAME_CHARS_MAX} characters: write the rest into a file in mt.output_dir()"
+            )
         numbers = []
         for name, value in values.items():
             try:

@@ -52,6 +52,7 @@ TENSORS_MAX = 100_000
 TENSOR_DIMS_MAX = 16
 TENSOR_NAME_CHARS_MAX = 512  # nested wrappers add a prefix each
 TENSOR_ALIASES_MAX = 256  # other names of a tied tensor
+MODEL_BYTES_MAX = CONTROL_BYTES_MAX - 4 * KIB  # a packed model manifest; its messages add a few fields
 OPTIMIZER_CHARS_MAX = 64 * KIB  # description of an optimizer with one param group per tensor
 INTEGER_BUFFER_VALUES_MAX = 16 * KIB  # they travel in every seal: step counters and position tables, not masks
 VALUES_MAX = 2**33
@@ -64,6 +65,8 @@ BUCKET_BYTES_MAX = 256 * MIB
 
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback
+LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
+LOG_NAME_CHARS_MAX = 64
 PATH_CHARS_MAX = 1024
 FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
 FETCH_WAIT_S_MAX = 10.0

@@ -258,6 +258,17 @@ def test_log_refuses_what_is_no_number() -> None:
     refused(lambda session: session.log({"loss": torch.zeros(2)}), UsageError, r"mt.log\(loss=")
 
 
+def test_log_refuses_what_no_message_holds() -> None:
+    values = {f"loss of sample {number}": 0.0 for number in range(1000)}
+    refused(lambda session: session.log(values), UsageError, "at most 64 numbers at a time")
+
+
+def test_model_of_too_many_tensors_is_refused() -> None:
+    """Before a message fails on it."""
+    model = nn.ParameterDict({f"{number:05}{'x' * 200}": nn.Parameter(torch.zeros(1)) for number in range(5000)})
+    refused(lambda session: session.prepare(model, sgd(model)), NotSupported, "5000 tensors has .* bytes, at most")
+
+
 def test_finished_session_takes_no_part() -> None:
     def script(session: Session) -> None:
         model, _ = prepared(session)

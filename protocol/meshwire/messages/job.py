@@ -181,13 +181,17 @@ class StateReady(Wire):
     rank: Rank
 
 
+LogName = Annotated[str, Field(max_length=limits.LOG_NAME_CHARS_MAX)]
+LogValues = Annotated[tuple[tuple[LogName, float], ...], Field(max_length=limits.LOG_VALUES_MAX)]  # from mt.log
+
+
 class Metrics(Wire):
     """What one rank shows in live tables."""
 
     step: int = 0
     round: int = 0
     samples: int = 0
-    values: tuple[tuple[str, float], ...] = ()  # the script's own, from mt.log
+    values: LogValues = ()  # the script's own
     step_s: float = 0.0  # median of recent steps
     exposed_s: float = 0.0  # summed time the learner waited for exchanges
     exchange_s: float = 0.0  # summed time from a round's first bucket to its completion

@@ -11,7 +11,7 @@ from meshwire import limits
 from meshwire.jobs import JobId
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
-from meshwire.messages.job import JobSpec, JobSummary, Member, Rank, RelativePath, Text
+from meshwire.messages.job import JobSpec, JobSummary, LogValues, Member, Rank, RelativePath, Text
 from meshwire.messages.link import Software, Version
 from meshwire.messages.rounds import Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
@@ -285,7 +285,7 @@ class LearnerLog(Wire):
     """Notice: values given to mt.log."""
 
     step: int
-    values: tuple[tuple[str, float], ...]
+    values: LogValues
 
 
 @message("learner.hash")
