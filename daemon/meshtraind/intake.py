@@ -10,7 +10,7 @@ from meshtraind.blobwriter import BlobBusyError, BlobError
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
 from meshwire import limits
-from meshwire.files import FileManifest, check_manifest
+from meshwire.files import FileEntry, FileManifest, check_manifest
 from meshwire.messages.job import BlobRef, JobSpec
 
 BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts end that sooner
@@ -53,7 +53,10 @@ class Intake:
         manifests = [(await self._manifest(ref, bytes_max), target) for ref, target, bytes_max in trees]
         if all(entry.path != self._spec.script for entry in manifests[0][0].entries):
             raise RequestError(f"the script {self._spec.script} is not among the files of the job")
-        missing = [entry for manifest, _ in manifests for entry in self._store.missing(manifest)]
+        missing: list[FileEntry] = []
+        for manifest, _ in manifests:
+            missing += await asyncio.to_thread(self._store.missing, manifest)  # looks for every file
+        self._done_bytes = 0  # those of the manifests are not in the sum
         self._total_bytes = sum(entry.size_bytes for entry in missing)
         written_bytes = sum(manifest.total_bytes for manifest, _ in manifests)
         await asyncio.to_thread(self._store.ensure_space, self._total_bytes + written_bytes)
@@ -66,12 +69,10 @@ class Intake:
         if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
             raise RequestError(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
         await self._fetch(ref)
-        packed = await asyncio.to_thread(self._store.blob_path(ref.sha256).read_bytes)
         try:
-            manifest = FileManifest.unpack(packed)
+            manifest, reason = await asyncio.to_thread(_read_manifest, self._store.blob_path(ref.sha256), bytes_max)
         except ValueError as error:
             raise RequestError(f"the job's manifest cannot be read: {error}") from error
-        reason = check_manifest(manifest, bytes_max)
         if reason is not None:
             raise RequestError(f"the job's files are refused: {reason}")
         return manifest
@@ -91,3 +92,9 @@ class Intake:
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
+
+
+def _read_manifest(path: Path, bytes_max: int) -> tuple[FileManifest, str | None]:
+    """A manifest, and what is wrong with it. Blocking: it may list 100,000 files. Raises OSError, ValueError."""
+    manifest = FileManifest.unpack(path.read_bytes())
+    return manifest, check_manifest(manifest, bytes_max)
