@@ -103,17 +103,20 @@ class FrameParser:
     def _header_complete(self) -> Event | None:
         header = decode_header(self._header_bytes)
         if isinstance(header, str):
-            self.broken = header
-            return Broken(header)
+            return self._break(header)
         self._header = header
         if header.kind is Kind.CHUNK:
             self._awaiting_place = True
             return ChunkAnnounced(header)
         if not header.payload_bytes:
-            self.broken = "empty control message"
-            return Broken(self.broken)
+            return self._break("empty control message")
         self._aim(memoryview(bytearray(header.payload_bytes)))
         return None
+
+    def _break(self, reason: str) -> Broken:
+        self.broken = reason
+        self._aim(memoryview(self._header_bytes))  # what still arrives needs a place, though nobody reads it
+        return Broken(reason)
 
     def _payload_complete(self) -> Event:
         header, payload = self._header, self._target

@@ -1,0 +1,218 @@
+"""W4: control messages, from value to bytes and back; and what is not one."""
+
+import types
+from enum import Enum
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic.fields import FieldInfo
+
+import meshwire.messages.job
+import meshwire.messages.link
+import meshwire.messages.local
+import meshwire.messages.rounds  # noqa: F401 - registers its messages, as the others do
+from meshwire import limits
+from meshwire.addresses import Address
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.envelope import _TYPES, Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.link import Heartbeat, Refuse
+from meshwire.messages.local import GetJobs, Stop
+from meshwire.wiretypes import Wire
+
+# Types whose validators ask for more than their fields' limits.
+SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
+    Address: st.sampled_from([Address(host="192.168.1.20", port=29610), Address(host="fd00::2", port=1)]),
+    ModelManifest: st.just(
+        ModelManifest(
+            tensors=(
+                TensorSpec(name="a.weight", shape=(3, 4), dtype="float32", kind="parameter", aliases=("b.weight",)),
+                TensorSpec(name="a.count", shape=(), dtype="int64", kind="buffer", aliases=()),
+            ),
+            optimizer="SGD(lr)",
+        )
+    ),
+}
+
+
+def limits_of(metadata: list[Any]) -> dict[str, Any]:
+    """Lengths, bounds and patterns, whether pydantic or annotated_types expressed them."""
+    found: dict[str, Any] = {}
+    for item in metadata:
+        if isinstance(item, FieldInfo):
+            found |= limits_of(item.metadata)
+        for name in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern"):
+            if (value := getattr(item, name, None)) is not None:
+                found[name] = value
+    return found
+
+
+def values(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
+    """Every value that a field may have."""
+    bounds = limits_of(metadata)
+    shortest, longest = bounds.get("min_length", 0), min(bounds.get("max_length", 8), bounds.get("min_length", 0) + 8)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if annotation in SPECIAL:
+        return SPECIAL[annotation]
+    if origin is Annotated:
+        return values(arguments[0], [*arguments[1:], *metadata])
+    if origin in (Union, types.UnionType):
+        return st.one_of(*(values(argument, metadata) for argument in arguments))
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return st.tuples(*(values(argument, []) for argument in arguments))
+    if origin is tuple:
+        items = st.lists(values(arguments[0], []), min_size=shortest, max_size=min(longest, shortest + 2))
+        return items.map(tuple)
+    if annotation is type(None):
+        return st.none()
+    if annotation is bool:
+        return st.booleans()
+    if annotation is int:
+        above, below = (
+            bounds.get("ge", bounds.get("gt", -(2**63) - 1) + 1),
+            bounds.get("lt", bounds.get("le", 2**63 - 1) + 1),
+        )
+        return st.integers(above, below - 1)
+    if annotation is float:
+        return st.floats(
+            min_value=bounds.get("ge", bounds.get("gt")),
+            max_value=bounds.get("le"),
+            exclude_min="gt" in bounds,
+            allow_nan=False,
+            allow_infinity=False,
+        )
+    if annotation is str and "pattern" in bounds:
+        return st.from_regex(bounds["pattern"].replace("$", r"\Z"), fullmatch=True)
+    if annotation is str:
+        return st.text(st.characters(codec="utf-8"), min_size=shortest, max_size=longest)
+    if annotation is bytes:
+        return st.binary(min_size=shortest, max_size=longest)
+    if isinstance(annotation, type) and issubclass(annotation, Enum):
+        return st.sampled_from(annotation)
+    assert isinstance(annotation, type), annotation
+    assert issubclass(annotation, Wire), annotation
+    return messages(annotation)
+
+
+def messages(cls: type[Wire]) -> st.SearchStrategy[Wire]:
+    return st.builds(
+        cls, **{name: values(field.annotation, field.metadata) for name, field in cls.model_fields.items()}
+    )
+
+
+@pytest.mark.parametrize("name", sorted(_TYPES))
+def test_every_message_comes_back_as_it_was(name: str) -> None:
+    @settings(max_examples=10)
+    @given(messages(_TYPES[name]), st.sampled_from(Role), st.integers(1, 2**63 - 1))
+    def check(body: Wire, role: Role, number: int) -> None:
+        envelope = Envelope(role, 0 if role is Role.NOTICE else number, body)
+        assert decode(encode(envelope)) == envelope
+
+    check()
+
+
+@pytest.mark.parametrize("name", sorted(_TYPES))
+def test_unknown_fields_are_refused(name: str) -> None:
+    refused = decode(pack([Role.NOTICE, 0, name, {"surplus": 1}]))
+    assert isinstance(refused, str)
+    assert f"message {name}: " in refused
+
+
+def pack(plain: object) -> bytes:
+    packed: bytes = msgpack.packb(plain, use_bin_type=True)
+    return packed
+
+
+def nested(depth: int) -> object:
+    plain: object = 1
+    for _ in range(depth):
+        plain = [plain]
+    return plain
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "not msgpack"),
+        (b"\xc1", "not msgpack"),
+        (pack([0, 0, "done", {}]) + b"\x00", "not msgpack"),
+        (b"\xdd\xff\xff\xff\xff", "not msgpack"),
+        (b"\x91" * 5000 + b"\x01", "not msgpack"),
+        (b"\xd6\xff\x00\x00\x00\x00", "not msgpack"),  # a timestamp: no extension types
+        (b"\x94\x00\x00\xa4done\x81\x01\x02", "not msgpack"),  # a map's keys are text
+        (pack({"role": 0}), "not [role, id, type, fields]"),
+        (pack([0, 0, "done"]), "not [role, id, type, fields]"),
+        (pack([9, 0, "done", {}]), "unknown message role 9"),
+        (pack([True, 1, "done", {}]), "unknown message role True"),
+        (pack(["0", 0, "done", {}]), "unknown message role '0'"),
+        (pack([0, 1, "done", {}]), "does not suit its role"),
+        (pack([1, 0, "done", {}]), "does not suit its role"),
+        (pack([1, 2**63, "done", {}]), "does not suit its role"),
+        (pack([1, -1, "done", {}]), "does not suit its role"),
+        (pack([0, 0, "x" * 5000, {}]), "unknown message type 'xxx"),
+        (pack([0, 0, ["done"], {}]), "unknown message type ['done']"),
+        (pack([0, 0, "done", []]), "message done: "),
+        (pack([0, 0, "done", {"surplus": 1}]), "message done: surplus: "),
+        (pack([0, 0, "refuse", {}]), "message refuse: reason: "),
+        (pack([0, 0, "refuse", {"reason": 5}]), "message refuse: reason: "),
+        (pack([0, 0, "refuse", {"reason": "x" * (limits.REFUSAL_CHARS_MAX + 1)}]), "message refuse: reason: "),
+        (pack([0, 0, "refuse", {"reason": nested(500)}]), "message refuse: reason: "),
+    ],
+)
+def test_what_is_wrong_is_named(payload: bytes, reason: str) -> None:
+    refused = decode(payload)
+    assert isinstance(refused, str)
+    assert reason in refused
+    assert len(refused) < 500, "a refusal is shown to people"
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_make_the_decoder_raise(payload: bytes) -> None:
+    assert isinstance(decode(payload), str | Envelope)
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=9)
+    | st.binary(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.data())
+def test_no_values_make_the_decoder_raise(data: st.DataObject) -> None:
+    """Well-formed msgpack with any value in any field of any message."""
+    name = data.draw(st.sampled_from(sorted(_TYPES)))
+    known = st.dictionaries(st.sampled_from([*_TYPES[name].model_fields, "surplus"]), plain_values)
+    fields = data.draw(known | plain_values)
+    decoded = decode(pack([data.draw(st.sampled_from(Role)), data.draw(st.integers(0, 3)), name, fields]))
+    assert isinstance(decoded, str | Envelope)
+
+
+def test_a_message_of_more_than_the_limit_is_not_made() -> None:
+    with pytest.raises(ValueError, match=f"failure of .* exceeds {limits.CONTROL_BYTES_MAX}"):
+        encode(Envelope(Role.FAILURE, 1, Failure(error="x" * limits.CONTROL_BYTES_MAX)))
+
+
+@pytest.mark.parametrize(
+    ("envelope", "golden"),
+    [
+        (Envelope(Role.REQUEST, 1, Heartbeat()), "9401" "01" "a9686561727462656174" "80"),
+        (Envelope(Role.REPLY, 300, Done()), "9403" "cd012c" "a4646f6e65" "80"),
+        (Envelope(Role.NOTICE, 0, Refuse(reason="no")), "9400" "00" "a6726566757365" "81" "a6726561736f6e" "a26e6f"),
+        (Envelope(Role.REQUEST, 2, GetJobs(prefix="")), "9401" "02" "a86765742e6a6f6273" "81" "a6707265666978" "a0"),
+        (Envelope(Role.NOTICE, 0, Stop(reason="end")), "9400" "00" "a473746f70" "81" "a6726561736f6e" "a3656e64"),
+    ],
+)  # fmt: skip
+def test_golden_messages(envelope: Envelope, golden: str) -> None:
+    """Peers of this wire version agree on every byte."""
+    assert encode(envelope).hex() == golden
+    assert decode(bytes.fromhex(golden)) == envelope
