@@ -79,6 +79,14 @@ class Executor:
         self._layout = EncodedLayout(plan, CODECS[codec])
         self._program = ring_program(members, rank)
         self._shards = [ring_shards(bucket.segment_count, members, bucket.index) for bucket in plan.buckets]
+        # (offset, length) in the area and (start, count) in the vector of every segment, by bucket
+        self._segments = [
+            [
+                (*self._layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
+                for segment in range(bucket.segment_count)
+            ]
+            for bucket in plan.buckets
+        ]
         self._chunk_segments = self._layout.segments_per_chunk(limits.CHUNK_BYTES)
         self._links = links
         self._job = job
@@ -210,28 +218,31 @@ class Executor:
             return self._add(round_, bucket, work)
 
     def _add(self, round_: _Round, bucket: int, work: Work) -> Work:
-        bounds = self._plan.buckets[bucket].segment_bounds
+        codec, raw = self._codec, round_.raw
+        segments = self._segments[bucket]
         for segment in range(work.first_segment, work.first_segment + work.segment_count):
-            offset, length = self._layout.span(bucket, segment, 1)
+            offset, length, start, count = segments[segment]
             encoded = round_.area[offset : offset + length]
-            start, count = bounds(segment)
             if work.add_own or work.finish:
                 total = self._sum[:count]
-                if work.add_own:
-                    assert round_.raw is not None
-                    np.copyto(total, round_.raw[start : start + count])
-                    if work.incoming:
-                        self._codec.add_into(encoded, total)
+                if not work.incoming:
+                    assert raw is not None
+                    total = raw[start : start + count]
+                elif work.add_own:
+                    assert raw is not None
+                    codec.sum_into(encoded, raw[start : start + count], total)
                 else:
-                    self._codec.decode_into(encoded, total)
+                    codec.decode_into(encoded, total)
                 if work.finish:
-                    np.divide(total, np.float32(work.weight), out=total)
+                    total = np.divide(total, np.float32(work.weight), out=self._sum[:count])
                 try:
-                    self._codec.encode_into(total, encoded)
-                except CodecError:  # finite parts can have a sum that is not
-                    return replace(work, poison=True)
+                    codec.encode_into(total, encoded)
+                except CodecError:
+                    if work.incoming:
+                        codec.decode_into(encoded, self._sum[:count])  # raises if the payload was broken
+                    return replace(work, poison=True)  # finite parts can have a sum that is not
             if work.deliver:
-                self._codec.decode_into(encoded, self._result[start : start + count])
+                codec.decode_into(encoded, self._result[start : start + count])
         return work
 
     # Sending

@@ -12,7 +12,7 @@ from enum import Enum
 
 from meshwire.codec import CodecSpec
 from meshwire.header import Flags, Header
-from meshwire.plan import Bucket, Plan
+from meshwire.plan import Plan
 from meshwire.topology import Op, Program, Shard
 
 
@@ -48,31 +48,33 @@ class EncodedLayout:
     """Byte positions of every segment's encoding inside the area."""
 
     def __init__(self, plan: Plan, codec: CodecSpec) -> None:
-        self._plan = plan
-        self._codec = codec
         self._full_bytes = codec.segment_bytes(plan.segment_values)
+        self._segment_counts = [bucket.segment_count for bucket in plan.buckets]
+        self._last_bytes = [
+            codec.segment_bytes(bucket.segment_bounds(bucket.segment_count - 1)[1]) for bucket in plan.buckets
+        ]
         self._bucket_offsets: list[int] = []
         offset = 0
         for bucket in plan.buckets:
             self._bucket_offsets.append(offset)
-            offset += self._run_bytes(bucket, 0, bucket.segment_count)
+            offset += self._run_bytes(bucket.index, 0, bucket.segment_count)
         self.total_bytes = offset
 
     def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
         """(offset, length) in bytes of a run of segments."""
         offset = self._bucket_offsets[bucket] + first_segment * self._full_bytes
-        return offset, self._run_bytes(self._plan.buckets[bucket], first_segment, segment_count)
+        return offset, self._run_bytes(bucket, first_segment, segment_count)
 
     def segments_per_chunk(self, chunk_bytes: int) -> int:
         """How many full segments one frame carries: about `chunk_bytes`, for segment headers must not halve it."""
         return max(1, (chunk_bytes + self._full_bytes // 8) // self._full_bytes)
 
-    def _run_bytes(self, bucket: Bucket, first_segment: int, segment_count: int) -> int:
+    def _run_bytes(self, bucket: int, first_segment: int, segment_count: int) -> int:
         if not segment_count:
             return 0
-        last = first_segment + segment_count - 1
-        _, last_values = bucket.segment_bounds(last)
-        return (segment_count - 1) * self._full_bytes + self._codec.segment_bytes(last_values)
+        if first_segment + segment_count < self._segment_counts[bucket]:
+            return segment_count * self._full_bytes
+        return (segment_count - 1) * self._full_bytes + self._last_bytes[bucket]
 
 
 class BucketExchange:

@@ -142,8 +142,8 @@ def test_adding_is_decoding_and_adding(name: str) -> None:
     values, start = rng.standard_normal((2, limits.SEGMENT_VALUES_MAX)).astype(np.float32)
     codec = codec_named(name)
     payload = encoded(codec, values)
-    total = start.copy()
-    codec.add_into(payload, total)
+    total = np.empty_like(start)
+    codec.sum_into(payload, start, total)
     assert (total == start + decoded(codec, payload, len(values))).all()
 
 
@@ -151,10 +151,10 @@ def test_adding_is_decoding_and_adding(name: str) -> None:
 def test_a_sum_may_overflow_in_silence(name: str) -> None:
     """V1: whoever sums sees it and sends poison; it is no warning and no error here."""
     codec = codec_named(name)
-    total = np.array([3e38], np.float32)
+    value, total = np.array([3e38], np.float32), np.empty(1, np.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        codec.add_into(encoded(codec, total), total)
+        codec.sum_into(encoded(codec, value), value, total)
     assert np.isinf(total[0])
 
 
@@ -198,14 +198,18 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("name", "payload"), HOSTILE)
 def test_a_hostile_payload_is_refused(name: str, payload: bytes) -> None:
-    """DESIGN section 8: a protocol error, never an exception elsewhere, and nothing is added."""
+    """DESIGN section 8: a protocol error, never an exception elsewhere; a sum with it cannot be encoded."""
     codec = codec_named(name)
-    total = np.array([1, 2], np.float32)
-    with pytest.raises(CodecError):
-        codec.add_into(memoryview(payload), total)
-    assert list(total) == [1, 2]
+    own, total = np.array([1, 2], np.float32), np.empty(2, np.float32)
     with pytest.raises(CodecError):
         codec.decode_into(memoryview(payload), total)
+
+    def sum_and_encode() -> None:
+        codec.sum_into(memoryview(payload), own, total)
+        encoded(codec, total)
+
+    with pytest.raises(CodecError):
+        sum_and_encode()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -232,9 +236,10 @@ def test_wrong_lengths_are_refused(name: str) -> None:
     length = codec.spec.segment_bytes(5)
     for wrong in (0, length - 1, length + 1):
         place = memoryview(bytearray(wrong))
-        for call in (codec.decode_into, codec.add_into):
-            with pytest.raises(CodecError, match=f"{wrong} bytes for 5 values, which take {length}"):
-                call(place, values)
+        with pytest.raises(CodecError, match=f"{wrong} bytes for 5 values, which take {length}"):
+            codec.decode_into(place, values)
+        with pytest.raises(CodecError, match=f"{wrong} bytes for 5 values, which take {length}"):
+            codec.sum_into(place, values, np.empty(5, np.float32))
         with pytest.raises(CodecError):
             codec.encode_into(values, place)
     too_many = limits.SEGMENT_VALUES_MAX + 1

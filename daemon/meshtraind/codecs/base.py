@@ -49,16 +49,19 @@ class Codec(ABC):
         self._check(len(out), len(payload))
         self._decode(payload, out, self._bits[: len(out)])
 
-    def add_into(self, payload: memoryview, out: Values) -> None:
-        """Adds the payload's values to `out` in fp32; sums may overflow to infinity.
+    def sum_into(self, payload: memoryview, values: Values, out: Values) -> None:
+        """Writes `values` plus the payload's values to `out`, another array, in fp32; sums may overflow to infinity.
 
-        Raises CodecError as `decode_into` does; `out` is then unchanged.
+        Raises CodecError when the payload has another length. What no encoder makes is found here, or makes a sum that
+        `encode_into` refuses.
         """
         self._check(len(out), len(payload))
-        decoded = self._decoded[: len(out)]
-        self._decode(payload, decoded, self._bits[: len(out)])
-        with np.errstate(over="ignore"):
-            np.add(out, decoded, out=out)
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._sum(payload, values, out)
+
+    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
+        self._decode(payload, out, self._bits[: len(out)])
+        np.add(values, out, out=out)
 
     @abstractmethod
     def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:

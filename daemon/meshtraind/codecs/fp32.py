@@ -2,8 +2,10 @@
 
 import numpy as np
 
-from meshtraind.codecs.base import Bits, Codec, Values
+from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Values
 from meshwire import codec
+
+NEGATIVE_INFINITY_FP32 = 0xFF800000  # as bits
 
 
 class Fp32(Codec):
@@ -12,11 +14,21 @@ class Fp32(Codec):
     spec = codec.FP32
 
     def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
-        source = values.view(np.uint32)
-        self._peak(source, bits)
-        np.copyto(np.frombuffer(out, "<u4"), source)
+        _check_finite(values)
+        np.copyto(np.frombuffer(out, "<f4"), values)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        received = np.frombuffer(payload, "<u4")
-        self._peak(received, bits)
-        np.copyto(out.view(np.uint32), received)
+        np.copyto(out, np.frombuffer(payload, "<f4"))
+        _check_finite(out)
+
+    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
+        np.add(values, np.frombuffer(payload, "<f4"), out=out)
+
+
+def _check_finite(values: Values) -> None:
+    """Two reading passes: positive values are ordered as their bits are as integers, negative ones as unsigned bits."""
+    if (
+        values.view(np.int32).max(initial=0) >= INFINITY_FP32
+        or values.view(np.uint32).max(initial=0) >= NEGATIVE_INFINITY_FP32
+    ):
+        raise CodecError("fp32: a value is infinite or not a number")
