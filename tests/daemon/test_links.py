@@ -1,0 +1,446 @@
+"""Links between devices in one loop, over real TLS: who gets in, which link stays, when one is lost."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import meshtraind.links
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.identity import load_or_create
+from meshtraind.links import Link, Links, ListenError
+from meshtraind.pins import Pin, PinTable
+from meshtraind.tls import Trust
+from meshwire import limits
+from meshwire.addressbook import AddressBook, Source
+from meshwire.addresses import Address
+from meshwire.header import WIRE_VERSION, Header, Kind
+from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.link import Heartbeat, Hello, Software
+from meshwire.messages.local import GetJobs, Stop
+from meshwire.wiretypes import Wire
+
+DEADLINE_S = 10.0
+
+
+class Device:
+    """Identity, pins, address book and links; records what the app would get."""
+
+    def __init__(self, folder: Path, name: str, *, patience_s: float = 5.0) -> None:
+        folder = folder / name
+        folder.mkdir()
+        self.identity = load_or_create(folder, name)
+        self.id = self.identity.device_id
+        self.pins = PinTable(folder / "pins.db")
+        self.trust = Trust(self.identity, self.pins)
+        self.book = AddressBook(self.id)
+        self.hello = Hello(
+            wire_oldest=WIRE_VERSION,
+            wire_newest=WIRE_VERSION,
+            incarnation=len(name),
+            name=name,
+            listen_port=0,
+            software=Software(meshtrain="0", python="3", torch=None, system="test"),
+            cores=1,
+            memory_bytes=1,
+        )
+        self.patience_s = patience_s
+        self.notices: list[Wire] = []
+        self.losses: list[tuple[str | None, str]] = []
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Device"]:
+        self.links = Links(
+            self.id, self.trust, self.book, hello=self.hello, host="127.0.0.1", port=0, patience_s=self.patience_s
+        )
+        self.links.handler = self
+        await self.links.start()
+        try:
+            yield self
+        finally:
+            await self.links.close()
+            self.pins.close()
+
+    @property
+    def address(self) -> Address:
+        return Address(host="127.0.0.1", port=self.links.port)
+
+    def trusts(self, *others: "Device") -> None:
+        for other in others:
+            self.pins.add(Pin(other.id, other.identity.name, other.identity.certificate_pem, 0.0, self.id))
+        self.book.set_pinned((pin.device_id for pin in self.pins.all()), time.monotonic())
+
+    def dial(self, address: Address) -> None:
+        self.book.configure(address, time.monotonic())
+        self.links.dial_now()
+
+    def link(self, other: "Device") -> Link:
+        return self.links.linked[other.id]
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return None
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        self.notices.append(body)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if body == GetJobs(prefix="wait"):
+            await asyncio.Event().wait()
+        return body
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self.losses.append((conn.device, reason))
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S} s for {what}"
+        await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def devices(
+    folder: Path, *names: str, pinned: bool = True, patience_s: float = 5.0
+) -> AsyncIterator[list[Device]]:
+    """Devices that run, all paired with each other unless told."""
+    made = [Device(folder, name, patience_s=patience_s) for name in names]
+    if pinned:
+        for device in made:
+            device.trusts(*(other for other in made if other is not device))
+    async with AsyncExitStack() as stack:
+        for device in made:
+            await stack.enter_async_context(device.running())
+        yield made
+
+
+def linked(one: Device, other: Device) -> bool:
+    return other.id in one.links.linked and one.id in other.links.linked
+
+
+class Relay:
+    """A TCP hop on the way to `target` that can fall silent without closing anything."""
+
+    def __init__(self, target: Address) -> None:
+        self._target = target
+        self._flows = asyncio.Event()
+        self._flows.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def fall_silent(self) -> None:
+        self._flows.clear()
+
+    async def __aenter__(self) -> Address:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        return Address(host="127.0.0.1", port=self._server.sockets[0].getsockname()[1])
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._relay(reader, writer), name="relay")
+        self._tasks.add(task)
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there_reader, there_writer = await asyncio.open_connection(self._target.host, self._target.port)
+        try:
+            await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
+        finally:
+            writer.transport.abort()
+            there_writer.transport.abort()
+
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await self._flows.wait()
+            writer.write(data)
+        writer.close()
+
+
+@pytest.mark.asyncio
+async def test_paired_devices_link_talk_and_part(tmp_path: Path) -> None:
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "the link")
+        link = anna.link(bert)
+        assert (link.device, link.hello.name, link.address) == (bert.id, "bert", bert.address)
+        assert bert.link(anna).address == anna.address, "where anna listens, not where she called from"
+        assert link.connection.device == bert.id
+        link.connection.notify(Stop(reason="x"))
+        reply = await bert.link(anna).connection.request(GetJobs(prefix="y"), timeout_s=5, name="jobs")
+        assert reply == GetJobs(prefix="y")
+        await until(lambda: bert.notices == [Stop(reason="x")], "the notice")
+        anna.links.drop(bert.id, "bert was unpaired")
+        await until(lambda: bert.losses and anna.losses, "the end")
+        assert anna.losses == [(bert.id, "bert was unpaired")]
+        assert "refused: bert was unpaired" in bert.losses[0][1]
+        with pytest.raises(ConnectionLost):
+            await link.connection.request(GetJobs(prefix="y"), timeout_s=5, name="jobs")
+
+
+@pytest.mark.asyncio
+async def test_one_sided_trust_is_none(tmp_path: Path) -> None:
+    """Nothing unpaired gets past the handshake, in either direction."""
+    async with devices(tmp_path, "anna", "bert", "cleo", pinned=False) as (anna, bert, cleo):
+        anna.trusts(bert, cleo)
+        cleo.trusts(anna)
+        anna.dial(bert.address)  # bert does not know anna
+        bert.dial(anna.address)
+        anna.dial(cleo.address)
+        await until(lambda: linked(anna, cleo), "the link of the paired ones")
+        assert anna.links.linked.keys() == {cleo.id}
+        assert not bert.links.linked
+
+
+@pytest.mark.asyncio
+async def test_identity_is_the_key_and_not_the_address(tmp_path: Path) -> None:
+    """An address that turns out to be another device's links that device, and is no longer believed to be bert's."""
+    async with devices(tmp_path, "anna", "bert", "cleo") as (anna, bert, cleo):
+        anna.book.learn(bert.id, cleo.address, Source.GOSSIP, time.monotonic())
+        anna.links.dial_now()
+        await until(lambda: linked(anna, cleo), "the link")
+        assert cleo.address not in anna.book.addresses_of(bert.id)
+        assert bert.id not in anna.links.linked
+
+
+@pytest.mark.asyncio
+async def test_a_device_that_was_unpaired_meanwhile_is_sent_away(tmp_path: Path) -> None:
+    """Un-pairing revokes at once, whatever a handshake began with."""
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "the link")
+        bert.pins.remove(anna.id)
+        bert.links.drop(anna.id, "unpaired")
+        await until(lambda: not bert.links.linked and not anna.links.linked, "the end")
+        anna.dial(bert.address)
+        await until(lambda: anna.book.next_dial() is not None, "the failed dial")
+        assert not bert.links.linked
+
+
+@pytest.mark.asyncio
+async def test_if_both_dialled_the_lower_ids_dial_stays(tmp_path: Path) -> None:
+    """W4: one connection per pair, and both sides choose the same."""
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        anna.dial(bert.address)
+        bert.dial(anna.address)
+        lower = min(anna.id, bert.id)
+        await until(lambda: linked(anna, bert), "the link")
+        await until(
+            lambda: linked(anna, bert) and anna.link(bert).dialled_by == bert.link(anna).dialled_by, "agreement"
+        )
+        # Either only one dial was needed, or the lower id's has stayed; and what is left carries both ways.
+        both = anna.losses or bert.losses
+        assert not both or anna.link(bert).dialled_by == lower
+        for one, other in ((anna, bert), (bert, anna)):
+            reply = await one.link(other).connection.request(GetJobs(prefix="y"), timeout_s=5, name="jobs")
+            assert reply == GetJobs(prefix="y")
+
+
+@pytest.mark.asyncio
+async def test_a_device_does_not_link_itself(tmp_path: Path) -> None:
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        anna.dial(anna.address)
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "the link")
+        assert anna.links.linked.keys() == {bert.id}
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_falls_silent_is_lost_after_the_patience(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop lid closes: no socket is closed, nothing is said any more; both sides notice, and link again later."""
+    monkeypatch.setattr(meshtraind.links, "HEARTBEAT_INTERVAL_S", 0.02)
+    async with devices(tmp_path, "anna", "bert", patience_s=0.4) as (anna, bert):
+        relay = Relay(bert.address)
+        async with relay as address:
+            anna.dial(address)
+            await until(lambda: linked(anna, bert) and anna.link(bert).rtt_s is not None, "a measured round trip")
+            assert 0 < (anna.link(bert).rtt_s or 0) < 0.4
+            relay.fall_silent()
+            began_s = time.monotonic()
+            await until(lambda: anna.losses and bert.losses, "both to notice")
+            assert time.monotonic() - began_s >= 0.3
+            assert anna.losses[0][1].startswith("silent for 0.")
+            await until(lambda: linked(anna, bert), "bert to dial anna where she listens, without the relay")
+
+
+@pytest.mark.asyncio
+async def test_a_busy_peer_is_still_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that refuses one more request lives; when it falls silent later, that is still noticed."""
+    monkeypatch.setattr(meshtraind.links, "HEARTBEAT_INTERVAL_S", 0.02)
+    async with devices(tmp_path, "anna", "bert", patience_s=0.4) as (anna, bert):
+        relay = Relay(bert.address)
+        async with relay as address:
+            anna.dial(address)
+            await until(lambda: linked(anna, bert), "the link")
+            connection = anna.link(bert).connection
+            waiting = asyncio.get_running_loop().create_task(
+                connection.request(GetJobs(prefix="wait"), timeout_s=60, name="jobs"), name="waiting"
+            )
+            await until(lambda: bert.link(anna).connection._answering, "the request")
+            monkeypatch.setattr(limits, "REQUESTS_PER_CONNECTION_MAX", 1)
+            with pytest.raises(RequestError, match="being answered already"):
+                await connection.request(Heartbeat(), timeout_s=5, name="heartbeat")
+            received_s = connection.last_received_s
+            await until(lambda: connection.last_received_s > received_s + 0.1, "heartbeats that were refused too")
+            relay.fall_silent()
+            with pytest.raises(ConnectionLost):
+                await waiting
+            assert anna.losses[0][1].startswith("silent for")
+
+
+@pytest.mark.asyncio
+async def test_another_wire_version_is_refused_and_both_named(tmp_path: Path) -> None:
+    anna, bert = Device(tmp_path, "anna"), Device(tmp_path, "bert")
+    anna.trusts(bert)
+    bert.trusts(anna)
+    bert.hello = bert.hello.model_copy(update={"wire_oldest": 7, "wire_newest": 9})
+    async with anna.running(), bert.running():
+        async with stranger(anna, bert) as (reader, writer):
+            writer.write(frame(Envelope(Role.NOTICE, 0, bert.hello)))
+            answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+        assert b"bert speaks wire version 7 to 9, anna 1: install the same version of meshtraind on both" in answer
+        assert not anna.links.linked
+
+
+def frame(envelope: Envelope) -> bytes:
+    payload = encode(envelope)
+    return Header(Kind.CONTROL, len(payload)).encode() + payload
+
+
+@asynccontextmanager
+async def stranger(
+    server: Device, client: Device | None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection to `server`'s port that follows no rules; with TLS when it has `client`'s key."""
+    context = client.trust.client_context if client is not None else None
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", server.links.port, ssl=context, server_hostname="x" if context is not None else None
+    )
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def is_closed(reader: asyncio.StreamReader) -> bool:
+    """True once the other side has ended the connection; raises TimeoutError when it does not."""
+    with contextlib.suppress(ConnectionError):
+        await asyncio.wait_for(reader.read(), DEADLINE_S)
+    return True
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        frame(Envelope(Role.NOTICE, 0, Stop(reason="x"))),
+        frame(Envelope(Role.REQUEST, 1, Heartbeat())),
+        frame(Envelope(Role.REPLY, 1, Done())),
+        Header(Kind.CHUNK, 5, round=1).encode() + b"12345",
+        Header(Kind.CONTROL, limits.FRAME_PAYLOAD_BYTES_MAX + 1).encode(),
+        os.urandom(200),
+    ],
+    ids=["notice", "request", "reply", "chunk", "oversize", "random"],
+)
+@pytest.mark.asyncio
+async def test_the_first_message_must_be_a_hello(tmp_path: Path, first: bytes) -> None:
+    """Also from a paired device."""
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        async with stranger(anna, bert) as (reader, writer):
+            writer.write(first)
+            assert await is_closed(reader)
+        assert not anna.links.linked
+        assert not anna.notices
+
+
+@pytest.mark.parametrize("paired", [True, False], ids=["after TLS", "before TLS"])
+@pytest.mark.asyncio
+async def test_half_open_and_dripping_connections_end_at_the_handshakes_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, paired: bool
+) -> None:
+    monkeypatch.setattr(limits, "HANDSHAKE_TIMEOUT_S", 0.4)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        said = frame(Envelope(Role.NOTICE, 0, bert.hello)) if paired else b"\x16\x03\x01\x02\x00\x01\x00"
+        key = bert if paired else None
+        async with stranger(anna, key) as (silent, _), stranger(anna, key) as (dripped, drip):
+            began_s = time.monotonic()
+            closed = asyncio.get_running_loop().create_task(is_closed(dripped), name="closed")
+            for byte in said:
+                drip.write(bytes([byte]))
+                await asyncio.wait({closed}, timeout=0.1)
+                if closed.done():
+                    break
+            assert await closed
+            assert await is_closed(silent)
+            assert time.monotonic() - began_s < 5
+        assert not anna.links.linked
+
+
+@pytest.mark.asyncio
+async def test_strangers_cannot_keep_a_peer_out(tmp_path: Path) -> None:
+    """At most HANDSHAKES_MAX say nothing; the oldest of them goes for the next one."""
+    async with devices(tmp_path, "anna", "bert") as (anna, bert), AsyncExitStack() as stack:
+        readers = []
+        for _ in range(limits.HANDSHAKES_MAX + 3):
+            reader, _ = await stack.enter_async_context(stranger(anna, None))
+            readers.append(reader)
+        bert.dial(anna.address)
+        await until(lambda: linked(anna, bert), "the link")
+        for reader in readers[:4]:
+            assert await is_closed(reader)
+        assert not any(reader.at_eof() for reader in readers[4:])
+
+
+@pytest.mark.asyncio
+async def test_a_second_hello_is_a_violation(tmp_path: Path) -> None:
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "the link")
+        anna.link(bert).connection.notify(anna.hello)
+        await until(lambda: bert.losses, "the end")
+        assert bert.losses[0] == (anna.id, "a second hello")
+
+
+@pytest.mark.asyncio
+async def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        device = Device(tmp_path, "anna")
+        links = Links(device.id, device.trust, device.book, hello=device.hello, host="127.0.0.1", port=port)
+        with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port}: .* in use.*meshtrain status.*--listen"):
+            await links.start()
+        await links.close()
+        device.pins.close()
+
+
+@pytest.mark.asyncio
+async def test_a_paired_key_is_needed_for_tls(tmp_path: Path) -> None:
+    """A client with another key, or none, gets no byte of ours."""
+    async with devices(tmp_path, "anna", "bert") as (anna, _):
+        cleo = Device(tmp_path, "cleo")
+        cleo.trusts(anna)
+        keyless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        keyless.check_hostname = False
+        keyless.verify_mode = ssl.CERT_NONE
+        for context in (cleo.trust.client_context, keyless):
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", anna.links.port, ssl=context, server_hostname="x"
+            )
+            with contextlib.suppress(ssl.SSLError, ConnectionError):  # an alert, or the end, by chance of order
+                assert await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+            writer.transport.abort()
+        cleo.pins.close()
+        assert not anna.links.linked
