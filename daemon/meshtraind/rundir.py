@@ -34,6 +34,7 @@ class RunDir:
     """
 
     def __init__(self, data_dir: Path) -> None:
+        data_dir = Path(os.path.realpath(data_dir))  # one folder has one socket, however it is written
         self.token = secrets.token_hex(TOKEN_BYTES)
         self._path = data_dir / "run"
         self._described = self._path / "daemon.json"
