@@ -6,6 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -158,20 +159,19 @@ class App:
             questions = Questions(node, self.board)
             links.handler = PeerSide(self.board, questions)
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop)
-            try:
+            async with AsyncExitStack() as started:
+                started.push_async_callback(links.close)
                 await links.start()
+                started.push_async_callback(endpoint.close)
                 await endpoint.start()
+                started.push_async_callback(self.mesh.stop)
                 await self.mesh.start()
+                started.push_async_callback(self.board.close)
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
                 log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)
                 await self._stopping.wait()
                 log.info("stopping")
-            finally:
-                await self.board.close()
-                await self.mesh.stop()
-                await endpoint.close()
-                await links.close()
         finally:
             history.close()
             pins.close()

@@ -11,13 +11,14 @@ from meshtraind.blobwriter import BlobError
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job
-from meshtraind.jobspec import Emit
+from meshtraind.jobspec import SYNC_MODES, Emit
 from meshtraind.learnerenvironment import learner_threads
 from meshtraind.node import Node
 from meshtraind.session import Session
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
+from meshwire.codec import CODECS
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.messages.job import (
@@ -52,6 +53,8 @@ class Board:
         self._promised: dict[str, Generation] = {}
         self._early: dict[str, list[tuple[str, Header, Wire]]] = {}  # members that were told to start sooner than we
         self._submissions: dict[str, Submission] = {}  # on their way from here
+        self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
+        self._closing = False
         self._tasks = TaskSet("jobs")
 
     @property
@@ -70,6 +73,7 @@ class Board:
 
     async def close(self) -> None:
         """Ends every job here; the other members learn that this daemon stops."""
+        self._closing = True
         for session in self._sessions.values():
             if not session.job.ended:
                 session.end("failed", f"meshtraind on {self._node.name} was stopped", now=True)
@@ -104,15 +108,26 @@ class Board:
         """A job is proposed to this device."""
         spec, node = offer.spec, self._node
         rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
+        known = self._jobs.get(spec.job)
+        if known is not None and known.spec == spec and not known.ended:
+            return OfferReply(refusal=None)  # asked again, because the link broke before the first answer arrived
         refusal = None
-        if spec.submitter != submitter:
+        if self._closing:
+            refusal = "meshtraind is stopping there"
+        elif spec.job in self._called_off:
+            refusal = "it was called off meanwhile"
+        elif spec.submitter != submitter:
             refusal = "it was offered by another device than its submitter"
         elif rank is None or offer.members[rank].incarnation != node.incarnation:
             refusal = "meshtraind was restarted meanwhile; submit again"
         elif self.running >= limits.JOBS_RUNNING_MAX:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
-        elif spec.job in self._jobs:
+        elif known is not None:
             refusal = f"there is a job {spec.job} already"
+        elif spec.sync not in SYNC_MODES or spec.codec not in CODECS:
+            refusal = (
+                f"--sync {spec.sync} --codec {spec.codec} is unknown there: install the same version of meshtraind"
+            )
         elif node.software.torch is None:
             refusal = "it has no torch: run `pip install '.[torch]'` there"
         if refusal is not None:
@@ -209,7 +224,7 @@ class Board:
         """Second phase: the generation is entered."""
         generation = self._promised.pop(commit.job, None)
         job = self._jobs.get(commit.job)
-        if generation is None or job is None or generation.hash64() != commit.generation or job.ended:
+        if generation is None or job is None or generation.hash64() != commit.generation or job.ended or self._closing:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)
             return
         links: dict[int, Connection] = {}
@@ -252,7 +267,12 @@ class Board:
     def ended(self, end: End) -> None:
         """A member, the submitter or, before the start, a person here ends a job."""
         job = self._jobs.get(end.job)
-        if job is None or job.ended:
+        if job is None:  # its offer may be right behind: requests are answered by tasks
+            self._called_off[end.job] = None
+            while len(self._called_off) > limits.CALLED_OFF_MAX:
+                del self._called_off[next(iter(self._called_off))]
+            return
+        if job.ended:
             return
         session = self._sessions.get(end.job)
         if session is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -16,7 +17,10 @@ TRACEBACK_BYTES_MAX = 4096
 TRACEBACK_START = "Traceback (most recent call last)"
 LINES_WITHOUT_TRACEBACK = 10
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+KILL_TIMEOUT_S = 10.0
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+log = logging.getLogger(__name__)
+
 LAUNCH = Path(__file__).with_name("launch.py")
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
@@ -104,7 +108,10 @@ class Learner:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(self._process.wait()), STOP_GRACE_S)
         self._signal(signal.SIGKILL)
-        await self._process.wait()
+        try:
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), KILL_TIMEOUT_S)
+        except TimeoutError:  # the kernel cannot end it now, e.g. in the middle of a read from a dead disk
+            log.error("process %d has not ended %.0f s after SIGKILL; left alone", self._process.pid, KILL_TIMEOUT_S)
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None

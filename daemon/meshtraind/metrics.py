@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from meshtraind.connection import Connection
-from meshwire.messages.job import Metrics
+from meshtraind.job import Job
+from meshwire.messages.job import Metrics, RankReport
 from meshwire.messages.local import LearnerApplied
 
 if TYPE_CHECKING:
@@ -42,8 +43,18 @@ class MetricsKeeper:
         self._exposed_s += message.exposed_s
         self._step_times_s.append(message.step_s)
 
-    def snapshot(self, rounds: "Rounds | None") -> Metrics:
-        """As it is now."""
+    def report(self, job: Job, rank: int, rounds: "Rounds | None") -> RankReport:
+        """What the other members are told."""
+        return RankReport(
+            job=job.spec.job,
+            rank=rank,
+            state=job.state,
+            exit_code=self.exit_code,
+            error=job.error,
+            metrics=self._snapshot(rounds),
+        )
+
+    def _snapshot(self, rounds: "Rounds | None") -> Metrics:
         sent_bytes, payload_bytes, counter = self._frozen or self._bytes()
         return Metrics(
             step=self._step,

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 CANCEL_TIMEOUT_S = 30.0
 PEER_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 1.0
+OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
 class Questions:
@@ -148,7 +149,7 @@ class Questions:
                 reply = await self._ask(member, body, PEER_TIMEOUT_S)
                 if isinstance(reply, Outputs):
                     found += reply.files
-        return Outputs(files=tuple(found))
+        return _bounded(found)
 
     async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
         link = self._node.links.get(member.device)
@@ -170,3 +171,14 @@ def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:
             break
         chosen.append(jobs[id_])
     return tuple(chosen)
+
+
+def _bounded(files: list[OutputFile]) -> Outputs:
+    """As many files as one message holds, and how many more there are."""
+    kept_bytes, count = 0, 0
+    for file in files:
+        kept_bytes += len(file.path.encode()) + OUTPUT_FILE_OVERHEAD_BYTES
+        if kept_bytes > limits.OUTPUT_LIST_BYTES_MAX:
+            break
+        count += 1
+    return Outputs(files=tuple(files[:count]), omitted=len(files) - count)

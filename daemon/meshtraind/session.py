@@ -12,17 +12,18 @@ from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
 from meshtraind.learner import Learner, explain_exit
 from meshtraind.learnerenvironment import learner_environment
-from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
+from meshtraind.preparation import PREPARED_TWICE, Preparation
 from meshtraind.tasks import TaskSet
 from meshtraind.trace import Trace
 from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
-from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE, MemoryLayout
+from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from meshwire.messages.envelope import Done
-from meshwire.messages.job import BaseHash, End, Generation, Model, RankReport
+from meshwire.messages.job import BaseHash, End, Generation, RankReport
 from meshwire.messages.local import (
     LearnerApplied,
     LearnerBarrier,
@@ -39,7 +40,6 @@ from meshwire.messages.local import (
     Stop,
     Waiting,
 )
-from meshwire.plan import Plan, plan_buckets
 from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
 
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
+LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
 STALENESS = 0  # BSP: the only setting that `submit` accepts so far
 NEWS_TYPES = News.__args__
 
@@ -92,8 +93,7 @@ class Session:
         self._attached = False
         self._answering = 0  # requests of the learner
         self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._gone)
-        self._model: LearnerModel | None = None
-        self._plan: Plan | None = None
+        self._preparation = Preparation(job, self._rank, links, self._memory, self._agreement, node.blobs, STALENESS)
         self._trace: Trace | None = None
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
@@ -227,15 +227,15 @@ class Session:
     async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         match body:
             case LearnerModel():
-                await self._prepare_model(body, emit)
+                await self._preparation.model(body, emit)
                 return Done()
             case LearnerState():
-                return await self._agreement.agree_on_state(
-                    body.units, self.job.folder / "state", self._links.get(0), self._node.blobs, emit
-                )
+                return await self._preparation.state(body, emit)
             case LearnerReady():
+                if self.rounds is not None:
+                    raise RequestError(PREPARED_TWICE)
                 self._begin_rounds()
-                await self._agreement.ready(self.job.folder / "state", self._node.blobs, emit)
+                await self._preparation.ready(emit)
                 assert self.rounds is not None
                 self.rounds.begin(1)
                 return Done()
@@ -279,28 +279,27 @@ class Session:
         """Its socket has closed; the process tells how it ended."""
         if connection is self._connection:
             self._connection = None
+            if not self.job.ended:
+                self._tasks.spawn(self._end_unless_finished(), "learner lost")
 
-    async def _prepare_model(self, body: LearnerModel, emit: Callable[[Wire], None]) -> None:
-        plan = await asyncio.to_thread(plan_buckets, body.manifest, self.job.spec.bucket_bytes)
-        layout = MemoryLayout.for_bound(plan.total_values, STALENESS)
-        try:
-            self._memory.map(layout)
-        except SharedMemoryError as error:
-            raise RequestError(str(error)) from error
-        self._model, self._plan = body, plan
-        own = Model(job=self.job.spec.job, rank=self._rank, manifest=body.manifest, plan=plan.digest())
-        await self._agreement.agree_on_model(own, emit)
+    async def _end_unless_finished(self) -> None:
+        """A script that has lost its daemon and goes on would let all others wait for its next step."""
+        await asyncio.sleep(LEARNER_LOST_GRACE_S)
+        finished = self.rounds is not None and self.rounds.finished
+        if self._learner.running and not finished and self.job.state is JobState.RUNNING:
+            self.end("failed", f"{self._who()}: the script has closed its connection to meshtraind", now=False)
 
     def _begin_rounds(self) -> None:
         """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
         from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
 
-        assert self._model is not None
-        assert self._plan is not None
+        manifest, plan = self._preparation.manifest, self._preparation.plan
+        if manifest is None or plan is None:
+            raise RequestError("the learner is ready before it has described its model")
         self.rounds = Rounds(
             spec=self.job.spec,
-            manifest=self._model.manifest,
-            plan=self._plan,
+            manifest=manifest,
+            plan=plan,
             rank=self._rank,
             members=len(self.job.members),
             links=self._links,
@@ -390,14 +389,7 @@ class Session:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def _tell_report(self) -> None:
-        report = RankReport(
-            job=self.job.spec.job,
-            rank=self._rank,
-            state=self.job.state,
-            exit_code=self._metrics.exit_code,
-            error=self.job.error,
-            metrics=self._metrics.snapshot(self.rounds),
-        )
+        report = self._metrics.report(self.job, self._rank, self.rounds)
         self.job.report(report)
         for link in self._links.values():
             complete = self.rounds.complete if self.rounds is not None else 0

@@ -60,6 +60,8 @@ class Submission:
         if body.dry_run:
             files = await asyncio.to_thread(describe_size, body)
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
+        if self._board.running >= limits.JOBS_RUNNING_MAX:
+            raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
         emit(SubmitProgress(text="reading the files"))
         try:
             files_ref, data_ref = await ingest_all(body, node, emit)
@@ -92,14 +94,23 @@ class Submission:
             if member.device == self._node.device:
                 reply = self._board.offered(offer, self._node.device)
             else:
-                answer = await self._link(member).request(
-                    offer, timeout_s=OFFER_TIMEOUT_S, name=f"offer to {member.name}"
-                )
-                if not isinstance(answer, OfferReply):
-                    raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
-                reply = answer
+                reply = await self._offer(offer, member)
             if reply.refusal is not None:
                 raise RequestError(f"{member.name} refused the job: {reply.refusal}")
+
+    async def _offer(self, offer: Offer, member: Member) -> OfferReply:
+        name = f"offer to {member.name}"
+        link = self._link(member)
+        try:
+            answer = await link.request(offer, timeout_s=OFFER_TIMEOUT_S, name=name)
+        except ConnectionLost:
+            again = self._link(member)  # W4: when both sides had dialled, the second link replaces the first
+            if again is link:
+                raise
+            answer = await again.request(offer, timeout_s=OFFER_TIMEOUT_S, name=name)
+        if not isinstance(answer, OfferReply):
+            raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
+        return answer
 
     async def _await_files(self, members: tuple[Member, ...]) -> None:
         """Until every member has the files; shows the slowest."""
@@ -107,9 +118,10 @@ class Submission:
         loop = asyncio.get_running_loop()
         heard_s = loop.time()
         while waiting := [device for device in names if not self._ready(device)]:
-            for device, report in self.progress.items():
-                if report.error is not None:
-                    raise RequestError(f"{names[device]} could not receive the job: {report.error}")
+            for device, name in names.items():
+                report = self.progress.get(device)
+                if report is not None and report.error is not None:
+                    raise RequestError(f"{name} could not receive the job: {report.error}")
             for device in waiting:
                 if device != self._node.device and device not in self._node.links:
                     raise RequestError(f"lost {names[device]} while it received the files")

@@ -66,7 +66,10 @@ def get(
 
 
 def _chosen(client: Client, summary: JobSummary, path: str | None) -> list[OutputFile]:
-    files = list(ask(client, ListOutputs(job=summary.job), Outputs, name="list of results").files)
+    listed = ask(client, ListOutputs(job=summary.job), Outputs, name="list of results")
+    files = list(listed.files)
+    if listed.omitted:
+        say(f"note: {listed.omitted} more files are not listed and not fetched: write archives, not so many files")
     if not files:
         raise CliError(
             f"job {summary.job} ({summary.state}) has written nothing to its output folders",

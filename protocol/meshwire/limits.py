@@ -85,3 +85,5 @@ PAIRING_CONNECTIONS_MAX = 32  # at once; the oldest is closed for a new one, so 
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
 ENDED_JOBS_IN_MEMORY_MAX = 100  # with their last reports; older ones are listed from the history
+CALLED_OFF_MAX = 256  # jobs that ended before they were offered here
+OUTPUT_LIST_BYTES_MAX = 512 * KIB  # paths in one list of output files, all ranks together

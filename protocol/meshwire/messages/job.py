@@ -293,6 +293,7 @@ class ListOutputs(Wire):
 
 @message("job.outputs.reply")
 class Outputs(Wire):
-    """Reply to `ListOutputs`."""
+    """Reply to `ListOutputs`: as many as one message holds."""
 
     files: tuple[OutputFile, ...]
+    omitted: Annotated[int, Field(ge=0)] = 0

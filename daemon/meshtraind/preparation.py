@@ -1,0 +1,67 @@
+"""What a learner asks for before round 1: model, plan and start state agreed with all members, memory mapped."""
+
+import asyncio
+from collections.abc import Mapping
+
+from meshtraind.agreement import Agreement, Emit
+from meshtraind.blobs import BlobStore
+from meshtraind.connection import Connection, RequestError
+from meshtraind.job import Job
+from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest
+from meshwire.messages.job import Model
+from meshwire.messages.local import LearnerModel, LearnerState, StateTask
+from meshwire.plan import Plan, plan_buckets
+
+PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
+
+
+class Preparation:
+    """One learner's, each part once. Every method raises RequestError with a text for the script.
+
+    Attributes:
+        manifest, plan: None until the model was given.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        links: Mapping[int, Connection],
+        memory: SharedMemory,
+        agreement: Agreement,
+        store: BlobStore,
+        staleness: int,
+    ) -> None:
+        self.manifest: ModelManifest | None = None
+        self.plan: Plan | None = None
+        self._job = job
+        self._rank = rank
+        self._links = links
+        self._memory = memory
+        self._agreement = agreement
+        self._store = store
+        self._staleness = staleness
+        self._folder = job.folder / "state"
+
+    async def model(self, body: LearnerModel, emit: Emit) -> None:
+        """Returns when all members have the same model and plan."""
+        if self.manifest is not None:
+            raise RequestError(PREPARED_TWICE)
+        self.manifest = body.manifest
+        self.plan = await asyncio.to_thread(plan_buckets, body.manifest, self._job.spec.bucket_bytes)
+        try:
+            self._memory.map(MemoryLayout.for_bound(self.plan.total_values, self._staleness))
+        except SharedMemoryError as error:
+            raise RequestError(str(error)) from error
+        own = Model(job=self._job.spec.job, rank=self._rank, manifest=body.manifest, plan=self.plan.digest())
+        await self._agreement.agree_on_model(own, emit)
+
+    async def state(self, body: LearnerState, emit: Emit) -> StateTask:
+        """What the learner has to write (rank 0) or to load, so that all start equal (J1)."""
+        return await self._agreement.agree_on_state(body.units, self._folder, self._links.get(0), self._store, emit)
+
+    async def ready(self, emit: Emit) -> None:
+        """Returns when every member's learner has its state."""
+        await self._agreement.ready(self._folder, self._store, emit)
