@@ -7,7 +7,9 @@ One daemon owns a data folder, so a lock in this process is enough to keep two w
 import hashlib
 import os
 import shutil
+import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
@@ -48,15 +50,20 @@ class BlobStore:
         name = sha256.hex()
         return self.path / name[:2] / name
 
-    def has(self, sha256: bytes) -> bool:
-        return self.blob_path(sha256).is_file()
+    def has(self, sha256: bytes, size_bytes: int) -> bool:
+        """Whether the blob is here. One of another size is not: a power cut may leave such a file."""
+        try:
+            status = self.blob_path(sha256).lstat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(status.st_mode) and status.st_size == size_bytes
 
     def missing(self, manifest: FileManifest) -> tuple[FileEntry, ...]:
         """One entry for each content of the manifest that is not here, in the manifest's order."""
         distinct: dict[bytes, FileEntry] = {}
         for entry in manifest.entries:
             distinct.setdefault(entry.sha256, entry)
-        return tuple(entry for entry in distinct.values() if not self.has(entry.sha256))
+        return tuple(entry for entry in distinct.values() if not self.has(entry.sha256, entry.size_bytes))
 
     def open(self, sha256: bytes) -> BinaryIO:
         """The blob for reading. Raises BlobError if it is not here."""
@@ -79,8 +86,13 @@ class BlobStore:
                 "free some space, or start the daemon with --data-dir on another disk"
             )
 
-    def writer(self, sha256: bytes, size_bytes: int, *, resume: bool = True) -> BlobWriter:
+    def writer(
+        self, sha256: bytes, size_bytes: int, *, resume: bool = True, on_block: Callable[[], None] = lambda: None
+    ) -> BlobWriter:
         """Begins to receive a blob, by default where it broke off: what is here is read again to hash it.
+
+        Args:
+            on_block: called before each block that is hashed; may raise to stop.
 
         Raises:
             BlobBusyError: it is being received already.
@@ -91,23 +103,28 @@ class BlobStore:
                 raise BlobBusyError(f"blob {sha256.hex()[:12]} is being received already")
             self._receiving.add(sha256)
         try:
-            return BlobWriter(self.blob_path(sha256), sha256, size_bytes, resume, lambda: self._release(sha256))
+            return BlobWriter(self.blob_path(sha256), sha256, size_bytes, resume, lambda: self._free(sha256), on_block)
         except BaseException:
-            self._release(sha256)
+            self._free(sha256)
             raise
 
-    def _release(self, sha256: bytes) -> None:
+    def _free(self, sha256: bytes) -> None:
         with self._lock:
             self._receiving.discard(sha256)
 
-    def ingest(self, source: Path, sha256: bytes, size_bytes: int) -> None:
+    def ingest(
+        self, source: Path, sha256: bytes, size_bytes: int, on_bytes: Callable[[int], None] = lambda _size_bytes: None
+    ) -> None:
         """Copies a local file into the store, unless its content is there.
+
+        Args:
+            on_bytes: called with the size of each block before it is copied; may raise to stop.
 
         Raises:
             BlobDamagedError: the file no longer has this content: it changed after its manifest was made.
             BlobError: the file cannot be read, or the store not written.
         """
-        if self.has(sha256):
+        if self.has(sha256, size_bytes):
             return
         try:
             reader = source.open("rb")
@@ -117,6 +134,7 @@ class BlobStore:
             changed = f"{source} changed while it was being submitted; submit again"
             try:
                 while block := _read(reader, source):
+                    on_bytes(len(block))
                     writer.write(memoryview(block))
                 if writer.offset < size_bytes:  # nothing to resume: the rest will never come
                     writer.discard()
@@ -125,11 +143,17 @@ class BlobStore:
             except BlobDamagedError as error:
                 raise BlobDamagedError(changed) from error
 
-    def materialise(self, manifest: FileManifest, target: Path) -> None:
+    def materialise(
+        self, manifest: FileManifest, target: Path, on_bytes: Callable[[int], None] = lambda _size_bytes: None
+    ) -> None:
         """Writes the tree of `manifest` as the new folder `target`, all of it or nothing.
 
         No link is followed below `target`; files have mode 0644 or 0755, less the owner's umask. A blob that has
         rotted on the disk is removed, so that it can be fetched again.
+
+        Args:
+            on_bytes: called with the size of each block before it is written, and with 0 before each file; may raise
+                to stop.
 
         Raises:
             BlobDamagedError: a stored blob has other bytes than its name says.
@@ -150,20 +174,22 @@ class BlobStore:
                 file = building.joinpath(*entry.path.split("/"))
                 with explained("make the folder", file.parent):
                     file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-                self._write_out(entry, file)
+                self._write_out(entry, file, on_bytes)
             with explained("rename to", target):
                 building.rename(target)
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)  # the first error is the one to tell
             raise
 
-    def _write_out(self, entry: FileEntry, file: Path) -> None:
+    def _write_out(self, entry: FileEntry, file: Path, on_bytes: Callable[[int], None]) -> None:
+        on_bytes(0)
         sha = hashlib.sha256()
         mode = 0o755 if entry.executable else 0o644
         with self.open(entry.sha256) as reader, explained("write", file, entry.size_bytes):
             handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, mode)
             with os.fdopen(handle, "wb", buffering=0) as out:
                 while block := reader.read(COPY_BYTES):
+                    on_bytes(len(block))
                     sha.update(block)
                     write_all(out.fileno(), memoryview(block))
         if sha.digest() != entry.sha256:

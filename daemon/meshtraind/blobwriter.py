@@ -40,7 +40,15 @@ class BlobWriter:
         offset: bytes that are here; ask the sender for the rest from there.
     """
 
-    def __init__(self, final: Path, sha256: bytes, size_bytes: int, resume: bool, release: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        final: Path,
+        sha256: bytes,
+        size_bytes: int,
+        resume: bool,
+        release: Callable[[], None],
+        on_block: Callable[[], None],
+    ) -> None:
         self.sha256 = sha256
         self.size_bytes = size_bytes
         self.offset = 0
@@ -56,13 +64,14 @@ class BlobWriter:
                 # More bytes than the blob has are the part of a sender with another idea of its size.
                 if not resume or os.fstat(self._handle).st_size > size_bytes:
                     os.ftruncate(self._handle, 0)
-                self._rehash(self._handle)
+                self._rehash(self._handle, on_block)
             except BaseException:
                 os.close(self._handle)
                 raise
 
-    def _rehash(self, handle: int) -> None:
+    def _rehash(self, handle: int, on_block: Callable[[], None]) -> None:
         while block := os.read(handle, COPY_BYTES):
+            on_block()
             self._sha.update(block)
             self.offset += len(block)
 
@@ -90,7 +99,10 @@ class BlobWriter:
         self.offset += data.nbytes
 
     def finish(self) -> None:
-        """Checks size and hash and puts the blob in its place, on the disk for good.
+        """Checks size and hash and puts the blob in its place.
+
+        Nothing is synced: the store is a cache. What a power cut took is missing or has another size, or its hash is
+        found wrong by whoever reads it, and it is fetched again; two syncs for each of 60,000 images take minutes.
 
         Raises:
             BlobDamagedError: bytes are missing (those here are kept) or the hash is wrong (they are deleted).
@@ -109,12 +121,9 @@ class BlobWriter:
                 f"blob {self.sha256.hex()[:12]} arrived with the hash {self._sha.hexdigest()[:12]}; "
                 "it was deleted and has to be sent again"
             )
-        handle = self._handle
         with self._closing(), explained("write", self._final):
-            os.fsync(handle)
             self._close_handle()  # Windows renames no open file
             self._part.replace(self._final)
-            _sync_folder(self._final.parent)
 
     def close(self) -> None:
         """Stops receiving and keeps the part. Does nothing when closed already."""
@@ -154,17 +163,6 @@ def write_all(handle: int, data: memoryview) -> None:
     """A full disk may take a part of a write before it refuses the rest."""
     while data.nbytes:
         data = data[os.write(handle, data) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename survive a power cut. Windows syncs folders itself and cannot open them."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextmanager

@@ -5,37 +5,64 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobError
+from meshtraind.blobwriter import BlobBusyError, BlobError, BlobWriter
 from meshtraind.connection import Connection, RequestError
 from meshtraind.tasks import TaskSet
+from meshtraind.threads import Check, in_thread
 from meshwire import limits
 from meshwire.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched, OutputFile
 
 PIECE_TIMEOUT_S = 60.0
 PIECES_IN_FLIGHT = 4
+BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts end that sooner
+BUSY_POLL_S = 0.2
 LOG_POLL_S = 0.1
 
 
 async def fetch_blob(
     peer: Connection, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None] | None = None
 ) -> None:
-    """Receives a blob into the store, from where it broke off.
+    """Receives a blob into the store, from where it broke off, or waits until another job has received it.
+
+    Args:
+        on_bytes: called with the bytes that are here now and were not before; with 0 as a sign of life.
 
     Raises:
         BlobError: the disk refuses, or the bytes are not what their name says.
         RequestError, ConnectionLost, TimeoutError: the peer does not deliver.
     """
-    if store.has(blob.sha256):
-        if on_bytes is not None:
-            on_bytes(blob.size_bytes)
-        return
-    with await asyncio.to_thread(store.writer, blob.sha256, blob.size_bytes) as writer:
-        if on_bytes is not None:
-            on_bytes(writer.offset)
+    count = on_bytes if on_bytes is not None else _count_nothing
+    deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+    while not store.has(blob.sha256, blob.size_bytes):
+        try:
+            await _receive(peer, job, blob, store, count)
+            return
+        except BlobBusyError:
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(
+                    f"waited {BUSY_TIMEOUT_S:.0f} s for another job to receive blob {blob.sha256.hex()[:12]}"
+                ) from None
+            count(0)
+            await asyncio.sleep(BUSY_POLL_S)
+    count(blob.size_bytes)
+
+
+async def _receive(
+    peer: Connection, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None]
+) -> None:
+    with ExitStack() as stack:
+        # Entered in the thread: a writer that was made for a caller who was cancelled meanwhile is closed all the same.
+        writer = await in_thread(
+            lambda check: stack.enter_context(store.writer(blob.sha256, blob.size_bytes, on_block=check)),
+            lambda: on_bytes(0),
+        )
+        on_bytes(writer.offset)
         next_bytes = writer.offset
         pieces: deque[asyncio.Task[Fetched]] = deque()
         tasks = TaskSet(f"fetch {blob.sha256.hex()[:12]}", on_error=_ignore)
@@ -44,15 +71,22 @@ async def fetch_blob(
                 while next_bytes < blob.size_bytes and len(pieces) < PIECES_IN_FLIGHT:
                     pieces.append(tasks.spawn(_fetch_piece(peer, job, blob, next_bytes), f"from {next_bytes}"))
                     next_bytes += limits.FETCH_BYTES_MAX
-                piece = await pieces.popleft()
-                if not piece.data:
+                data = memoryview((await pieces.popleft()).data)
+                if not data:
                     raise RequestError(f"the peer's blob {blob.sha256.hex()[:12]} ends after {writer.offset} bytes")
-                await asyncio.to_thread(writer.write, memoryview(piece.data))
-                if on_bytes is not None:
-                    on_bytes(len(piece.data))
+                await in_thread(partial(_append, writer, data))
+                on_bytes(data.nbytes)
         finally:
             await tasks.close()
-        await asyncio.to_thread(writer.finish)
+        await in_thread(lambda _check: writer.finish())
+
+
+def _append(writer: BlobWriter, data: memoryview, _check: Check) -> None:
+    writer.write(data)
+
+
+def _count_nothing(_size_bytes: int) -> None:
+    """For who does not show progress."""
 
 
 def _ignore(name: str, error: BaseException) -> None:

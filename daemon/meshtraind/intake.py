@@ -1,20 +1,16 @@
 """Receives a job's files: manifests first, then every blob that is not here yet, then the folders for the learner."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobBusyError, BlobError
+from meshtraind.blobwriter import BlobError
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
 from meshwire import limits
 from meshwire.files import FileEntry, FileManifest, check_manifest
 from meshwire.messages.job import BlobRef, JobSpec
-
-BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts end that sooner
-BUSY_POLL_S = 0.2
 
 
 class Intake:
@@ -78,16 +74,11 @@ class Intake:
         return manifest
 
     async def _fetch(self, blob: BlobRef) -> None:
-        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
-        while not self._store.has(blob.sha256):
-            if self._source is None:
-                raise BlobError(f"blob {blob.sha256.hex()[:12]} has vanished from {self._store.path}; submit again")
-            try:
-                await fetch_blob(self._source, self._spec.job, blob, self._store, self._count)
-            except BlobBusyError:
-                if time.monotonic() > deadline_s:
-                    raise
-                await asyncio.sleep(BUSY_POLL_S)
+        if self._store.has(blob.sha256, blob.size_bytes):
+            return
+        if self._source is None:
+            raise BlobError(f"blob {blob.sha256.hex()[:12]} has vanished from {self._store.path}; submit again")
+        await fetch_blob(self._source, self._spec.job, blob, self._store, self._count)
 
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes

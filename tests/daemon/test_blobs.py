@@ -46,7 +46,7 @@ def files_below(folder: Path) -> set[str]:
 def test_a_received_blob_is_there_under_its_hash(store: BlobStore, content: bytes) -> None:
     sha256 = receive(store, content)
     name = sha256.hex()
-    assert store.has(sha256)
+    assert store.has(sha256, len(content))
     assert files_below(store.path) == {f"{name[:2]}/{name}"}
     with store.open(sha256) as reader:
         assert reader.read() == content
@@ -60,13 +60,13 @@ def test_receiving_resumes_where_it_broke_off(tmp_path: Path, cuts: list[int]) -
     for cut in sorted(cuts):
         with store.writer(SHA, len(CONTENT)) as writer:
             writer.write(memoryview(CONTENT)[writer.offset : cut])
-        assert not store.has(SHA)
+        assert not store.has(SHA, len(CONTENT))
         with store.writer(SHA, len(CONTENT)) as writer:
             assert writer.offset == cut
     with store.writer(SHA, len(CONTENT)) as writer:
         writer.write(memoryview(CONTENT)[writer.offset :])
         writer.finish()
-    assert store.has(SHA)
+    assert store.has(SHA, len(CONTENT))
     store.blob_path(SHA).unlink()
 
 
@@ -76,7 +76,7 @@ def test_a_wrong_hash_deletes_the_part_and_names_the_blob(store: BlobStore) -> N
     with pytest.raises(BlobDamagedError, match=SHA.hex()[:12]):
         writer.finish()
     assert files_below(store.path) == set()
-    assert not store.has(SHA)
+    assert not store.has(SHA, len(CONTENT))
     receive(store, CONTENT)
 
 
@@ -127,7 +127,7 @@ def test_writers_of_different_blobs_do_not_disturb_each_other(store: BlobStore) 
         thread.start()
     for thread in threads:
         thread.join(timeout=30)
-    assert all(store.has(hashlib.sha256(content).digest()) for content in contents)
+    assert all(store.has(hashlib.sha256(content).digest(), len(content)) for content in contents)
 
 
 def test_a_part_that_is_a_link_is_not_followed(store: BlobStore, tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_a_rotten_blob_is_found_and_removed(store: BlobStore, tmp_path: Path) ->
     store.blob_path(wanted.sha256).write_bytes(b"evil")
     with pytest.raises(BlobDamagedError, match=r"model/a\.py.*rotted"):
         store.materialise(FileManifest(entries=(wanted,)), tmp_path / "src")
-    assert not store.has(wanted.sha256)
+    assert not store.has(wanted.sha256, wanted.size_bytes)
     assert not (tmp_path / "src").exists()
 
 
@@ -296,7 +296,7 @@ def test_a_full_disk_is_named_and_receiving_resumes_after_it(tiny_disk: Path) ->
         assert 0 < again.offset < len(content)
         again.write(memoryview(content)[again.offset :])
         again.finish()
-    assert store.has(sha256)
+    assert store.has(sha256, len(content))
 
 
 def test_a_disk_that_fills_up_while_a_tree_is_written_leaves_nothing(tiny_disk: Path) -> None:
