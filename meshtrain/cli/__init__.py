@@ -2,11 +2,15 @@
 
 import sys
 
+EXIT_INTERRUPTED = 130
+
 
 def main() -> None:
     """Entry point of the `meshtrain` script. Exit codes: 0 done, 1 failed, 2 usage, of followed jobs their outcome."""
-    from meshtrain.cli.app import app
-
+    try:
+        from meshtrain.cli.app import app
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
     # A name in somebody's log that this terminal cannot encode must not end the command.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

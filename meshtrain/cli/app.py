@@ -2,6 +2,7 @@
 
 import typer
 
+from meshtrain.cli.bench import bench
 from meshtrain.cli.daemon import down, up
 from meshtrain.cli.demo import demo
 from meshtrain.cli.get import get
@@ -50,4 +51,5 @@ app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt 
 app.command(
     epilog=examples("meshtrain demo", "meshtrain demo --peers 4 --codec fp16", "meshtrain demo --steps 300 --json")
 )(demo)
+app.add_typer(bench, name="bench")
 app.command(epilog=examples("meshtrain version"))(version)
