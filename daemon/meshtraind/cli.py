@@ -45,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     options = parser.parse_args(arguments)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
     logging.basicConfig(
         level=options.log_level.upper(),
         # journald has timestamps of its own

@@ -1,7 +1,9 @@
 """The bytes of one job's rounds on this daemon: performs on memory what `meshwire.exchange` says has become possible.
 
 Every piece of arithmetic is one chunk long, well under a millisecond, so it runs on the event loop between two reads:
-handing it to a thread would cost more than it takes. Own parts are encoded only when the link can take them.
+handing it to a thread would cost more than it takes. Own parts are encoded only when the link can take them; where
+encoding changes nothing they leave the learner's slot as they lie there, for the learner has looked for NaN (V1) and
+writes into the slot again only after the round is complete, and so after its successor has received them.
 """
 
 import asyncio
@@ -19,6 +21,7 @@ from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
 from meshwire.header import Flags, Header, Kind
+from meshwire.local import VALUE_BYTES
 from meshwire.plan import Plan
 from meshwire.topology import ring_program, ring_shards
 
@@ -284,14 +287,20 @@ class Executor:
 
     def _send(self, link: Connection, item: _Item) -> None:
         work = item.work
-        if not item.computed:
+        from_slot = not item.computed and self._codec.identity
+        if not item.computed and not from_slot:
             work = self._compute(item.round, item.bucket, work)
             self._report(item.round, item.bucket, work)
         assert work.send_step is not None
         payload: memoryview | None = None
         if not work.poison and work.contributors:
             offset, length = self._layout.span(item.bucket, work.first_segment, work.segment_count)
-            payload = item.round.area[offset : offset + length]
+            if from_slot:
+                assert item.round.raw is not None
+                start = self._segments[item.bucket][work.first_segment][2]
+                payload = item.round.raw.data.cast("B")[start * VALUE_BYTES : start * VALUE_BYTES + length]
+            else:
+                payload = item.round.area[offset : offset + length]
         header = Header(
             kind=Kind.CHUNK,
             payload_bytes=len(payload) if payload is not None else 0,

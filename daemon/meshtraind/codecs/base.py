@@ -27,6 +27,7 @@ class Codec(ABC):
     """
 
     spec: ClassVar[CodecSpec]
+    identity: ClassVar[bool] = False  # encoded segments are the values' own memory
 
     def __init__(self) -> None:
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)

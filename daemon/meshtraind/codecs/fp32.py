@@ -1,5 +1,7 @@
 """fp32: the values as they are."""
 
+import sys
+
 import numpy as np
 
 from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Values
@@ -12,6 +14,7 @@ class Fp32(Codec):
     """Exact."""
 
     spec = codec.FP32
+    identity = sys.byteorder == "little"
 
     def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
         _check_finite(values)
@@ -26,7 +29,14 @@ class Fp32(Codec):
 
 
 def _check_finite(values: Values) -> None:
-    """Two reading passes: positive values are ordered as their bits are as integers, negative ones as unsigned bits."""
+    """Raises CodecError unless all are.
+
+    A finite sum of squares proves it in one pass. An infinite one may have overflowed; then two passes tell: positive
+    values are ordered as their bits are as integers, negative ones as unsigned bits.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.dot(values, values)):
+            return
     if (
         values.view(np.int32).max(initial=0) >= INFINITY_FP32
         or values.view(np.uint32).max(initial=0) >= NEGATIVE_INFINITY_FP32
