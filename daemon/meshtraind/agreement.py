@@ -133,9 +133,12 @@ class Agreement:
         assert rank_0 is not None
         offered = dict(self._offer.units)
         told_s = 0.0
-        for count, unit in enumerate(wanted):
+        for unit in wanted:
             if unit not in offered:
                 raise RequestError(f"rank 0 did not offer unit {unit} of the start state")
+        digests = [offered[unit].sha256 for unit in wanted]
+        await asyncio.to_thread(store.hold, self._job, digests, passing=True)
+        for count, unit in enumerate(wanted):
             await fetch_blob(rank_0, self._job, offered[unit], store)
             path = folder / f"{unit}.safetensors"
             path.unlink(missing_ok=True)
@@ -147,7 +150,7 @@ class Agreement:
     async def ready(self, folder: Path, store: BlobStore, emit: Emit) -> None:
         """The learner has done its state task. Returns when every member has."""
         if self._rank == 0 and self._exported:
-            refs = await asyncio.to_thread(_ingest, folder, self._exported, store)
+            refs = await asyncio.to_thread(_ingest, self._job, folder, self._exported, store)
             for rank, wanted in self._wants.items():
                 if wanted:
                     self._send(rank, StateOffer(job=self._job, units=tuple((unit, refs[unit]) for unit in wanted)))
@@ -192,7 +195,7 @@ class Agreement:
                 emit(Waiting(reason=f"waiting for {names} {what}"))
 
 
-def _ingest(folder: Path, units: tuple[int, ...], store: BlobStore) -> dict[int, BlobRef]:
+def _ingest(job: str, folder: Path, units: tuple[int, ...], store: BlobStore) -> dict[int, BlobRef]:
     """Stores the units that the learner has written. Blocking."""
     import hashlib
 
@@ -202,6 +205,7 @@ def _ingest(folder: Path, units: tuple[int, ...], store: BlobStore) -> dict[int,
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").digest()
         size_bytes = path.stat().st_size
+        store.hold(job, [sha256], passing=True)
         store.ingest(path, sha256, size_bytes)
         path.unlink()
         refs[unit] = BlobRef(sha256=sha256, size_bytes=size_bytes)

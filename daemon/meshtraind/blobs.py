@@ -4,12 +4,15 @@ Everything here blocks on the disk: call it in a worker thread (`asyncio.to_thre
 One daemon owns a data folder, so a lock in this process is enough to keep two writers from one blob.
 """
 
+import contextlib
 import hashlib
+import itertools
 import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,6 +26,7 @@ from meshtraind.blobwriter import (
     BlobWriter,
     explain,
     explained,
+    part_path,
     write_all,
 )
 from meshwire import limits
@@ -42,6 +46,9 @@ class BlobStore:
         self.path = path
         self._lock = threading.Lock()
         self._receiving: set[bytes] = set()
+        self._cached: dict[str, set[bytes]] = {}  # held, by owner
+        self._passing: dict[str, set[bytes]] = {}  # held, and deleted when their last owner lets go
+        self._submissions = itertools.count(1)
         with explained("make the folder", path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -64,6 +71,75 @@ class BlobStore:
         for entry in manifest.entries:
             distinct.setdefault(entry.sha256, entry)
         return tuple(entry for entry in distinct.values() if not self.has(entry.sha256, entry.size_bytes))
+
+    # What is kept
+
+    def hold(self, owner: str, digests: Iterable[bytes], *, passing: bool = False) -> None:
+        """Keeps these blobs, here or to come, until `release(owner)`. Call it before asking which are missing.
+
+        Args:
+            owner: a job's id, or what `holding` gave.
+            passing: of use to this job alone, so that they are deleted when nobody holds them any more.
+        """
+        digests = set(digests)
+        with self._lock:
+            (self._passing if passing else self._cached).setdefault(owner, set()).update(digests)
+        for sha256 in digests:
+            with explained("touch", self.path), contextlib.suppress(FileNotFoundError):
+                os.utime(self.blob_path(sha256), follow_symlinks=False)
+
+    def release(self, owner: str) -> None:
+        """Lets go of what `owner` held. Blobs that were passing through are deleted, others stay until `trim`."""
+        with self._lock:
+            self._cached.pop(owner, None)
+            passing = self._passing.pop(owner, set())
+        for sha256 in passing:
+            path = self.blob_path(sha256)
+            self._delete(sha256, path)
+            self._delete(sha256, part_path(path))
+
+    @contextmanager
+    def holding(self) -> Iterator[str]:
+        """An owner for blobs of a job that has no id yet; lets go at the end."""
+        owner = f"submission {next(self._submissions)}"
+        try:
+            yield owner
+        finally:
+            self.release(owner)
+
+    def trim(self, bytes_max: int = limits.BLOB_CACHE_BYTES_MAX) -> int:
+        """Deletes what was not used for longest and nobody holds, until `bytes_max` are left. Returns bytes deleted.
+
+        Raises:
+            BlobError: the store cannot be read, or a blob not deleted.
+        """
+        found: list[tuple[float, int, Path]] = []
+        with explained("list", self.path):
+            for folder in self.path.iterdir():
+                for file in os.scandir(folder):
+                    with contextlib.suppress(FileNotFoundError):
+                        status = file.stat(follow_symlinks=False)
+                        found.append((status.st_mtime, status.st_size, Path(file.path)))
+        over_bytes = sum(size_bytes for _, size_bytes, _ in found) - bytes_max
+        deleted_bytes = 0
+        for _, size_bytes, path in sorted(found):
+            if deleted_bytes >= over_bytes:
+                break
+            if self._delete(bytes.fromhex(path.name.partition(".")[0]), path):
+                deleted_bytes += size_bytes
+        return deleted_bytes
+
+    def _delete(self, sha256: bytes, path: Path) -> bool:
+        """Unless somebody holds or receives it: under the lock, so that nobody can begin to meanwhile."""
+        with self._lock:
+            held = any(sha256 in digests for owners in (self._cached, self._passing) for digests in owners.values())
+            if held or sha256 in self._receiving:
+                return False
+            with explained("delete", path):
+                path.unlink(missing_ok=True)
+            return True
+
+    # Reading and receiving
 
     def open(self, sha256: bytes) -> BinaryIO:
         """The blob for reading. Raises BlobError if it is not here."""
@@ -164,7 +240,7 @@ class BlobStore:
             raise BlobError(f"the job's files are refused: {reason}")
         if os.path.lexists(target):
             raise BlobError(f"{target} is already there; a job's files are written into a new folder only")
-        building = target.with_name(f".{target.name}.building")
+        building = building_folder(target)
         with explained("write", building):
             if os.path.lexists(building):  # left by a daemon that was killed here
                 shutil.rmtree(building)
@@ -198,6 +274,11 @@ class BlobStore:
                 f"blob {entry.sha256.hex()[:12]} ({entry.path}) has rotted in {self.path} and was removed; "
                 "submit the job again to fetch it anew"
             )
+
+
+def building_folder(target: Path) -> Path:
+    """Where a tree lies while it is written."""
+    return target.with_name(f".{target.name}.building")
 
 
 def _read(reader: BinaryIO, source: Path) -> bytes:

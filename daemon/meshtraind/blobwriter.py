@@ -54,7 +54,7 @@ class BlobWriter:
         self.offset = 0
         self._sha = hashlib.sha256()
         self._final = final
-        self._part = final.with_name(final.name + PART_SUFFIX)
+        self._part = part_path(final)
         self._release = release
         self._handle: int | None = None
         with explained("write", self._part, size_bytes):
@@ -157,6 +157,11 @@ class BlobWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def part_path(final: Path) -> Path:
+    """Where what has come of a blob lies until it is whole."""
+    return final.with_name(final.name + PART_SUFFIX)
 
 
 def write_all(handle: int, data: memoryview) -> None:

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
 from meshtraind.blobwriter import BlobError
+from meshtraind.cleanup import clean_up, clean_up_all, discard
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job
@@ -56,6 +56,8 @@ class Board:
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
         self._closing = False
         self._tasks = TaskSet("jobs")
+        past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
+        self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     @property
     def running(self) -> int:
@@ -91,7 +93,11 @@ class Board:
 
     async def submit(self, body: Submit, emit: Emit) -> Submitted:
         """From a person's command to a running job."""
-        return await Submission(self._node, self, body, emit).run()
+        blobs = self._node.blobs
+        with blobs.holding() as owner:
+            submitted = await Submission(self._node, self, body, emit).run(owner)
+        self._tasks.spawn(asyncio.to_thread(blobs.trim), "trim the blobs")  # a submitter need not be a member
+        return submitted
 
     @contextmanager
     def submitting(self, job: str, submission: Submission) -> Iterator[None]:
@@ -165,10 +171,10 @@ class Board:
             if not job.ended:
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
-            await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+            await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
             return
         if job.ended:
-            await asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True)
+            await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
             return
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
@@ -256,13 +262,15 @@ class Board:
             self._to_session(session, device, header, body)
 
     async def _forget(self, session: Session) -> None:
-        """Lets go of a session, and of the oldest ended jobs, when it has closed."""
+        """Lets go of a session, its files, and the oldest ended jobs, when it has closed."""
         await session.closed.wait()
-        del self._sessions[session.job.spec.job]
+        job_id, folder = session.job.spec.job, session.job.folder
+        del self._sessions[job_id]
         ended = [id_ for id_, job in self._jobs.items() if job.ended]
         for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
             del self._ids[job_number(id_)]
             del self._jobs[id_]
+        await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs)
 
     def ended(self, end: End) -> None:
         """A member, the submitter or, before the start, a person here ends a job."""
@@ -285,7 +293,8 @@ class Board:
         self._promised.pop(job.spec.job, None)
         self._early.pop(job.spec.job, None)
         if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
-            self._tasks.spawn(asyncio.to_thread(shutil.rmtree, job.folder, ignore_errors=True), "remove files")
+            work = asyncio.to_thread(discard, job.spec.job, job.folder, self._node.blobs)
+            self._tasks.spawn(work, f"remove files of {job.spec.job}")
         job.advance(event, reason)
         self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobError
+from meshtraind.cleanup import DATA, SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
 from meshwire import limits
@@ -14,7 +15,7 @@ from meshwire.messages.job import BlobRef, JobSpec
 
 
 class Intake:
-    """What it takes to have the files of one job here.
+    """What it takes to have the files of one job here. Their blobs are held in the job's name: its owner releases them.
 
     Args:
         source: the submitter, None when that is this device.
@@ -43,14 +44,15 @@ class Intake:
         Raises:
             BlobError, RequestError, ConnectionLost, TimeoutError: with a text for a person.
         """
-        trees = [(self._spec.files, self._folder / "src", limits.SOURCE_BYTES_MAX)]
+        trees = [(self._spec.files, self._folder / SOURCE, limits.SOURCE_BYTES_MAX)]
         if self._spec.data is not None:
-            trees.append((self._spec.data, self._folder / "data", limits.DATA_BYTES_MAX))
+            trees.append((self._spec.data, self._folder / DATA, limits.DATA_BYTES_MAX))
         manifests = [(await self._manifest(ref, bytes_max), target) for ref, target, bytes_max in trees]
         if all(entry.path != self._spec.script for entry in manifests[0][0].entries):
             raise RequestError(f"the script {self._spec.script} is not among the files of the job")
         missing: list[FileEntry] = []
         for manifest, _ in manifests:
+            await asyncio.to_thread(_hold_files, self._store, self._spec.job, manifest)
             missing += await asyncio.to_thread(self._store.missing, manifest)  # looks for every file
         self._done_bytes = 0  # those of the manifests are not in the sum
         self._total_bytes = sum(entry.size_bytes for entry in missing)
@@ -64,6 +66,7 @@ class Intake:
     async def _manifest(self, ref: BlobRef, bytes_max: int) -> FileManifest:
         if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
             raise RequestError(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
+        await asyncio.to_thread(self._store.hold, self._spec.job, [ref.sha256])
         await self._fetch(ref)
         try:
             manifest, reason = await asyncio.to_thread(_read_manifest, self._store.blob_path(ref.sha256), bytes_max)
@@ -83,6 +86,10 @@ class Intake:
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
+
+
+def _hold_files(store: BlobStore, owner: str, manifest: FileManifest) -> None:
+    store.hold(owner, (entry.sha256 for entry in manifest.entries))
 
 
 def _read_manifest(path: Path, bytes_max: int) -> tuple[FileManifest, str | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from meshtraind.blobs import BlobStore
 from meshtraind.connection import RequestError
 from meshtraind.node import Node
+from meshtraind.threads import Check, in_thread
 from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.files import FileManifest, check_manifest, human_bytes
@@ -51,8 +52,14 @@ def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -
     )
 
 
-def ingest(root: Path, packed_manifest: Path, store: BlobStore, bytes_max: int, emit: Emit) -> BlobRef:
+def ingest(
+    root: Path, packed_manifest: Path, store: BlobStore, bytes_max: int, *, owner: str, emit: Emit, check: Check
+) -> BlobRef:
     """Copies a folder's files, and its manifest, into the blob store. Blocking; `emit` must be thread-safe.
+
+    Args:
+        owner: the blobs are held in this name, and released by it.
+        check: called before each block; raises to stop.
 
     Raises:
         RequestError: the manifest cannot be read or is refused.
@@ -66,38 +73,51 @@ def ingest(root: Path, packed_manifest: Path, store: BlobStore, bytes_max: int, 
     reason = check_manifest(manifest, bytes_max)
     if reason is not None:
         raise RequestError(f"{root}: {reason}")
+    sha256 = hashlib.sha256(packed).digest()
+    store.hold(owner, [sha256, *(entry.sha256 for entry in manifest.entries)])
     missing = store.missing(manifest)
     total_bytes = sum(entry.size_bytes for entry in missing)
     store.ensure_space(total_bytes)
-    paths = {entry.sha256: entry for entry in missing}
     done_bytes, told_s = 0, time.monotonic()
-    for sha256, entry in paths.items():
-        store.ingest(root.joinpath(*entry.path.split("/")), sha256, entry.size_bytes)
-        done_bytes += entry.size_bytes
+
+    def copied(size_bytes: int) -> None:
+        nonlocal done_bytes, told_s
+        check()
+        done_bytes += size_bytes
         if time.monotonic() - told_s > 1.0:
             told_s = time.monotonic()
             emit(SubmitProgress(text=f"copying {root.name}", done_bytes=done_bytes, total_bytes=total_bytes))
-    sha256 = hashlib.sha256(packed).digest()
+
+    for entry in missing:
+        store.ingest(root.joinpath(*entry.path.split("/")), entry.sha256, entry.size_bytes, copied)
     store.ingest(packed_manifest, sha256, len(packed))
     return BlobRef(sha256=sha256, size_bytes=len(packed))
 
 
-async def ingest_all(body: Submit, node: Node, emit: Emit) -> tuple[BlobRef, BlobRef | None]:
-    """The working directory and the data folder as blobs. Raises as `ingest`."""
+async def ingest_all(body: Submit, node: Node, owner: str, emit: Emit) -> tuple[BlobRef, BlobRef | None]:
+    """The working directory and the data folder as blobs. Raises as `ingest`, of which it has `owner`."""
     loop = asyncio.get_running_loop()
 
     def emit_from_thread(event: Wire) -> None:
         loop.call_soon_threadsafe(emit, event)
 
-    files = await asyncio.to_thread(
-        ingest, Path(body.root), Path(body.manifest), node.blobs, limits.SOURCE_BYTES_MAX, emit_from_thread
-    )
+    async def ingest_in_thread(root: str, packed_manifest: str, bytes_max: int) -> BlobRef:
+        return await in_thread(
+            lambda check: ingest(
+                Path(root),
+                Path(packed_manifest),
+                node.blobs,
+                bytes_max,
+                owner=owner,
+                emit=emit_from_thread,
+                check=check,
+            )
+        )
+
+    files = await ingest_in_thread(body.root, body.manifest, limits.SOURCE_BYTES_MAX)
     if body.data_root is None or body.data_manifest is None:
         return files, None
-    data = await asyncio.to_thread(
-        ingest, Path(body.data_root), Path(body.data_manifest), node.blobs, limits.DATA_BYTES_MAX, emit_from_thread
-    )
-    return files, data
+    return files, await ingest_in_thread(body.data_root, body.data_manifest, limits.DATA_BYTES_MAX)
 
 
 def describe_size(body: Submit) -> list[str]:

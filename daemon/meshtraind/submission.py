@@ -53,8 +53,12 @@ class Submission:
         self._changed = asyncio.Event()
         self._told: list[str] = []  # members that may have accepted, whether or not their answer has come
 
-    async def run(self) -> Submitted:
-        """Returns when all members were told to start. Raises RequestError with a text for the person."""
+    async def run(self, owner: str) -> Submitted:
+        """Returns when all members were told to start. Raises RequestError with a text for the person.
+
+        Args:
+            owner: in its name the blobs are held that the members fetch from here.
+        """
         node, body, emit = self._node, self._body, self._emit
         members, notes = choose_members(node, body.on, body.peers)
         if body.dry_run:
@@ -64,7 +68,7 @@ class Submission:
             raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
         emit(SubmitProgress(text="reading the files"))
         try:
-            files_ref, data_ref = await ingest_all(body, node, emit)
+            files_ref, data_ref = await ingest_all(body, node, owner, emit)
         except BlobError as error:
             raise RequestError(str(error)) from error
         spec = make_spec(body, node.device, files_ref, data_ref)

@@ -36,6 +36,7 @@ MANIFEST_BYTES_MAX = 64 * MIB  # a packed manifest; it travels as a blob because
 SOURCE_BYTES_MAX = 512 * MIB  # the working directory, sent anew with every change; data goes with --data
 DATA_BYTES_MAX = 1024 * 1024 * MIB  # a --data folder: 1 TiB
 DISK_RESERVE_BYTES = 64 * MIB  # left free for the owner and for logs when a job's files are received
+BLOB_CACHE_BYTES_MAX = 20 * 1024 * MIB  # of blobs that no live job holds: shipped once, but not kept for ever
 
 # Job history
 JOB_ERROR_CHARS_MAX = 16 * KIB  # a traceback with its context

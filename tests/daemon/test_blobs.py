@@ -338,3 +338,38 @@ def test_a_read_only_folder_is_named(store: BlobStore) -> None:
             store.writer(SHA, len(CONTENT))
     finally:
         store.path.chmod(0o700)
+
+
+def test_the_cache_is_bounded_by_deleting_what_was_not_used_for_longest(store: BlobStore) -> None:
+    """Shipped once and cached by content, but not for ever."""
+    digests = [receive(store, bytes([number]) * 1000) for number in range(5)]
+    for age, sha256 in enumerate(reversed(digests)):
+        os.utime(store.blob_path(sha256), (1e9 - age, 1e9 - age))
+    store.hold("job", [digests[0]])
+    assert store.trim(5000) == 0
+    assert store.trim(2500) == 3000
+    assert [store.has(sha256, 1000) for sha256 in digests] == [True, False, False, False, True]
+    store.hold("job", [digests[4]])
+    assert store.trim(0) == 0
+    store.release("job")
+    assert store.trim(1500) == 1000
+    assert store.has(digests[0], 1000) != store.has(digests[4], 1000)
+
+
+def test_trimming_spares_what_is_being_received(store: BlobStore) -> None:
+    with store.writer(SHA, len(CONTENT)) as writer:
+        writer.write(memoryview(CONTENT)[:10])
+        assert store.trim(0) == 0
+    assert store.trim(0) == 10
+    assert files_below(store.path) == set()
+
+
+def test_a_blob_that_passes_through_goes_with_the_last_job_that_holds_it(store: BlobStore) -> None:
+    """A unit of a start state may be the same in two jobs, or lie in a job's data."""
+    shared, own = receive(store, b"shared"), receive(store, b"own")
+    store.hold("a", [shared, own], passing=True)
+    store.hold("b", [shared], passing=True)
+    store.release("a")
+    assert (store.has(shared, 6), store.has(own, 3)) == (True, False)
+    store.release("b")
+    assert files_below(store.path) == set()

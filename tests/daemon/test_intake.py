@@ -10,6 +10,7 @@ from typing import cast
 import pytest
 
 from meshtraind.blobs import BlobStore
+from meshtraind.cleanup import clean_up, clean_up_all, discard
 from meshtraind.connection import Connection
 from meshtraind.fetch import fetch_blob, serve
 from meshwire.messages.job import BlobRef, Fetch
@@ -122,3 +123,33 @@ async def test_waiting_for_a_busy_blob_has_a_deadline(
     monkeypatch.setattr("meshtraind.fetch.BUSY_TIMEOUT_S", 0.0)
     with store.writer(BLOB.sha256, BLOB.size_bytes), pytest.raises(TimeoutError, match="for another job to receive"):
         await fetch_blob(peer.connection, JOB, BLOB, store)
+
+
+def test_a_job_that_ended_leaves_its_results_alone(store: BlobStore, tmp_path: Path) -> None:
+    """Disks do not fill up with copies of data: only out/, logs/ and the trace are kept."""
+    kept = {"out/0/model.pt", "logs/0.log", "trace.jsonl"}
+    inputs = {"src/train.py", "data/a/b.bin", "state/0.safetensors", ".data.building/a"}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").touch()
+
+    def make(folder: Path) -> Path:
+        for name in kept | inputs:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        (folder / "data" / "link").symlink_to(elsewhere)
+        return folder
+
+    def left(folder: Path) -> set[str]:
+        return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+    unit = put(store, b"a unit of the start state")
+    store.hold(JOB, [unit.sha256], passing=True)
+    clean_up(JOB, make(tmp_path / "jobs" / "1"), store)
+    assert left(tmp_path / "jobs" / "1") == kept
+    assert not store.has(unit.sha256, unit.size_bytes)
+    clean_up_all([make(tmp_path / "jobs" / "2")])
+    assert left(tmp_path / "jobs" / "2") == kept
+    discard(JOB, tmp_path / "jobs" / "2", store)
+    assert not (tmp_path / "jobs" / "2").exists()
+    assert (elsewhere / "mine").exists()
