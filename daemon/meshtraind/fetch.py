@@ -12,6 +12,7 @@ from pathlib import Path
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobBusyError, BlobError, BlobWriter
 from meshtraind.connection import Connection, RequestError
+from meshtraind.fetchwindow import window_of
 from meshtraind.tasks import TaskSet
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
@@ -101,7 +102,8 @@ async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: 
         offset_bytes=offset_bytes,
         max_bytes=min(limits.FETCH_BYTES_MAX, blob.size_bytes - offset_bytes),
     )
-    reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
+    async with window_of(peer).room_for(wanted.max_bytes):
+        reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
     if not isinstance(reply, Fetched):
         raise RequestError("the peer answered a fetch with something else")
     return reply

@@ -9,9 +9,13 @@ from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import DATA, SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
+from meshtraind.tasks import TaskSet
+from meshtraind.threads import Check, in_thread
 from meshwire import limits
 from meshwire.files import FileEntry, FileManifest, check_manifest
 from meshwire.messages.job import BlobRef, JobSpec
+
+BLOBS_IN_FLIGHT = 8  # many small files: one by one, each would wait for the network's delay
 
 
 class Intake:
@@ -19,7 +23,8 @@ class Intake:
 
     Args:
         source: the submitter, None when that is this device.
-        on_progress: called with (done, total) bytes.
+        on_progress: called with (done, total) bytes, fetched and written out together, at least every second or so
+            while anything moves; what it raises ends the intake.
     """
 
     def __init__(
@@ -54,14 +59,14 @@ class Intake:
         for manifest, _ in manifests:
             await asyncio.to_thread(_hold_files, self._store, self._spec.job, manifest)
             missing += await asyncio.to_thread(self._store.missing, manifest)  # looks for every file
-        self._done_bytes = 0  # those of the manifests are not in the sum
-        self._total_bytes = sum(entry.size_bytes for entry in missing)
+        missing_bytes = sum(entry.size_bytes for entry in missing)
         written_bytes = sum(manifest.total_bytes for manifest, _ in manifests)
-        await asyncio.to_thread(self._store.ensure_space, self._total_bytes + written_bytes)
-        for entry in missing:
-            await self._fetch(BlobRef(sha256=entry.sha256, size_bytes=entry.size_bytes))
+        await asyncio.to_thread(self._store.ensure_space, missing_bytes + written_bytes)
+        self._done_bytes = 0  # those of the manifests are not in the sum
+        self._total_bytes = missing_bytes + written_bytes
+        await self._fetch_all(missing)
         for manifest, target in manifests:
-            await asyncio.to_thread(self._store.materialise, manifest, target)
+            await self._write_out(manifest, target)
 
     async def _manifest(self, ref: BlobRef, bytes_max: int) -> FileManifest:
         if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
@@ -76,6 +81,43 @@ class Intake:
             raise RequestError(f"the job's files are refused: {reason}")
         return manifest
 
+    async def _fetch_all(self, entries: list[FileEntry]) -> None:
+        left = iter(entries)
+
+        async def fetch_next() -> None:
+            for entry in left:
+                await self._fetch(BlobRef(sha256=entry.sha256, size_bytes=entry.size_bytes))
+
+        tasks = TaskSet(f"files of {self._spec.job}", on_error=_ignore)
+        try:
+            await asyncio.gather(*(tasks.spawn(fetch_next(), f"fetch {number}") for number in range(BLOBS_IN_FLIGHT)))
+        finally:
+            await tasks.close()
+
+    async def _write_out(self, manifest: FileManifest, target: Path) -> None:
+        steps, written_bytes = 0, 0
+        told_steps, told_bytes = 0, 0
+
+        def work(check: Check) -> None:
+            def on_bytes(size_bytes: int) -> None:
+                nonlocal steps, written_bytes
+                check()
+                written_bytes += size_bytes
+                steps += 1
+
+            self._store.materialise(manifest, target, on_bytes)
+
+        def tell() -> None:
+            nonlocal told_steps, told_bytes
+            if steps == told_steps:
+                return  # a disk that hangs is silence, which the submitter gives up on
+            new_bytes = written_bytes - told_bytes
+            told_steps, told_bytes = steps, told_bytes + new_bytes
+            self._count(new_bytes)
+
+        await in_thread(work, tell)
+        tell()
+
     async def _fetch(self, blob: BlobRef) -> None:
         if self._store.has(blob.sha256, blob.size_bytes):
             return
@@ -86,6 +128,10 @@ class Intake:
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
+
+
+def _ignore(name: str, error: BaseException) -> None:
+    """The first error of those that fetch ends the intake; of the others nobody wants to know."""
 
 
 def _hold_files(store: BlobStore, owner: str, manifest: FileManifest) -> None:

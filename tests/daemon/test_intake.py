@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -10,10 +11,17 @@ from typing import cast
 import pytest
 
 from meshtraind.blobs import BlobStore
+from meshtraind.blobwriter import COPY_BYTES
 from meshtraind.cleanup import clean_up, clean_up_all, discard
-from meshtraind.connection import Connection
+from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob, serve
-from meshwire.messages.job import BlobRef, Fetch
+from meshtraind.fetchwindow import PIECES_PER_PEER
+from meshtraind.intake import Intake
+from meshtraind.jobspec import ingest
+from meshtraind.threads import in_thread
+from meshwire import limits
+from meshwire.files import FileEntry, FileManifest
+from meshwire.messages.job import BlobRef, Fetch, JobSpec
 from meshwire.wiretypes import Wire
 
 JOB = "0" * 12
@@ -153,3 +161,135 @@ def test_a_job_that_ended_leaves_its_results_alone(store: BlobStore, tmp_path: P
     discard(JOB, tmp_path / "jobs" / "2", store)
     assert not (tmp_path / "jobs" / "2").exists()
     assert (elsewhere / "mine").exists()
+
+
+def make_spec(store: BlobStore, files: dict[str, bytes]) -> JobSpec:
+    """A job of these files, whose blobs are put into the store."""
+    entries = []
+    for path, content in files.items():
+        ref = put(store, content)
+        entries.append(FileEntry(path=path, size_bytes=ref.size_bytes, sha256=ref.sha256, executable=False))
+    return JobSpec(
+        job=JOB,
+        name="test",
+        submitter="a" * 64,
+        created_at_s=0.0,
+        script="train.py",
+        args=(),
+        env=(),
+        files=put(store, FileManifest(entries=tuple(entries)).pack()),
+        data=None,
+        sync="bsp",
+        codec="fp32",
+        on_nan="stop",
+        seed=1,
+        bucket_bytes=1024,
+        hash_every=1,
+        trace=False,
+    )
+
+
+@pytest.mark.asyncio
+async def test_many_small_files_are_fetched_together_but_within_what_a_peer_answers(
+    store: BlobStore, peer: Peer, tmp_path: Path
+) -> None:
+    """A data set of 60,000 images does not wait 60,000 times for the network."""
+    files = {"train.py": b"print()", "empty": b""} | {f"{n}.png": n.to_bytes(8) for n in range(200)}
+    spec = make_spec(peer.store, files)
+    seen: list[tuple[int, int]] = []
+    intake = Intake(spec, tmp_path / "job", store, peer.connection, lambda *now: seen.append(now))
+    async with asyncio.timeout(30):
+        await intake.run()
+    for name, content in files.items():
+        assert (tmp_path / "job" / "src" / name).read_bytes() == content
+    assert 1 < peer.answering_most <= PIECES_PER_PEER
+    total_bytes = 2 * sum(map(len, files.values()))
+    assert seen[-1] == (total_bytes, total_bytes)
+    assert store.trim(0) == 0, "the blobs of a live job are kept"
+    store.release(JOB)
+    store.trim(0)
+    assert not store.has(spec.files.sha256, spec.files.size_bytes)
+
+
+@pytest.mark.asyncio
+async def test_one_window_bounds_what_all_jobs_ask_of_a_peer(store: BlobStore, peer: Peer) -> None:
+    """More than REQUESTS_PER_CONNECTION_MAX requests at once would be refused."""
+    refs = [put(peer.store, bytes([n]) * (limits.FETCH_BYTES_MAX if n % 2 else 10)) for n in range(60)]
+    peer.open.clear()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        for ref in refs:
+            tasks.create_task(fetch_blob(peer.connection, JOB, ref, store))
+        await until(lambda: peer.answering >= 4)
+        peer.open.set()
+    assert all(store.has(ref.sha256, ref.size_bytes) for ref in refs)
+    assert 4 <= peer.answering_most <= PIECES_PER_PEER
+
+
+@pytest.mark.asyncio
+async def test_an_intake_that_is_given_up_while_it_writes_stops_and_leaves_nothing(
+    store: BlobStore, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has ended is not written out to its end; the submitter hears of progress meanwhile."""
+    monkeypatch.setattr("meshtraind.threads.POLL_S", 0.01)
+    spec = make_spec(peer.store, {"train.py": b"print()", "b": b"b"})
+    made = BlobStore.materialise
+
+    def endless(*args: object) -> None:
+        on_bytes = cast(Callable[[int], None], args[-1])
+        while True:  # a tree that takes long
+            on_bytes(1)
+            time.sleep(0.001)
+
+    told: list[int] = []
+
+    def on_progress(done_bytes: int, total_bytes: int) -> None:
+        told.append(done_bytes)
+        if done_bytes > total_bytes:
+            raise RequestError("the job has ended")
+
+    monkeypatch.setattr(BlobStore, "materialise", endless)
+    with pytest.raises(RequestError, match="has ended"):
+        async with asyncio.timeout(10):
+            await Intake(spec, tmp_path / "job", store, peer.connection, on_progress).run()
+    assert told == sorted(told)
+    monkeypatch.setattr(BlobStore, "materialise", made)
+
+    def give_up(*_now: int) -> None:
+        raise RequestError("the job has ended")
+
+    with pytest.raises(RequestError, match="has ended"):
+        await Intake(spec, tmp_path / "job", store, peer.connection, give_up).run()
+    assert not list(tmp_path.glob("job/*"))
+
+
+@pytest.mark.asyncio
+async def test_copying_stops_when_its_submission_is_given_up(store: BlobStore, tmp_path: Path) -> None:
+    """`meshtrain down` does not wait for a large data folder."""
+    content = bytes(4 * COPY_BYTES)
+    (tmp_path / "big").write_bytes(content)
+    entry = FileEntry(path="big", size_bytes=len(content), sha256=hashlib.sha256(content).digest(), executable=False)
+    (tmp_path / "manifest").write_bytes(FileManifest(entries=(entry,)).pack())
+    blocks = 0
+
+    def work(check: Callable[[], None]) -> None:
+        def slow() -> None:
+            nonlocal blocks
+            blocks += 1
+            begun.set()
+            if blocks == 2:
+                assert go_on.wait(10)
+            check()
+
+        ingest(tmp_path, tmp_path / "manifest", store, 2**30, owner="one", emit=lambda _event: None, check=slow)
+
+    begun, go_on = threading.Event(), threading.Event()
+    async with asyncio.timeout(10), asyncio.TaskGroup() as tasks:
+        copying = tasks.create_task(in_thread(work))
+        await until(begun.is_set)
+        copying.cancel()
+        await asyncio.sleep(0)
+        go_on.set()
+    assert copying.cancelled()
+    assert blocks == 2
+    ingest(tmp_path, tmp_path / "manifest", store, 2**30, owner="one", emit=lambda _event: None, check=lambda: None)
+    assert store.has(entry.sha256, entry.size_bytes)
