@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import hmac
 import logging
-import os
 import socket
 from collections.abc import Callable
 
@@ -50,12 +49,9 @@ class Endpoint:
         loop = asyncio.get_running_loop()
         try:
             if hasattr(socket, "AF_UNIX"):
-                path = self._rundir.socket_path
-                mask = os.umask(0o177)
-                try:
-                    self._server = await loop.create_unix_server(self._accept, path)
-                finally:
-                    os.umask(mask)
+                path = self._rundir.socket_path  # in a folder that only this user may enter
+                self._server = await loop.create_unix_server(self._accept, path)
+                path.chmod(0o600)
                 self.address = f"unix:{path}"
             else:
                 self._server = await loop.create_server(self._accept, "127.0.0.1", 0)

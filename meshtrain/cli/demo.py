@@ -1,6 +1,7 @@
 """`meshtrain demo`: shows the demo while it runs, and what came of it."""
 
 import json
+import signal
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -38,6 +39,9 @@ def demo(
     if sync != "bsp":
         raise UsageError(f"--sync {sync} is not built yet", "meshtrain demo --sync bsp")
     settings = DemoSettings(peers=peers, steps=steps, sync=sync, codec=codec, seed=seed)
+    for name in ("SIGTERM", "SIGHUP"):  # e.g. the terminal's window was closed; as with ctrl-C, nothing is left behind
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.default_int_handler)
     live = _Live(steps, enabled=console(stderr=True).is_terminal)
     try:
         with live:
