@@ -14,10 +14,11 @@ from meshwire.manifest import ModelManifest, TensorSpec
 
 VALUE_BYTES = 4  # fp32
 ALIGNMENT_VALUES = 16  # 64 bytes: a cache line, and the widest vector registers
-BUCKET_BYTES = 4 * limits.MIB
+# Equal and small: what is still exchanged when the backward pass ends is then about one bucket. Larger ones would save
+# nothing, for several are in flight at once. A small last one behind large ones would only wait for them.
+BUCKET_BYTES = 1 * limits.MIB
 BUCKET_VALUES_MIN = 4 * limits.KIB  # smaller buckets cost more in latency than they overlap
-VECTOR_BUCKETS_MIN = 4  # a small model is cut finer than BUCKET_BYTES, or nothing would overlap
-LAST_BUCKET_FRACTION = 4  # the last one has no backward pass left to hide behind
+VECTOR_BUCKETS_MIN = 8  # a small model is cut finer than BUCKET_BYTES, or nothing would overlap
 SEGMENT_VALUES_MIN = 1 * limits.KIB
 VECTOR_SEGMENTS = 256  # enough that shards of whole segments are balanced for any number of members
 
@@ -114,16 +115,12 @@ def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], in
 def _grouped(sizes: list[int], bucket_values: int) -> list[int]:
     """How many consecutive tensors go into each bucket. `sizes` in values, in the order of the vector."""
     most = min(bucket_values, max(sum(sizes) // VECTOR_BUCKETS_MIN, BUCKET_VALUES_MIN))
-    if sum(sizes) <= min(most, BUCKET_VALUES_MIN):
-        return [len(sizes)]
-    last = _fitting(sizes[::-1], 0, most // LAST_BUCKET_FRACTION)
-    ahead = sizes[: len(sizes) - last]
     groups: list[int] = []
     first = 0
-    while first < len(ahead):
-        groups.append(_fitting(ahead, first, most))
+    while first < len(sizes):
+        groups.append(_fitting(sizes, first, most))
         first += groups[-1]
-    return [*groups, last]
+    return groups
 
 
 def _fitting(sizes: list[int], first: int, most: int) -> int:

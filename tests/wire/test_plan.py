@@ -6,7 +6,15 @@ from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.exchange import EncodedLayout
 from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import ALIGNMENT_VALUES, BUCKET_VALUES_MIN, SEGMENT_VALUES_MIN, Plan, plan_buckets
+from meshwire.plan import (
+    ALIGNMENT_VALUES,
+    BUCKET_BYTES,
+    BUCKET_VALUES_MIN,
+    SEGMENT_VALUES_MIN,
+    VECTOR_BUCKETS_MIN,
+    Plan,
+    plan_buckets,
+)
 from meshwire.topology import ring_program, ring_shards
 
 
@@ -121,15 +129,17 @@ def test_buckets_and_segments_tile_the_vector(sizes: list[tuple[int, str]], buck
 
 
 @pytest.mark.parametrize("manifest", [gpt(), resnet18()], ids=["gpt", "resnet18"])
-def test_the_exposed_bucket_is_small_and_others_overlap(manifest: ModelManifest) -> None:
-    """WFBP: the last parameter bucket has no computing left to hide behind."""
+def test_buckets_are_small_so_that_little_is_exposed(manifest: ModelManifest) -> None:
+    """WFBP: what is exchanged after the backward pass is the last bucket, and what of the one before it is not through.
+
+    None is large, but for a single larger tensor, so neither is.
+    """
     plan = plan_buckets(manifest)
     parameters = [b for b in plan.buckets if manifest.tensors[plan.spans[b.spans.start].tensor].kind == "parameter"]
-    values = sum(bucket.count for bucket in parameters)
-    assert len(parameters) >= 4
-    assert parameters[-1].count <= values / 16
-    largest = max(tensor.count for tensor in manifest.tensors)
-    assert max(bucket.count for bucket in parameters) <= max(values // 4, largest)
+    most = min(sum(bucket.count for bucket in parameters) // VECTOR_BUCKETS_MIN, BUCKET_BYTES // 4)
+    assert len(parameters) >= VECTOR_BUCKETS_MIN
+    for bucket in parameters:
+        assert bucket.count <= most or len(bucket.spans) == 1
     assert sum(bucket.segment_count for bucket in plan.buckets) >= 256
 
 
