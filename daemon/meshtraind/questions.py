@@ -142,6 +142,7 @@ class Questions:
         """Output files that lie here and (`forward`) on the other members."""
         summary = await self._summary(body.job)
         found: list[OutputFile] = []
+        omitted = 0
         for rank, member in enumerate(summary.members):
             if member.device == self._node.device:
                 found += await asyncio.to_thread(list_outputs, self._node.job_folder(body.job), rank)
@@ -149,7 +150,8 @@ class Questions:
                 reply = await self._ask(member, body, PEER_TIMEOUT_S)
                 if isinstance(reply, Outputs):
                     found += reply.files
-        return _bounded(found)
+                    omitted += reply.omitted
+        return _bounded(found, omitted)
 
     async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
         link = self._node.links.get(member.device)
@@ -173,12 +175,12 @@ def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:
     return tuple(chosen)
 
 
-def _bounded(files: list[OutputFile]) -> Outputs:
-    """As many files as one message holds, and how many more there are."""
+def _bounded(files: list[OutputFile], omitted: int) -> Outputs:
+    """As many files as one message holds, and how many more there are; `omitted` were left out already."""
     kept_bytes, count = 0, 0
     for file in files:
         kept_bytes += len(file.path.encode()) + OUTPUT_FILE_OVERHEAD_BYTES
         if kept_bytes > limits.OUTPUT_LIST_BYTES_MAX:
             break
         count += 1
-    return Outputs(files=tuple(files[:count]), omitted=len(files) - count)
+    return Outputs(files=tuple(files[:count]), omitted=omitted + len(files) - count)
