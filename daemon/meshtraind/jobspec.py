@@ -25,12 +25,16 @@ SYNC_MODES = ("bsp",)
 Emit = Callable[[Wire], None]
 
 
-def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
-    """The job as all members will know it. Raises RequestError for a setting that does not exist."""
+def check_settings(body: Submit) -> None:
+    """Raises RequestError for a setting that does not exist."""
     if body.sync not in SYNC_MODES:
         raise RequestError(f"--sync {body.sync} is not built yet; use --sync {' or '.join(SYNC_MODES)}")
     if body.codec not in CODECS:
         raise RequestError(f"there is no codec {body.codec!r}; use --codec {', '.join(sorted(CODECS))}")
+
+
+def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
+    """The job as all members will know it."""
     now_s = time.time()
     return JobSpec(
         job=new_job_id(secrets.token_bytes(8), now_s),

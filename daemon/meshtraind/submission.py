@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshtraind.blobwriter import BlobError
 from meshtraind.choice import choose_members
 from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.jobspec import Emit, describe_size, ingest_all, make_spec
+from meshtraind.jobspec import Emit, check_settings, describe_size, ingest_all, make_spec
 from meshtraind.node import Node
 from meshwire import limits
 from meshwire.jobs import job_number
@@ -66,6 +66,7 @@ class Submission:
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
+        check_settings(body)  # before anything is copied
         emit(SubmitProgress(text="reading the files"))
         try:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
