@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalDaemon, LocalMesh, LocalMeshError
+from meshtrain.localmesh import LocalDaemon, LocalMesh, LocalMeshError, Say
 from meshtrain.packing import scan, scan_data
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched, JobSummary
-from meshwire.messages.local import Cancel, Submit, SubmitProgress, Submitted, Watch, Watched
-from meshwire.wiretypes import Wire
+from meshwire.messages.local import Cancel, Submit, Submitted, Watch, Watched
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina", "hugo")
 TEXT_BYTES = 1_000_000
@@ -29,8 +28,6 @@ STOP_TIMEOUT_S = 15.0
 FETCH_TIMEOUT_S = 15.0
 JOB_TIMEOUT_S = 3600.0
 SUBMIT_TIMEOUT_S = 300.0
-
-Say = Callable[[str], None]
 
 
 class DemoError(Exception):
@@ -60,7 +57,7 @@ class DemoResult:
 
     Attributes:
         bytes_sent: on the sockets between the peers, all peers together, as counted by the kernel.
-        payload_bytes: largest of any peer: encoded gradients alone.
+        payload_bytes_max: largest of any peer: encoded gradients alone.
         bytes_dense_fp32: what a dense fp32 ring would have sent as payload, all peers together.
         overlap: share of the exchange time that was hidden behind computation.
     """
@@ -123,8 +120,7 @@ def _train(
     shutil.copy(script, work / "train_gpt.py")
     first = daemons[0]
     submit = _submission(settings, folder, work, data)
-    notes: list[str] = []
-    submitted = first.request(submit, SUBMIT_TIMEOUT_S, "submission", lambda event: _note(event, notes))
+    submitted = first.request(submit, SUBMIT_TIMEOUT_S, "submission")
     assert isinstance(submitted, Submitted)
     for line in submitted.notes:
         say(f"note: {line}")
@@ -175,11 +171,6 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
         trace=False,
         dry_run=False,
     )
-
-
-def _note(event: Wire, notes: list[str]) -> None:
-    if isinstance(event, SubmitProgress):
-        notes.append(event.text)
 
 
 def _result(settings: DemoSettings, first: LocalDaemon, summary: JobSummary, seconds: float) -> DemoResult:

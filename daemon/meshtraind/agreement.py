@@ -1,6 +1,7 @@
 """What all members of a job agree on before round 1: model, bucket plan, and the state they start from (J1)."""
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -197,8 +198,6 @@ class Agreement:
 
 def _ingest(job: str, folder: Path, units: tuple[int, ...], store: BlobStore) -> dict[int, BlobRef]:
     """Stores the units that the learner has written. Blocking."""
-    import hashlib
-
     refs = {}
     for unit in units:
         path = folder / f"{unit}.safetensors"

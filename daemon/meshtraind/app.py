@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import secrets
 import socket
 import time
@@ -134,7 +135,7 @@ class App:
                     name=config.name,
                     listen_port=0,
                     software=software,
-                    cores=_cores(),
+                    cores=os.cpu_count() or 1,
                     memory_bytes=memory_bytes(),
                 ),
                 host=config.listen_host,
@@ -175,9 +176,3 @@ class App:
         finally:
             history.close()
             pins.close()
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1

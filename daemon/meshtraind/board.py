@@ -138,6 +138,7 @@ class Board:
             refusal = "it has no torch: run `pip install '.[torch]'` there"
         if refusal is not None:
             return OfferReply(refusal=refusal)
+        assert rank is not None
         job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
         job.advance(JobEvent.ACCEPT)
         self._jobs[spec.job] = job
@@ -171,8 +172,6 @@ class Board:
             if not job.ended:
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
-            await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
-            return
         if job.ended:
             await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
             return

@@ -21,8 +21,7 @@ from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
 from meshwire.header import Flags, Header, Kind
-from meshwire.local import VALUE_BYTES
-from meshwire.plan import Plan
+from meshwire.plan import VALUE_BYTES, Plan
 from meshwire.topology import ring_program, ring_shards
 
 SLICE_S = 0.001  # longest stretch of arithmetic before the loop gets a turn
@@ -217,10 +216,6 @@ class Executor:
         """Arithmetic on one run. Returns the work, poisoned if a sum turned out not to be finite (V1)."""
         if work.poison or not (work.add_own or work.incoming):
             return work
-        with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-            return self._add(round_, bucket, work)
-
-    def _add(self, round_: _Round, bucket: int, work: Work) -> Work:
         codec, raw = self._codec, round_.raw
         segments = self._segments[bucket]
         for segment in range(work.first_segment, work.first_segment + work.segment_count):
@@ -237,7 +232,8 @@ class Executor:
                 else:
                     codec.decode_into(encoded, total)
                 if work.finish:
-                    total = np.divide(total, np.float32(work.weight), out=self._sum[:count])
+                    with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                        total = np.divide(total, np.float32(work.weight), out=self._sum[:count])
                 try:
                     codec.encode_into(total, encoded)
                 except CodecError:

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobBusyError, BlobError, BlobWriter
+from meshtraind.blobwriter import BlobBusyError, BlobWriter
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetchwindow import window_of
-from meshtraind.tasks import TaskSet
+from meshtraind.tasks import TaskSet, told_elsewhere
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
 from meshwire.files import check_path
@@ -66,7 +66,7 @@ async def _receive(
         on_bytes(writer.offset)
         next_bytes = writer.offset
         pieces: deque[asyncio.Task[Fetched]] = deque()
-        tasks = TaskSet(f"fetch {blob.sha256.hex()[:12]}", on_error=_ignore)
+        tasks = TaskSet(f"fetch {blob.sha256.hex()[:12]}", on_error=told_elsewhere)
         try:
             while writer.offset < blob.size_bytes:
                 while next_bytes < blob.size_bytes and len(pieces) < PIECES_IN_FLIGHT:
@@ -88,10 +88,6 @@ def _append(writer: BlobWriter, data: memoryview, _check: Check) -> None:
 
 def _count_nothing(_size_bytes: int) -> None:
     """For who does not show progress."""
-
-
-def _ignore(name: str, error: BaseException) -> None:
-    """Whoever awaits the piece gets the error; of pieces behind it nobody wants to know."""
 
 
 async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: int) -> Fetched:
@@ -130,8 +126,6 @@ async def serve(body: Fetch, store: BlobStore, job_folder: Path, *, ended: Calla
             raise RequestError(f"output path {path!r} {wrong}")
         root = output_folder(job_folder, body.rank)
         return await asyncio.to_thread(_read_piece, root.joinpath(*path.split("/")), body, True)
-    except BlobError as error:
-        raise RequestError(str(error)) from error
     except OSError as error:
         raise RequestError(f"cannot read the {body.what} of job {body.job}: {error.strerror or error}") from error
 

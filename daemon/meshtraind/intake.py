@@ -9,7 +9,7 @@ from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import DATA, SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
-from meshtraind.tasks import TaskSet
+from meshtraind.tasks import TaskSet, told_elsewhere
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
 from meshwire.files import FileEntry, FileManifest, check_manifest
@@ -88,7 +88,7 @@ class Intake:
             for entry in left:
                 await self._fetch(BlobRef(sha256=entry.sha256, size_bytes=entry.size_bytes))
 
-        tasks = TaskSet(f"files of {self._spec.job}", on_error=_ignore)
+        tasks = TaskSet(f"files of {self._spec.job}", on_error=told_elsewhere)
         try:
             await asyncio.gather(*(tasks.spawn(fetch_next(), f"fetch {number}") for number in range(BLOBS_IN_FLIGHT)))
         finally:
@@ -128,10 +128,6 @@ class Intake:
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
-
-
-def _ignore(name: str, error: BaseException) -> None:
-    """The first error of those that fetch ends the intake; of the others nobody wants to know."""
 
 
 def _hold_files(store: BlobStore, owner: str, manifest: FileManifest) -> None:

@@ -44,12 +44,12 @@ class Job:
     """One job on this daemon, from offer to history.
 
     Args:
-        rank: this device's index in `members`; None on a submitter that does not take part.
+        rank: this device's index in `members`.
         folder: DATA/jobs/ID.
     """
 
     def __init__(
-        self, spec: JobSpec, members: tuple[Member, ...], rank: int | None, folder: Path, history: JobHistory
+        self, spec: JobSpec, members: tuple[Member, ...], rank: int, folder: Path, history: JobHistory
     ) -> None:
         self.spec = spec
         self.members = members

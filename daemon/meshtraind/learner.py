@@ -19,6 +19,7 @@ LINES_WITHOUT_TRACEBACK = 10
 MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 KILL_TIMEOUT_S = 10.0
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+
 log = logging.getLogger(__name__)
 
 LAUNCH = Path(__file__).with_name("launch.py")
@@ -54,11 +55,6 @@ class Learner:
         self._log = log
         self._memory = memory
         self._process: asyncio.subprocess.Process | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Process id once started."""
-        return self._process.pid if self._process else None
 
     @property
     def running(self) -> bool:

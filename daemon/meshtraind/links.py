@@ -5,7 +5,6 @@ import contextlib
 import functools
 import logging
 import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ DIALS_AT_ONCE = 8
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 RTT_WEIGHT = 0.25  # of the newest measurement
+NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
 
 class ListenError(Exception):
@@ -159,7 +159,7 @@ class Links:
     async def _dial(self, dial: Dial) -> None:
         try:
             device = await self._try(dial)
-        except (OSError, ssl.SSLError, NotPinnedError, ConnectionLost, RequestError, TimeoutError) as error:
+        except NOT_LINKED as error:
             log.debug("dialling %s: %s", dial.address, error)
             self._book.failed(dial, time.monotonic())
         else:
@@ -203,20 +203,20 @@ class Links:
             self._welcoming.append(task)
             task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
 
-    def _welcomed(self, accepted: socket.socket, greeting: "Greeting", task: "asyncio.Task[None]") -> None:
+    def _welcomed(self, accepted: socket.socket, greeting: Greeting, task: "asyncio.Task[None]") -> None:
         if task in self._welcoming:
             self._welcoming.remove(task)
         if greeting.connection.never_made:  # also when it was cancelled before its first step
             accepted.close()
 
-    async def _welcome(self, accepted: socket.socket, greeting: "Greeting") -> None:
+    async def _welcome(self, accepted: socket.socket, greeting: Greeting) -> None:
         loop = asyncio.get_running_loop()
         context = self._trust.server_context if self._trust is not None else None
         try:
             async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
                 await loop.connect_accepted_socket(lambda: greeting.connection, accepted, ssl=context)
                 await greeting.finish(self._hello)
-        except (OSError, NotPinnedError, ConnectionLost, TimeoutError) as error:
+        except NOT_LINKED as error:
             log.info("a connection was not let in: %s", error or type(error).__name__)
 
     # Both

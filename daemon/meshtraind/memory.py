@@ -6,7 +6,8 @@ import os
 import secrets
 import sys
 
-from meshwire.local import VALUE_BYTES, MemoryLayout
+from meshwire.local import MemoryLayout
+from meshwire.plan import VALUE_BYTES
 
 SHARED_MEMORY_NAME = "meshtrain-learner"
 

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 from meshtraind.connection import RequestError
 from meshtraind.discovery import Discovery, Sighting
@@ -128,19 +129,21 @@ class Mesh:
             if link is not None:
                 rows.append(_linked(link))
             else:
-                rows.append(self._unlinked(device, printable(pin.name)))
+                rows.append(self._unlinked(device, printable(pin.name), "paired"))
         rows += [
-            self._unlinked(device, sighting.name) for device, sighting in self._sightings.items() if device not in pins
+            self._unlinked(device, sighting.name, "seen")
+            for device, sighting in self._sightings.items()
+            if device not in pins
         ]
         order = {"linked": 0, "paired": 1, "seen": 2}
         return tuple(sorted(rows, key=lambda row: (order[row.state], row.name, row.device)))
 
-    def _unlinked(self, device: str, name: str) -> PeerSummary:
+    def _unlinked(self, device: str, name: str, state: Literal["paired", "seen"]) -> PeerSummary:
         known = self._book.addresses_of(device)
         return PeerSummary(
             device=device,
             name=name or device[:8],
-            state="paired" if any(pin.device_id == device for pin in self._pins.all()) else "seen",
+            state=state,
             address=str(known[0]) if known else None,
             rtt_s=None,
             software=None,

@@ -40,8 +40,3 @@ class Node:
     def job_folder(self, job: str) -> Path:
         """DATA/jobs/ID."""
         return self.data_dir / "jobs" / job
-
-    def peer_name(self, device: str) -> str:
-        """How a linked device calls itself, else its short id."""
-        link = self.links.get(device)
-        return link.hello.name if link is not None else device[:8]

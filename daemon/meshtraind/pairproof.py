@@ -83,10 +83,6 @@ class CodeError(ValueError):
     """What was typed is not a pairing code."""
 
 
-class ProofError(Exception):
-    """The other end computed with another code or other certificates."""
-
-
 class ElementError(Exception):
     """What the other end sent is no SPAKE2 element of its role."""
 

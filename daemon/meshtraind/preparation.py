@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from meshtraind.agreement import Agreement, Emit
 from meshtraind.blobs import BlobStore
+from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
 from meshtraind.memory import SharedMemory, SharedMemoryError
@@ -43,7 +44,7 @@ class Preparation:
         self._agreement = agreement
         self._store = store
         self._staleness = staleness
-        self._folder = job.folder / "state"
+        self._folder = job.folder / STATE
 
     async def model(self, body: LearnerModel, emit: Emit) -> None:
         """Returns when all members have the same model and plan."""

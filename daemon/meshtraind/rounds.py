@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -108,7 +109,7 @@ class Rounds:
             self._executor.on_chunk_sent = self._trace_chunk
         self._own: dict[int, Bind] = {}  # own binds of rounds that are not complete
         self._bound_at_s: dict[int, float] = {}
-        self._pending: list[Effect] = []
+        self._pending: deque[Effect] = deque()
         self._performing = False
         self.exchange_s = 0.0
         self.samples = 0
@@ -207,7 +208,7 @@ class Rounds:
         self._performing = True
         try:
             while self._pending:
-                self._perform_one(self._pending.pop(0))
+                self._perform_one(self._pending.popleft())
         finally:
             self._performing = False
         self._arm()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
 from meshtraind.blobwriter import BlobError
+from meshtraind.cleanup import DATA, SOURCE
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
@@ -75,7 +76,6 @@ class Session:
         threads: int,
         master_host: str,
     ) -> None:
-        assert job.rank is not None
         self._node = node
         self.job = job
         self._rank = job.rank
@@ -87,7 +87,7 @@ class Session:
         self._master_host = master_host
         self._memory = SharedMemory()
         self._learner = Learner(
-            job.folder / "src", job.spec.script, job.spec.args, log_path(job.folder, self._rank), self._memory
+            job.folder / SOURCE, job.spec.script, job.spec.args, log_path(job.folder, self._rank), self._memory
         )
         self._connection: Connection | None = None  # of the learner
         self._attached = False
@@ -210,7 +210,7 @@ class Session:
             rank=self._rank,
             members=self.job.members,
             staleness=STALENESS,
-            data_dir=str(self.job.folder / "data") if self.job.spec.data is not None else None,
+            data_dir=str(self.job.folder / DATA) if self.job.spec.data is not None else None,
             output_dir=str(output_folder(self.job.folder, self._rank)),
         )
 

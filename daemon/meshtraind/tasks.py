@@ -12,6 +12,10 @@ log = logging.getLogger(__name__)
 STOP_TIMEOUT_S = 10.0
 
 
+def told_elsewhere(name: str, error: BaseException) -> None:
+    """For `on_error`: whoever awaits the task gets its error; of tasks that nobody awaits any more it is unwanted."""
+
+
 class TaskSet:
     """The tasks of one owner. Their errors are reported once, and `close` leaves none behind.
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.errors import EXIT_INTERRUPTED, CliError, reported
+from meshtrain.cli import EXIT_INTERRUPTED
+from meshtrain.cli.errors import CliError, reported
 from meshtrain.cli.options import Json
 
 MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon

@@ -7,6 +7,7 @@ from typing import ParamSpec, TypeVar
 import typer
 from pydantic import ValidationError
 
+from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError
 
@@ -15,7 +16,6 @@ R = TypeVar("R")
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 class CliError(Exception):

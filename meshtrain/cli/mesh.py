@@ -6,8 +6,9 @@ from typing import Annotated
 
 import typer
 
+from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.connection import ask, connected
-from meshtrain.cli.errors import EXIT_INTERRUPTED, UsageError, reported
+from meshtrain.cli.errors import UsageError, reported
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
 from meshwire.files import human_bytes

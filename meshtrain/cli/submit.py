@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.connection import ask, connected
-from meshtrain.cli.errors import EXIT_INTERRUPTED, CliError, UsageError, reported
+from meshtrain.cli.errors import CliError, UsageError, reported
 from meshtrain.cli.jobs import find_job
 from meshtrain.cli.logs import follow_job
 from meshtrain.cli.options import DataDir, Json

@@ -6,8 +6,8 @@ import os
 import torch
 
 from meshtrain.errors import MeshtrainError
-from meshwire.local import VALUE_BYTES, MemoryLayout
-from meshwire.plan import Plan, Span
+from meshwire.local import MemoryLayout
+from meshwire.plan import VALUE_BYTES, Plan, Span
 
 
 class Slots:

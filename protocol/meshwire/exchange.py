@@ -116,9 +116,9 @@ class BucketExchange:
             run = self._shards[shard]
             if run.segment_count:
                 yield self._work(shard, None, run.first_segment, run.segment_count, 0, 0.0, poison=part is Part.POISON)
-        for step, headers in enumerate(self._landed):
+        for headers in self._landed:
             for header in headers:
-                yield self._reduce(step, header)
+                yield self._arrived(header)
             headers.clear()
 
     def announce(self, sender: int, header: Header) -> tuple[int, int] | str:
@@ -135,8 +135,7 @@ class BucketExchange:
         if header.first_segment != expected or not 1 <= header.segment_count <= left:
             return (
                 f"segments {header.first_segment}+{header.segment_count} of bucket {self._bucket} at step "
-                f"{step_index}; "
-                f"expected to begin at {expected}, at most {left}"
+                f"{step_index}; expected to begin at {expected}, at most {left}"
             )
         if header.contributors >> self._program.members:
             return f"contributors {header.contributors:#x} name a rank beyond {self._program.members - 1}"
@@ -161,10 +160,12 @@ class BucketExchange:
         if step.op is Op.REDUCE and self._part is None:
             self._landed[header.step].append(header)
             return None
-        if step.op is Op.REDUCE:
-            return self._reduce(header.step, header)
+        return self._arrived(header)
+
+    def _arrived(self, header: Header) -> Work:
+        step = self._program.steps[header.step]
         assert step.recv_shard is not None
-        poison = bool(header.flags & Flags.POISON)
+        own_poison = step.op is Op.REDUCE and self._part is Part.POISON
         return self._work(
             step.recv_shard,
             header.step,
@@ -172,21 +173,7 @@ class BucketExchange:
             header.segment_count,
             header.contributors,
             header.weight,
-            poison=poison,
-        )
-
-    def _reduce(self, step_index: int, header: Header) -> Work:
-        shard = self._program.steps[step_index].recv_shard
-        assert shard is not None
-        poison = bool(header.flags & Flags.POISON) or self._part is Part.POISON
-        return self._work(
-            shard,
-            step_index,
-            header.first_segment,
-            header.segment_count,
-            header.contributors,
-            header.weight,
-            poison=poison,
+            poison=own_poison or bool(header.flags & Flags.POISON),
         )
 
     def _work(

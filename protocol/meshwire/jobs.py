@@ -144,4 +144,4 @@ class JobRecord(Wire):
     started_s: float | None = None
     ended_s: float | None = None
     exit_code: int | None = None  # of this device's learner, where it had one
-    error: Annotated[str, StringConstraints(max_length=limits.JOB_ERROR_CHARS_MAX)] | None = None
+    error: Annotated[str, StringConstraints(max_length=limits.ERROR_CHARS_MAX)] | None = None

@@ -7,12 +7,13 @@ MIB = 1024 * KIB
 FRAME_PAYLOAD_BYTES_MAX = 1 * MIB  # one control message, or one run of encoded segments
 CHUNK_BYTES = 256 * KIB  # what a sender aims at: the cheapest size for uvloop's BufferedProtocol on loopback and TLS
 CONTROL_BYTES_MAX = 1 * MIB  # one control message
-CONTROL_NESTING_MAX = 16
 LINK_QUEUE_BYTES_MAX = 1 * MIB  # data queued on a link before the sender is held back, so that control can overtake
 LINK_BACKLOG_BYTES_MAX = 16 * MIB  # messages queued behind that; whoever lets more pile up does not read: it is dropped
 REQUESTS_PER_CONNECTION_MAX = 64  # being answered at once; more are refused one by one
 REFUSAL_CHARS_MAX = 1000  # why a connection is closed
 HANDSHAKE_TIMEOUT_S = 10.0  # TLS and hello together; a slow-drip client is closed at this point
+LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
+RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses
 
 # Mesh and jobs
@@ -26,6 +27,10 @@ DEVICES_SEEN_MAX = 256  # unpaired devices that are remembered for display; anyb
 MDNS_TXT_BYTES_MAX = 400  # our own are under 200; a larger one is not ours
 MDNS_RESOLVES_MAX = 32  # announcements that came in parts and are being asked for
 JOBS_RUNNING_MAX = 16
+HASHES_OPEN_MAX = 64  # rounds whose base hashes are not complete yet
+EARLY_MESSAGES_MAX = 1_000  # of members that entered a generation before this one was told to
+ENDED_JOBS_IN_MEMORY_MAX = 100  # with their last reports; older ones are listed from the history
+CALLED_OFF_MAX = 256  # jobs that ended before they were offered here
 
 # Job files: the manifest of a job's source or data folder
 FILES_MAX = 100_000  # entries of one manifest: 60,000 images as files must fit, a home folder must not
@@ -39,7 +44,6 @@ DISK_RESERVE_BYTES = 64 * MIB  # left free for the owner and for logs when a job
 BLOB_CACHE_BYTES_MAX = 20 * 1024 * MIB  # of blobs that no live job holds: shipped once, but not kept for ever
 
 # Job history
-JOB_ERROR_CHARS_MAX = 16 * KIB  # a traceback with its context
 JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job as JSON
 JOBS_LISTED_MAX = 1000  # rows of one answer
 JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
@@ -59,21 +63,17 @@ INTEGER_BUFFER_VALUES_MAX = 16 * KIB  # they travel in every seal: step counters
 VALUES_MAX = 2**33
 SEGMENT_VALUES_MAX = 64 * KIB  # C1: one encoded unit
 BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
-
-assert CHUNK_BYTES <= FRAME_PAYLOAD_BYTES_MAX
-assert SEGMENT_VALUES_MAX * 4 <= FRAME_PAYLOAD_BYTES_MAX, "a dense segment must fit into one frame"
 BUCKET_BYTES_MAX = 256 * MIB
 
 # Text and files in messages
-ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback
+ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
 LOG_NAME_CHARS_MAX = 64
 PATH_CHARS_MAX = 1024
 FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
 FETCH_WAIT_S_MAX = 10.0
-HASHES_OPEN_MAX = 64  # rounds whose base hashes are not complete yet
 OUTPUTS_LISTED_MAX = 5_000  # output files of one rank: their list fits into one message
-EARLY_MESSAGES_MAX = 1_000  # of members that entered a generation before this one was told to
+OUTPUT_LIST_BYTES_MAX = 512 * KIB  # paths in one list of output files, all ranks together
 
 # Identity and pairing
 CERTIFICATE_BYTES_MAX = 2 * KIB  # DER; our own are under 500
@@ -83,8 +83,6 @@ PAIRING_LIFETIME_S = 300.0  # a code that nobody used dies
 PAIRING_TRIES_MAX = 3  # wrong codes before it dies: 3 in 10**6 to guess it
 PAIRING_EXCHANGE_TIMEOUT_S = 15.0  # one connection to the pairing listener, from accept to close
 PAIRING_CONNECTIONS_MAX = 32  # at once; the oldest is closed for a new one, so idle ones cannot keep a guest out
-RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
-LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
-ENDED_JOBS_IN_MEMORY_MAX = 100  # with their last reports; older ones are listed from the history
-CALLED_OFF_MAX = 256  # jobs that ended before they were offered here
-OUTPUT_LIST_BYTES_MAX = 512 * KIB  # paths in one list of output files, all ranks together
+
+assert CHUNK_BYTES <= FRAME_PAYLOAD_BYTES_MAX
+assert SEGMENT_VALUES_MAX * 4 <= FRAME_PAYLOAD_BYTES_MAX, "a dense segment must fit into one frame"

@@ -7,7 +7,8 @@ means from the daemon.
 
 from dataclasses import dataclass
 
-VALUE_BYTES = 4
+from meshwire.plan import VALUE_BYTES
+
 PAGE_BYTES = 4096
 
 # What a daemon gives its learner in the environment

@@ -149,7 +149,7 @@ def test_limits(history: JobHistory) -> None:
     with pytest.raises(HistoryError, match=f"specification of job {big.id}"):
         history.put(big)
     with pytest.raises(ValueError, match="error"):
-        history.put(record(1).model_copy(update={"error": "x" * (limits.JOB_ERROR_CHARS_MAX + 1)}))
+        history.put(record(1).model_copy(update={"error": "x" * (limits.ERROR_CHARS_MAX + 1)}))
     for count in (0, limits.JOBS_LISTED_MAX + 1):
         with pytest.raises(ValueError, match="can be listed"):
             history.newest(count)
