@@ -8,6 +8,7 @@ from meshwire import limits
 from meshwire.jobs import JobId
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
+from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
@@ -34,7 +35,7 @@ class JobSpec(Wire):
     env: tuple[tuple[str, str], ...]
     files: BlobRef  # packed FileManifest of the working directory
     data: BlobRef | None  # packed FileManifest of --data
-    sync: str
+    sync: SyncSettings
     codec: str
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
@@ -199,6 +200,15 @@ class Metrics(Wire):
     payload_bytes: int = 0  # of chunk frames sent
     counter: Literal["kernel", "link"] = "kernel"
     waiting_for: Text | None = None
+    finished: bool = False  # this learner takes no further step
+    ahead: int = 0  # rounds decided and not applied (R0: d - a)
+    ages: Annotated[tuple[int, ...], Field(max_length=limits.STALENESS_MAX + 1)] = ()  # contributions by age
+    age: int | None = None  # of the newest contribution
+    nulls: int = 0  # rounds passed over
+    void_rounds: int = 0
+    steps_lost: int = 0  # cut off or too old (V2, R5)
+    samples_per_s: float = 0.0  # while computing; 0: not known yet
+    batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
 
 
 @message("job.rank")
@@ -225,11 +235,12 @@ class BaseHash(Wire):
 
 @message("job.barrier")
 class BarrierReached(Wire):
-    """Member to all: this rank's learner entered its `number`-th barrier."""
+    """Member to all: this rank's learner entered its `number`-th barrier (0: has ended its part)."""
 
     job: JobId
     rank: Rank
     number: int
+    round: Annotated[int, Field(ge=0)] = 0  # the last one it has contributed to
 
 
 @message("job.end")

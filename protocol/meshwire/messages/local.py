@@ -13,7 +13,7 @@ from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
 from meshwire.messages.job import JobSpec, JobSummary, LogValues, Member, Rank, RelativePath, Text
 from meshwire.messages.link import Software, Version
-from meshwire.messages.rounds import Bytes, Poison, Round, SampleBlock
+from meshwire.messages.rounds import BatchSize, Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
 
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
@@ -140,6 +140,10 @@ class Submit(Wire):
     on: tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix; empty: all linked
     peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None  # how many, this device included
     sync: str
+    straggler: str | None = None  # None, here and below: not asked for
+    visibility: str | None = None
+    own: str | None = None
+    shares: str | None = None
     codec: str
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
@@ -207,14 +211,22 @@ class Cancel(Wire):
 
 @message("learner.welcome")
 class LearnerWelcome(Wire):
-    """Reply to a learner's `Attach`."""
+    """Reply to a learner's `Attach`. The bound s and what goes with it stand in `spec.sync`."""
 
     spec: JobSpec
     rank: Rank
     members: tuple[Member, ...]
-    staleness: int  # the bound s
     data_dir: AnyPath | None
     output_dir: AnyPath
+
+
+class SampleSpace(Wire):
+    """One epoch of a prepared loader; equal on all members."""
+
+    total: Annotated[int, Field(ge=1)]  # samples, or batches if these are dealt whole
+    batch: BatchSize  # of them
+    whole_batches: bool
+    drop_last: bool
 
 
 @message("learner.model")
@@ -222,7 +234,9 @@ class LearnerModel(Wire):
     """Request: the prepared model. The learner has sized the shared memory for it. Reply: `Done` when all agree."""
 
     manifest: ModelManifest
-    memory_bytes: int
+    memory_bytes: int  # of the shared memory
+    learner_bytes: Annotated[int, Field(ge=0)] = 0  # what the learner will hold besides: base, view, optimizer state
+    samples: SampleSpace | None = None  # what a prepared loader reads
 
 
 @message("learner.state")
@@ -249,7 +263,7 @@ class LearnerReady(Wire):
 class LearnerBucket(Wire):
     """Notice: this bucket of this step lies in the raw slot, multiplied by `weight` (W3).
 
-    All buckets of a step carry the same weight, samples and hyperparameters.
+    All buckets of a step carry the same weight, samples, hyperparameters and claim.
     """
 
     step: int
@@ -257,6 +271,7 @@ class LearnerBucket(Wire):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     samples: tuple[SampleBlock, ...] = ()
     hyperparameters: Bytes = b""
+    claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0
     poison: Poison | None = None
 
 
@@ -271,13 +286,19 @@ class LearnerSealed(Wire):
 
 @message("learner.applied")
 class LearnerApplied(Wire):
-    """Notice: the optimizer has stepped on `round` (0: none yet); the next step begins."""
+    """Notice: `round` is in the base, or was void: the result slot is free (R1)."""
 
-    round: Annotated[int, Field(ge=0)]
+    round: Round
+
+
+@message("learner.stepped")
+class LearnerStepped(Wire):
+    """Notice: `step` has ended, the learner stands at its boundary. Answer: the rounds to apply, then `Start`."""
+
     step: int
     samples: int
     step_s: float
-    exposed_s: float  # of this step
+    exposed_s: float  # of this step: waiting for rounds, for Start, for samples
 
 
 @message("learner.log")
@@ -298,31 +319,81 @@ class LearnerHash(Wire):
 
 @message("learner.barrier")
 class LearnerBarrier(Wire):
-    """Request: wait for every member's learner. Reply: `Done`."""
+    """Notice: it waits for every member's learner, and applies rounds meanwhile. Answer: `BarrierPassed`."""
 
-    number: int
+    number: Annotated[int, Field(ge=0)]  # counted from 1; 0: the end of its part in the job
 
 
 @message("learner.idle")
 class LearnerIdle(Wire):
-    """Notice: no step will follow for now (R5): the loop has ended, or `mt.finish` was called."""
+    """Notice: no step will follow for now (R5). Answer: rounds to apply as they are complete."""
 
     reason: Text
+    finished: bool  # none will ever follow
+
+
+@message("learner.back")
+class LearnerBack(Wire):
+    """Notice: no longer idle. Answer: the rounds to apply, then `Start` of the step that had not begun."""
 
 
 @message("round.done")
 class RoundDone(Wire):
-    """Notice to the learner: the means of `round` lie in the result slot, unless it is void."""
+    """Notice to the learner: apply `round`, whose means lie in the result slot unless it is void. In order, one at a
+    time: the next one comes after its `LearnerApplied`."""
 
     round: Round
-    step: int
+    step: int  # the learner's own that is in it; 0: none
     void: bool
     reason: Text  # of a void round
+    overflow: bool  # of a GradScaler was all that made it void
     stop: bool  # V1 with --on-nan stop: the learner raises
     weight: float
     contributors: int
     used: Bytes
     integers: tuple[int, ...]
+    hyperparameters: Bytes  # O3: packed; empty when nobody sent any
+    squared_norm: float  # O4: of the means of all parameters
+
+
+@message("start")
+class Start(Wire):
+    """Notice to the learner: begin this step (R1)."""
+
+    step: int
+    decided: Annotated[int, Field(ge=0)]  # rounds that this learner is in or was passed over in
+
+
+@message("step.lost")
+class StepLost(Wire):
+    """Notice to the learner: this step is in no round."""
+
+    step: int
+    reason: Text
+    retry: bool  # its samples were in no bind either (R5): use them again
+
+
+@message("grant")
+class Grant(Wire):
+    """Notice to the learner: these blocks are its own, in this order, one batch each (X2)."""
+
+    blocks: tuple[SampleBlock, ...]
+
+
+@message("epoch.over")
+class EpochOver(Wire):
+    """Notice to the learner: every block of this epoch is in a complete round (X4), or was held by a lost member."""
+
+    epoch: int
+    unused: int  # samples of the latter
+
+
+@message("barrier.passed")
+class BarrierPassed(Wire):
+    """Notice to the learner: all have reached it, and every round of before is applied here."""
+
+    number: int
+    error: Text | None  # why it cannot be passed
 
 
 @message("waiting")

@@ -13,8 +13,11 @@ Round = Annotated[int, Field(ge=1, lt=2**32)]
 Bytes = Annotated[bytes, Field(max_length=limits.CONTROL_BYTES_MAX // 2)]
 
 
+BatchSize = Annotated[int, Field(ge=1, lt=2**31)]
+
+
 class SampleBlock(Wire):
-    """X1: positions [first, end) of the permutation of one epoch."""
+    """X1: positions [first, end) of the permutation of one epoch, in samples or, if these are dealt whole, batches."""
 
     epoch: int
     first: int
@@ -31,6 +34,8 @@ class Bind(Wire):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # samples
     samples: tuple[SampleBlock, ...] = ()
     hyperparameters: Bytes = b""  # packed param-group values (O3)
+    claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # batches to be granted after this round (X2)
+    sizes: Annotated[tuple[BatchSize, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # X4a; empty: as before
 
 
 @message("null")
@@ -53,6 +58,7 @@ class Poison(Wire):
     bucket: int
     parameter: Text
     reason: Text
+    overflow: bool = False  # of a GradScaler: the round is skipped, never an error (O6)
 
 
 @message("seal")

@@ -1,0 +1,93 @@
+"""How the members of a job keep in step: the bound s and what goes with it, from what a person typed (R8, O2, X4a)."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.wiretypes import Wire
+
+Straggler = Literal["carry", "wait"]
+Visibility = Literal["eager", "fixed"]
+Own = Literal["auto", "0", "1/m", "1"]
+Shares = Literal["equal", "speed"]
+
+
+class SyncSettings(Wire):
+    """Equal on all members of a job. Made by `sync_settings`, which refuses what does not go together."""
+
+    staleness: Annotated[int, Field(ge=0, le=limits.STALENESS_MAX)] = 0
+    """The bound s: how many rounds a learner may be ahead of what it has applied. 0 is BSP."""
+    straggler: Straggler = "wait"
+    """A late learner: the rounds go on without it (`carry`), or wait for it (R8)."""
+    visibility: Visibility = "eager"
+    """A round is applied when it is complete (`eager`), or exactly s+1 steps later (`fixed`, reproducible)."""
+    own: Own = "auto"
+    """The coefficient c of a learner's own gradients that no round has covered; auto: 1/m with SGD, else 0 (O2)."""
+    shares: Shares = "speed"
+    """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
+
+    @property
+    def claims(self) -> bool:
+        """Whether samples are claimed as learners go (X2); else every round's deal is planned ahead (X4)."""
+        return self.straggler == "carry" or self.shares == "speed"
+
+    def text(self) -> str:
+        """As typed after --sync."""
+        return f"ssp:{self.staleness}" if self.staleness else "bsp"
+
+
+def sync_settings(
+    sync: str,
+    straggler: str | None = None,
+    visibility: str | None = None,
+    own: str | None = None,
+    shares: str | None = None,
+) -> SyncSettings:
+    """What a person asked for, with the defaults filled in; None: not asked for.
+
+    Raises:
+        ValueError: naming the option, and what is possible instead.
+    """
+    staleness = _staleness(sync)
+    given = {"straggler": straggler, "visibility": visibility, "own": own, "shares": shares}
+    for name, values in (
+        ("straggler", ("carry", "wait")),
+        ("visibility", ("eager", "fixed")),
+        ("own", ("auto", "0", "1/m", "1")),
+        ("shares", ("equal", "speed")),
+    ):
+        if given[name] is not None and given[name] not in values:
+            raise ValueError(f"--{name} {given[name]}: use {' or '.join(values)}")
+    if staleness == 0 and straggler == "carry":
+        raise ValueError(f"--straggler carry needs a bound above 0, and --sync {sync} has none: use --sync ssp:2 (R7)")
+    if visibility == "fixed" and straggler == "carry":
+        raise ValueError("--visibility fixed needs --straggler wait: every learner takes part in every round (R8)")
+    if visibility == "fixed" and shares == "speed":
+        raise ValueError("--visibility fixed needs --shares equal: measured speeds differ between two runs (X4a)")
+    fixed = visibility == "fixed"
+    return SyncSettings.model_validate(
+        {
+            "staleness": staleness,
+            "straggler": straggler or ("wait" if fixed or staleness == 0 else "carry"),
+            "visibility": visibility or "eager",
+            "own": own or "auto",
+            "shares": shares or ("equal" if fixed else "speed"),
+        }
+    )
+
+
+def own_coefficient(own: Own, members: int, *, adaptive: bool) -> float:
+    """c: 1/m is read-my-writes of SSP, 1 delayed gradient averaging, 0 a plain delay. `adaptive`: not plain SGD."""
+    if own == "auto":
+        own = "0" if adaptive else "1/m"
+    return {"0": 0.0, "1/m": 1.0 / members, "1": 1.0}[own]
+
+
+def _staleness(sync: str) -> int:
+    if sync == "bsp":
+        return 0
+    kind, colon, bound = sync.partition(":")
+    if kind == "ssp" and colon and bound.isascii() and bound.isdigit() and int(bound) <= limits.STALENESS_MAX:
+        return int(bound)
+    raise ValueError(f"--sync {sync}: use bsp, or ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2")
