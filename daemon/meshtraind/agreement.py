@@ -24,6 +24,7 @@ from meshwire.messages.local import StateTask, Waiting
 from meshwire.wiretypes import Wire
 
 START_TIMEOUT_S = 1800.0  # a slow laptop may import its libraries and load its data for long
+BARRIER_TIMEOUT_S = 86400.0  # a slow laptop may have many steps left; one that is lost ends the job before
 TICK_S = 1.0  # how often a waiting learner gets a sign of life
 
 Emit = Callable[[Wire], None]
@@ -57,7 +58,7 @@ class Agreement:
         self._wants: dict[int, tuple[int, ...]] = {}
         self._offer: StateOffer | None = None
         self._ready: set[int] = set()
-        self._barriers: dict[int, int] = {}
+        self._barriers: dict[tuple[int, int], int] = {}  # by number and rank: the newest round contributed to before
         self._changed = asyncio.Event()
         self._exported: tuple[int, ...] = ()
 
@@ -75,7 +76,7 @@ class Agreement:
             case StateReady():
                 self._ready.add(message.rank)
             case BarrierReached():
-                self._barriers[message.rank] = message.number
+                self._barriers[message.number, message.rank] = message.round
         self.wake()
 
     def wake(self) -> None:
@@ -161,15 +162,27 @@ class Agreement:
             lambda: [rank for rank in range(len(self._members)) if rank not in self._ready], "to be ready", emit
         )
 
-    async def barrier(self, number: int, emit: Emit) -> None:
-        """Returns when every member's learner has entered this barrier."""
-        self._barriers[self._rank] = number
-        self._tell_all(BarrierReached(job=self._job, rank=self._rank, number=number))
-        await self._until(
-            lambda: [rank for rank in range(len(self._members)) if self._barriers.get(rank, 0) < number],
-            f"to reach barrier {number}",
-            emit,
-        )
+    async def barrier(self, number: int, reached: int, emit: Emit) -> int:
+        """Returns when every member's learner has entered this barrier: the newest round that any contributed to.
+
+        Args:
+            reached: the last round that this member has contributed to.
+
+        Raises:
+            RequestError: a member's script has ended without it. Before the last barrier (0) that is no error.
+        """
+        self._barriers[number, self._rank] = reached
+        self._tell_all(BarrierReached(job=self._job, rank=self._rank, number=number, round=reached))
+        ranks = range(len(self._members))
+
+        def missing() -> list[int]:
+            away = [rank for rank in ranks if (number, rank) not in self._barriers]
+            return [rank for rank in away if rank not in self._gone()] if number == 0 else away
+
+        what = f"to reach barrier {number}" if number else "to finish"
+        await self._until(missing, what, emit, BARRIER_TIMEOUT_S)
+        rounds = [self._barriers.pop((number, rank), 0) for rank in ranks]
+        return max(rounds)
 
     def _tell_all(self, message: Wire) -> None:
         for other in self._others:
@@ -178,9 +191,11 @@ class Agreement:
     def _missing(self, have: dict[int, Model] | dict[int, tuple[int, ...]], of: list[int] | None = None) -> list[int]:
         return [rank for rank in (range(len(self._members)) if of is None else of) if rank not in have]
 
-    async def _until(self, missing: Callable[[], list[int]], what: str, emit: Emit) -> None:
+    async def _until(
+        self, missing: Callable[[], list[int]], what: str, emit: Emit, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         """Waits until nobody is missing; tells the learner once a second for whom it waits."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
         while absent := missing():
             names = ", ".join(f"rank {rank} ({self._members[rank].name})" for rank in absent)
             if lost := self._gone().intersection(absent):
@@ -189,7 +204,7 @@ class Agreement:
                     f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain"
                 )
             if time.monotonic() > deadline_s:
-                raise RequestError(f"waited {START_TIMEOUT_S:.0f} s for {names} {what}")
+                raise RequestError(f"waited {timeout_s:.0f} s for {names} {what}")
             try:
                 await asyncio.wait_for(self._changed.wait(), TICK_S)
             except TimeoutError:

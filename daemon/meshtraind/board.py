@@ -11,7 +11,7 @@ from meshtraind.cleanup import clean_up, clean_up_all, discard
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job
-from meshtraind.jobspec import SYNC_MODES, Emit
+from meshtraind.jobspec import Emit
 from meshtraind.learnerenvironment import learner_threads
 from meshtraind.node import Node
 from meshtraind.session import Session
@@ -130,10 +130,8 @@ class Board:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None:
             refusal = f"there is a job {spec.job} already"
-        elif spec.sync not in SYNC_MODES or spec.codec not in CODECS:
-            refusal = (
-                f"--sync {spec.sync} --codec {spec.codec} is unknown there: install the same version of meshtraind"
-            )
+        elif spec.codec not in CODECS:
+            refusal = f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
         elif node.software.torch is None:
             refusal = "it has no torch: run `pip install '.[torch]'` there"
         if refusal is not None:

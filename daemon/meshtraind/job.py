@@ -138,7 +138,7 @@ class Job:
             spec={
                 "script": self.spec.script,
                 "args": list(self.spec.args),
-                "sync": self.spec.sync,
+                "sync": self.spec.sync.text(),
                 "codec": self.spec.codec,
                 "seed": self.spec.seed,
                 "names": [member.name for member in self.members],

@@ -18,22 +18,24 @@ from meshwire.jobs import new_job_id
 from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import Submit, SubmitProgress
 from meshwire.plan import BUCKET_BYTES
+from meshwire.syncmode import SyncSettings, sync_settings
 from meshwire.wiretypes import Wire
-
-SYNC_MODES = ("bsp",)
 
 Emit = Callable[[Wire], None]
 
 
-def check_settings(body: Submit) -> None:
-    """Raises RequestError for a setting that does not exist."""
-    if body.sync not in SYNC_MODES:
-        raise RequestError(f"--sync {body.sync} is not built yet; use --sync {' or '.join(SYNC_MODES)}")
+def check_settings(body: Submit) -> SyncSettings:
+    """How the members keep in step. Raises RequestError for settings that do not exist or do not go together."""
+    try:
+        sync = sync_settings(body.sync, body.straggler, body.visibility, body.own, body.shares)
+    except ValueError as error:
+        raise RequestError(str(error)) from error
     if body.codec not in CODECS:
         raise RequestError(f"there is no codec {body.codec!r}; use --codec {', '.join(sorted(CODECS))}")
+    return sync
 
 
-def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
+def make_spec(body: Submit, sync: SyncSettings, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
     """The job as all members will know it."""
     now_s = time.time()
     return JobSpec(
@@ -46,7 +48,7 @@ def make_spec(body: Submit, device: str, files: BlobRef, data: BlobRef | None) -
         env=body.env,
         files=files,
         data=data,
-        sync=body.sync,
+        sync=sync,
         codec=body.codec,
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if body.seed is None else body.seed,

@@ -54,10 +54,10 @@ class LocalSide:
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         attached = _attached(conn)
         session = self._board.session(attached.job) if attached.job is not None else None
-        if attached.role != "learner" or session is None or not session.is_learner(conn):
+        if attached.role != "learner" or session is None or not session.learner.is_over(conn):
             conn.refuse(f"{type(body).__name__} is not for the local endpoint")
             return
-        session.learner_notice(body)
+        session.learner.notice(body)
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         attached = _attached(conn)
@@ -78,9 +78,9 @@ class LocalSide:
             raise RequestError(f"no job {attached.job} runs here")
         if isinstance(body, Attach):
             return session.attach(conn)
-        if not session.is_learner(conn):
+        if not session.learner.is_over(conn):
             raise RequestError(f"another process is the learner of job {attached.job}")
-        return await session.learner_request(body, emit)
+        return await session.learner.request(body, emit)
 
     async def _client(self, body: Wire, emit: Emit) -> Wire:
         mesh, questions = self._mesh, self._questions

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Literal
 from meshtraind.connection import Connection
 from meshtraind.job import Job
 from meshwire.messages.job import Metrics, RankReport
-from meshwire.messages.local import LearnerApplied
+from meshwire.messages.local import LearnerStepped
 
 if TYPE_CHECKING:
     from meshtraind.rounds import Rounds
 
 STEPS_REMEMBERED = 50
+SPEEDS_REMEMBERED = 15  # fewer: batch sizes follow them (X4a)
+SPEEDS_MIN = 5
 
 
 class MetricsKeeper:
@@ -21,7 +23,6 @@ class MetricsKeeper:
 
     Attributes:
         values: the script's own, from mt.log.
-        round: the newest complete round.
         exit_code: of the learner's process, once it has ended.
     """
 
@@ -30,18 +31,21 @@ class MetricsKeeper:
         self._sent_before = {rank: link.socket_bytes_sent()[0] for rank, link in links.items()}
         self._payload_before = {rank: link.chunk_payload_bytes_sent for rank, link in links.items()}
         self._step_times_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
+        self._speeds: deque[float] = deque(maxlen=SPEEDS_REMEMBERED)  # samples/s while it computed
         self._step = 0
         self._exposed_s = 0.0
         self._frozen: tuple[int, int, Literal["kernel", "link"]] | None = None
         self.values: tuple[tuple[str, float], ...] = ()
-        self.round = 0
         self.exit_code: int | None = None
 
-    def applied(self, message: LearnerApplied) -> None:
-        """The optimizer has stepped."""
+    def stepped(self, message: LearnerStepped) -> None:
+        """A step has ended."""
         self._step = message.step
         self._exposed_s += message.exposed_s
         self._step_times_s.append(message.step_s)
+        busy_s = message.step_s - message.exposed_s
+        if message.samples and busy_s > 0:
+            self._speeds.append(message.samples / busy_s)
 
     def report(self, job: Job, rank: int, rounds: "Rounds | None") -> RankReport:
         """What the other members are told."""
@@ -56,18 +60,18 @@ class MetricsKeeper:
 
     def _snapshot(self, rounds: "Rounds | None") -> Metrics:
         sent_bytes, payload_bytes, counter = self._frozen or self._bytes()
-        return Metrics(
-            step=self._step,
-            round=self.round,
-            samples=rounds.samples if rounds is not None else 0,
-            values=self.values,
-            step_s=statistics.median(self._step_times_s) if self._step_times_s else 0.0,
-            exposed_s=self._exposed_s,
-            exchange_s=rounds.exchange_s if rounds is not None else 0.0,
-            sent_bytes=sent_bytes,
-            payload_bytes=payload_bytes,
-            counter=counter,
-            waiting_for=rounds.waiting() if rounds is not None else None,
+        return Metrics.model_validate(
+            {
+                "step": self._step,
+                "values": self.values,
+                "step_s": statistics.median(self._step_times_s) if self._step_times_s else 0.0,
+                "exposed_s": self._exposed_s,
+                "sent_bytes": sent_bytes,
+                "payload_bytes": payload_bytes,
+                "counter": counter,
+                "samples_per_s": statistics.median(self._speeds) if len(self._speeds) >= SPEEDS_MIN else 0.0,
+                **(rounds.measures() if rounds is not None else {}),
+            }
         )
 
     def freeze(self) -> None:

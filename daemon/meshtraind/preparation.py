@@ -12,7 +12,7 @@ from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import Model
-from meshwire.messages.local import LearnerModel, LearnerState, StateTask
+from meshwire.messages.local import LearnerModel, LearnerState, SampleSpace, StateTask
 from meshwire.plan import Plan, plan_buckets
 
 PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
@@ -23,27 +23,25 @@ class Preparation:
 
     Attributes:
         manifest, plan: None until the model was given.
+        samples: what the prepared loader reads, if there is one.
     """
 
     def __init__(
         self,
         job: Job,
-        rank: int,
         links: Mapping[int, Connection],
         memory: SharedMemory,
         agreement: Agreement,
         store: BlobStore,
-        staleness: int,
     ) -> None:
         self.manifest: ModelManifest | None = None
         self.plan: Plan | None = None
+        self.samples: SampleSpace | None = None
         self._job = job
-        self._rank = rank
         self._links = links
         self._memory = memory
         self._agreement = agreement
         self._store = store
-        self._staleness = staleness
         self._folder = job.folder / STATE
 
     async def model(self, body: LearnerModel, emit: Emit) -> None:
@@ -51,12 +49,14 @@ class Preparation:
         if self.manifest is not None:
             raise RequestError(PREPARED_TWICE)
         self.manifest = body.manifest
-        self.plan = await asyncio.to_thread(plan_buckets, body.manifest, self._job.spec.bucket_bytes)
+        self.samples = body.samples
+        spec = self._job.spec
+        self.plan = await asyncio.to_thread(plan_buckets, body.manifest, spec.bucket_bytes)
         try:
-            self._memory.map(MemoryLayout.for_bound(self.plan.total_values, self._staleness))
+            self._memory.map(MemoryLayout.for_bound(self.plan.total_values, spec.sync.staleness))
         except SharedMemoryError as error:
             raise RequestError(str(error)) from error
-        own = Model(job=self._job.spec.job, rank=self._rank, manifest=body.manifest, plan=self.plan.digest())
+        own = Model(job=spec.job, rank=self._job.rank, manifest=body.manifest, plan=self.plan.digest())
         await self._agreement.agree_on_model(own, emit)
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:

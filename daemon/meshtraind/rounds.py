@@ -10,15 +10,19 @@ import numpy as np
 
 from meshtraind.codecs.base import Values
 from meshtraind.connection import Connection
+from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
 from meshtraind.memory import SharedMemory
+from meshtraind.recorder import round_machine
+from meshtraind.roundstats import RoundStats
 from meshtraind.trace import Trace
+from meshtraind.turn import Turn
 from meshwire import limits
 from meshwire.exchange import Part
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
-from meshwire.messages.local import LearnerApplied, LearnerBucket, LearnerSealed, RoundDone
+from meshwire.messages.local import LearnerBucket, LearnerSealed, LearnerStepped, RoundDone, SampleSpace, StepLost
 from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan
 from meshwire.roundevents import (
@@ -36,18 +40,21 @@ from meshwire.roundevents import (
     StepDropped,
 )
 from meshwire.roundlearner import Phase, RoundSettings
-from meshwire.rounds import RoundMachine
+from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
+
+UNAPPLIED_BYTES_MAX = 1024 * limits.MIB  # encoded results kept for a learner that does not apply them, if s allows
 
 
 class Rounds:
     """All rounds of one job on this daemon, from the first bind to the end.
 
     Args:
+        samples: what the learner's prepared loader reads; None without one.
         links: the connection to each other member, by rank.
         generation: what every frame carries (G2).
-        notify: tells the learner that a round is done.
+        notify: sends the learner a notice.
         fail: ends the job with a reason; called at most once for each cause.
     """
 
@@ -57,15 +64,15 @@ class Rounds:
         spec: JobSpec,
         manifest: ModelManifest,
         plan: Plan,
+        samples: SampleSpace | None,
         rank: int,
         members: int,
         links: Mapping[int, Connection],
         job: int,
         generation: int,
-        staleness: int,
         memory: SharedMemory,
         rtt_s: float,
-        notify: Callable[[RoundDone], None],
+        notify: Callable[[Wire], None],
         fail: Callable[[str], None],
         trace: Trace | None,
     ) -> None:
@@ -76,21 +83,9 @@ class Rounds:
         self._memory = memory
         self._notify = notify
         self._fail = fail
-        self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._machine = RoundMachine(
-            RoundSettings(
-                members=members,
-                rank=rank,
-                buckets=len(plan.buckets),
-                used_bytes=math.ceil(len(manifest.tensors) / 8),
-                integers=manifest.integer_values,
-                staleness=staleness,
-                straggler="carry",
-                rtt_s=rtt_s,
-            )
-        )
+        staleness = spec.sync.staleness
         self._executor = Executor(
             plan=plan,
             rank=rank,
@@ -100,29 +95,59 @@ class Rounds:
             job=job,
             generation=generation,
             staleness=staleness,
+            norm_buckets=_parameter_buckets(plan, manifest),
             result=_values(memory.result()),
             on_bucket=self._bucket_complete,
+            on_result=self._result_decoded,
             on_broken=lambda text: fail(f"rank {(rank - 1) % members} sent a payload that cannot be decoded: {text}"),
             complete=lambda: self._machine.complete,
         )
+        self._machine = round_machine(
+            RoundSettings(
+                members=members,
+                rank=rank,
+                buckets=len(plan.buckets),
+                used_bytes=math.ceil(len(manifest.tensors) / 8),
+                integers=manifest.integer_values,
+                staleness=staleness,
+                straggler=spec.sync.straggler,
+                visibility=spec.sync.visibility,
+                unapplied_max=max(2 * (staleness + 1), UNAPPLIED_BYTES_MAX // self._executor.round_bytes),
+                rtt_s=rtt_s,
+            ),
+            trace,
+        )
+        self._turn = Turn(self._machine, notify, self._start_step, self._resume)
+        self._dealing = (
+            Dealing(samples, members, rank, staleness, spec.sync.shares, notify)
+            if samples is not None and spec.sync.claims
+            else None
+        )
         if trace is not None:
-            self._executor.on_chunk_sent = self._trace_chunk
+            self._executor.on_chunk_sent = lambda header: trace.chunk(header)
         self._own: dict[int, Bind] = {}  # own binds of rounds that are not complete
-        self._bound_at_s: dict[int, float] = {}
         self._pending: deque[Effect] = deque()
         self._performing = False
-        self.exchange_s = 0.0
+        self._committed = 0
+        self._forgotten = 0
+        self._gone = False
+        self.stats = RoundStats()
         self.samples = 0
         self.finished = False  # the learner takes no further step
 
     # The learner
 
-    def begin(self, step: int) -> None:
-        """The learner begins its first step."""
-        self._perform(self._machine.start_step(step, self._now()))
+    def begin(self) -> None:
+        """All members are ready: the learner is told to begin its first step."""
+        self._executor.open_result(1)
+        self._turn.wants_to_start(1)
+        self._perform([])
+        if self._dealing is not None:
+            self._dealing.begin()
 
     def bucket(self, message: LearnerBucket) -> None:
         """A bucket lies in the raw slot."""
+        binds = self._machine.phase is Phase.COMPUTING
         self._perform(
             self._machine.bucket_ready(
                 message.step,
@@ -131,6 +156,8 @@ class Rounds:
                 weight=message.weight,
                 samples=message.samples,
                 hyperparameters=message.hyperparameters,
+                claim=message.claim,
+                sizes=self._dealing.sizes() if self._dealing is not None and binds else (),
                 poison=message.poison,
             )
         )
@@ -139,22 +166,53 @@ class Rounds:
         """The backward pass has ended."""
         self._perform(self._machine.seal(message.step, message.used, message.integers, self._now()))
 
-    def applied(self, message: LearnerApplied) -> None:
-        """The optimizer has stepped; the next step begins."""
-        now_s = self._now()
-        if message.round > self._machine.applied:
-            self._perform(self._machine.learner_applied(message.round, now_s))
-        self.samples += message.samples
-        self._perform(self._machine.start_step(message.step + 1, now_s))
+    def applied(self, round_: int) -> None:
+        """The learner has applied a round: the result slot is free for the next one."""
+        effects = self._machine.learner_applied(round_, self._now())
+        if self._machine.applied == round_:
+            self._executor.open_result(round_ + 1)
+        self._perform(effects)
 
-    def absent(self, reason: str) -> None:
-        """No step will follow (R5), or the learner is dead (V2)."""
-        self.finished = True
+    def stepped(self, message: LearnerStepped) -> None:
+        """A step has ended; the learner waits for the word to start the next one."""
+        self.samples += message.samples
+        self._turn.wants_to_start(message.step + 1)
+        self._perform([])
+
+    def idle(self, reason: str) -> None:
+        """No step will follow for now (R5)."""
+        self._turn.idle()
         if self._machine.phase is not Phase.ABSENT:
             self._perform(self._machine.absent(reason, self._now()))
 
+    def back(self) -> None:
+        """No longer idle."""
+        self._perform(self._machine.present(self._now()))
+
+    def gone(self, reason: str) -> None:
+        """No step will ever follow: the learner has finished, or is dead (V2)."""
+        self.finished = True
+        if not self._gone:
+            self._gone = True
+            self._turn.gone()
+            self._perform(self._machine.absent(reason, self._now(), gone=True))
+
+    def enter_barrier(self, number: int) -> int:
+        """The learner waits for all others. Returns the last round it has contributed to."""
+        self._turn.enter_barrier(number)
+        if self._machine.settings.staleness:
+            self.idle("the end of its part" if number == 0 else f"barrier {number}")
+        return self._machine.decided
+
+    def all_in_barrier(self, newest_round: int) -> None:
+        """So do all others; none has contributed to a round after `newest_round`."""
+        self._turn.all_in_barrier(newest_round)
+        self._perform([])
+
     def waiting(self) -> str | None:
         """What a blocked learner waits for; None while it computes."""
+        if self._turn.waits:
+            return self._machine.may_start()[1]
         blocked = self._machine.phase is Phase.BOUNDARY and self._machine.decided > self._machine.complete
         return self._machine.waiting() if blocked else None
 
@@ -162,6 +220,17 @@ class Rounds:
     def complete(self) -> int:
         """The newest round held completely (G5)."""
         return self._machine.complete
+
+    def measures(self) -> dict[str, object]:
+        """The fields of `Metrics` that are known here."""
+        return {
+            **self.stats.values(),
+            "samples": self.samples,
+            "ahead": max(0, self._machine.decided - self._machine.applied),
+            "batch": self._dealing.batch if self._dealing is not None else 0,
+            "finished": self.finished,
+            "waiting_for": self.waiting(),
+        }
 
     # Other members
 
@@ -172,6 +241,13 @@ class Rounds:
     def peer_complete(self, sender: int, complete: int) -> None:
         """G5: every frame says how far its sender is."""
         self._perform(self._machine.peer_complete(sender, complete, self._now()))
+
+    def peer_measured(self, sender: int, samples_per_s: float, *, finished: bool) -> None:
+        """A member's report, or this one's: how fast it computes, and whether its learner will go on."""
+        if self._dealing is not None:
+            self._dealing.measured(sender, samples_per_s)
+            if finished:
+                self._dealing.finished(sender)
 
     def chunk_announced(self, sender: int, header: Header) -> memoryview | str:
         """Where an incoming chunk belongs."""
@@ -193,12 +269,31 @@ class Rounds:
     def _now(self) -> float:
         return self._loop.time()
 
-    def _bucket_complete(self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float) -> None:
+    def _start_step(self, step: int) -> None:
+        self._perform(self._machine.start_step(step, self._now()))
+
+    def _resume(self) -> None:
+        if self._machine.phase is Phase.ABSENT and not self._gone:
+            self._perform(self._machine.present(self._now()))
+
+    def _bucket_complete(
+        self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
+    ) -> None:
         self._perform(
             self._machine.result_ready(
-                round_, bucket, self._now(), contributors=contributors, weight=weight, poisoned=poisoned
+                round_,
+                bucket,
+                self._now(),
+                contributors=contributors,
+                weight=weight,
+                poisoned=poisoned,
+                squared_norm=squared_norm,
             )
         )
+
+    def _result_decoded(self, round_: int) -> None:
+        self._turn.decoded(round_)
+        self._perform([])
 
     def _perform(self, effects: list[Effect]) -> None:
         """Effects of effects (a contribution may complete a bucket at once) are performed after those before them."""
@@ -207,18 +302,23 @@ class Rounds:
             return
         self._performing = True
         try:
-            while self._pending:
-                self._perform_one(self._pending.popleft())
+            while True:
+                while self._pending:
+                    self._perform_one(self._pending.popleft())
+                self._turn.advance()  # a step that starts has effects of its own
+                if not self._pending:
+                    break
         finally:
             self._performing = False
+        self._forget()
         self._arm()
 
     def _perform_one(self, effect: Effect) -> None:
+        self.stats.take(effect, self._now())
         match effect:
             case Broadcast(message):
                 if isinstance(message, Bind):
                     self._own[message.round] = message
-                    self._bound_at_s[message.round] = self._now()
                 for link in self._links.values():
                     link.notify(message, job=self._job, generation=self._generation, complete=self._machine.complete)
             case Contribute(round_, bucket):
@@ -232,41 +332,56 @@ class Rounds:
             case RoundComplete():
                 self._round_complete(effect)
             case Committed(round_):
-                self._executor.forget(round_)
-            case LearnerCutOff(_, reason):
+                self._committed = round_
+            case LearnerCutOff(round_, reason):
                 log.warning("job %s: the learner was cut off: %s", self._spec.job, reason)
+                if round_ is not None:
+                    self._lost(self._own[round_].step, reason, retry=False)
             case StepDropped(step, reason):
-                log.warning("job %s: step %d is not contributed: %s", self._spec.job, step, reason)
+                if self._machine.phase is not Phase.ABSENT:  # else it went idle by itself, with nothing in hand
+                    log.warning("job %s: step %d is not contributed: %s", self._spec.job, step, reason)
+                    self._lost(step, reason, retry=True)
             case ProtocolError(rank, text):
                 self._fail(
                     f"rank {rank} broke the protocol: {text}" if rank is not None else f"the exchange broke: {text}"
                 )
             case LearnerMayStart():
-                pass  # with s=0 a learner that has its round never asks in vain
-        if self._trace is not None:
-            self._trace.effect(effect)
+                pass  # whether it waits for that, its turn knows
+
+    def _lost(self, step: int, reason: str, *, retry: bool) -> None:
+        self._notify(StepLost(step=step, reason=reason[: limits.ERROR_CHARS_MAX], retry=retry))
 
     def _round_complete(self, done: RoundComplete) -> None:
         own = self._own.pop(done.round, None)
-        bound_at_s = self._bound_at_s.pop(done.round, None)
-        if bound_at_s is not None:
-            self.exchange_s += self._now() - bound_at_s
         if done.void:
             log.warning("job %s: round %d is void: %s", self._spec.job, done.round, done.reason)
         gradient_broken = not done.poisons or any(poison.parameter for poison in done.poisons.values())
-        self._notify(
+        stop = done.void and gradient_broken and not done.overflow and self._spec.on_nan == "stop"
+        self._turn.complete(
             RoundDone(
                 round=done.round,
                 step=own.step if own is not None else 0,
                 void=done.void,
                 reason=done.reason[: limits.ERROR_CHARS_MAX],
-                stop=done.void and gradient_broken and self._spec.on_nan == "stop",
+                overflow=done.overflow,
+                stop=stop,
                 weight=done.weight,
                 contributors=done.contributors,
                 used=done.used,
                 integers=done.integers,
+                hyperparameters=done.hyperparameters,
+                squared_norm=done.squared_norm,
             )
         )
+        if self._dealing is not None and (wrong := self._dealing.complete(done)):
+            self._fail(f"round {done.round}: {wrong}")
+
+    def _forget(self) -> None:
+        """G5: what every member holds, and this learner has applied, is needed no more."""
+        upto = self._committed if self._gone else min(self._committed, self._machine.applied)
+        for round_ in range(self._forgotten + 1, upto + 1):
+            self._executor.forget(round_)
+        self._forgotten = max(self._forgotten, upto)
 
     def _arm(self) -> None:
         if self._timer is not None:
@@ -280,11 +395,10 @@ class Rounds:
         self._timer = None
         self._perform(self._machine.timer(self._now()))
 
-    def _trace_chunk(self, header: Header) -> None:
-        assert self._trace is not None
-        self._trace.write(
-            "chunk", round=header.round, bucket=header.bucket, step=header.step, first_segment=header.first_segment
-        )
+
+def _parameter_buckets(plan: Plan, manifest: ModelManifest) -> int:
+    """How many buckets hold parameters: all but the one of float buffers, which is the last."""
+    return sum(1 for bucket in plan.buckets if manifest.tensors[plan.spans[bucket.spans[0]].tensor].kind == "parameter")
 
 
 def _values(slot: memoryview) -> Values:

@@ -2,45 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
-from meshtraind.blobwriter import BlobError
-from meshtraind.cleanup import DATA, SOURCE
-from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.cleanup import SOURCE
+from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
 from meshtraind.learner import Learner, explain_exit
 from meshtraind.learnerenvironment import learner_environment
+from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
-from meshtraind.preparation import PREPARED_TWICE, Preparation
+from meshtraind.preparation import Preparation
 from meshtraind.tasks import TaskSet
 from meshtraind.trace import Trace
 from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
-from meshwire.messages.envelope import Done
 from meshwire.messages.job import BaseHash, End, Generation, RankReport
-from meshwire.messages.local import (
-    LearnerApplied,
-    LearnerBarrier,
-    LearnerBucket,
-    LearnerHash,
-    LearnerIdle,
-    LearnerLog,
-    LearnerModel,
-    LearnerReady,
-    LearnerSealed,
-    LearnerState,
-    LearnerWelcome,
-    RoundDone,
-    Stop,
-    Waiting,
-)
+from meshwire.messages.local import LearnerHash, LearnerWelcome
 from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
 
@@ -51,7 +35,6 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
-STALENESS = 0  # BSP: the only setting that `submit` accepts so far
 NEWS_TYPES = News.__args__
 
 
@@ -82,22 +65,28 @@ class Session:
         self._generation = generation.hash64()
         self._number = job_number(job.spec.job)
         self._links = links
-        self._rtt_s = rtt_s
         self._threads = threads
         self._master_host = master_host
         self._memory = SharedMemory()
         self._learner = Learner(
             job.folder / SOURCE, job.spec.script, job.spec.args, log_path(job.folder, self._rank), self._memory
         )
-        self._connection: Connection | None = None  # of the learner
-        self._attached = False
-        self._answering = 0  # requests of the learner
         self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._gone)
-        self._preparation = Preparation(job, self._rank, links, self._memory, self._agreement, node.blobs, STALENESS)
-        self._trace: Trace | None = None
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
-        self.rounds: Rounds | None = None
+        place = Place(
+            job=job,
+            who=self._who(),
+            links=links,
+            generation=self._generation,
+            rtt_s=rtt_s,
+            memory=self._memory,
+            agreement=self._agreement,
+            preparation=Preparation(job, links, self._memory, self._agreement, node.blobs),
+            metrics=self._metrics,
+            tasks=self._tasks,
+        )
+        self.learner = LearnerLink(place, self._fail, self._tell_hash, self._tell_report)
         self.closed = asyncio.Event()
 
     # Life
@@ -115,7 +104,7 @@ class Session:
             for folder in (output, log_path(job.folder, self._rank).parent):
                 await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
             if job.spec.trace:
-                self._trace = Trace(job.folder / "trace.jsonl")
+                self.learner.trace = Trace(job.folder / "trace.jsonl")
             environment = learner_environment(
                 job.spec, self._rank, len(job.members), threads=self._threads, master_host=self._master_host
             )
@@ -132,12 +121,12 @@ class Session:
         if job.state is JobState.RUNNING:
             if code != 0:
                 if self.rounds is not None:
-                    self.rounds.absent("it failed")
+                    self.rounds.gone("it failed")
                 why = explain_exit(code, log_path(job.folder, self._rank), self._node.name)
-                self.end("failed", f"{self._who()}: {why}", now=False)
+                self._fail(f"{self._who()}: {why}")
                 return
             if self.rounds is not None:
-                self.rounds.absent("its script has ended")
+                self.rounds.gone("its script has ended")
             job.advance(JobEvent.LEARNER_DONE)
         self._tell_report()
         self._check_all_done()
@@ -157,8 +146,7 @@ class Session:
                 link.notify(message, job=self._number, generation=self._generation)
         self.job.advance(JobEvent.CANCEL if outcome == "cancelled" else JobEvent.FAIL, reason)
         self._agreement.wake()
-        if self._connection is not None:
-            self._connection.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
+        self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
     async def _stop(self, now: bool) -> None:
@@ -171,13 +159,7 @@ class Session:
     async def close(self) -> None:
         """Ends what is left of the session; the job's state stays as it is."""
         await self._learner.stop(now=True)
-        if self.rounds is not None:
-            self.rounds.close()
-        if self._connection is not None:
-            self._connection.close("the job has ended")
-        if self._trace is not None:
-            self._trace.close()
-            self._trace = None
+        self.learner.close()
         self._metrics.freeze()
         self._memory.close()
         self.closed.set()
@@ -198,125 +180,33 @@ class Session:
     # The learner's connection
 
     def attach(self, connection: Connection) -> LearnerWelcome:
-        """The learner has called. Raises RequestError when there is one already."""
-        if self._attached:
-            raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
+        """The learner has called. Raises RequestError when there is one already, or none is expected."""
         if not self._learner.running:
             raise RequestError(f"job {self.job.spec.job} runs no learner here any more")
-        self._connection = connection
-        self._attached = True
-        return LearnerWelcome(
-            spec=self.job.spec,
-            rank=self._rank,
-            members=self.job.members,
-            staleness=STALENESS,
-            data_dir=str(self.job.folder / DATA) if self.job.spec.data is not None else None,
-            output_dir=str(output_folder(self.job.folder, self._rank)),
-        )
-
-    async def learner_request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        """Answers the learner, who meanwhile gets signs of life: some answers take as long as the network does."""
-        self._answering += 1
-        try:
-            return await self._answer(body, emit)
-        except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
-            raise RequestError(f"{self._who()}: {error}") from error
-        finally:
-            self._answering -= 1
-
-    async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        match body:
-            case LearnerModel():
-                await self._preparation.model(body, emit)
-                return Done()
-            case LearnerState():
-                return await self._preparation.state(body, emit)
-            case LearnerReady():
-                if self.rounds is not None:
-                    raise RequestError(PREPARED_TWICE)
-                self._begin_rounds()
-                await self._preparation.ready(emit)
-                assert self.rounds is not None
-                self.rounds.begin(1)
-                return Done()
-            case LearnerBarrier(number=number):
-                await self._agreement.barrier(number, emit)
-                return Done()
-        raise RequestError(f"a learner does not ask for {type(body).__name__}")
-
-    def is_learner(self, connection: Connection) -> bool:
-        """Whether this connection is the one that attached; others that name the job were refused."""
-        return connection is self._connection
-
-    def learner_notice(self, body: Wire) -> None:
-        """Takes the learner's news."""
-        rounds = self.rounds
-        if isinstance(body, LearnerLog):
-            self._metrics.values = body.values
-            return
-        if rounds is None:
-            self.end("failed", f"{self._who()}: the learner sent {type(body).__name__} before it was ready", now=False)
-            return
-        match body:
-            case LearnerBucket():
-                rounds.bucket(body)
-            case LearnerSealed():
-                rounds.sealed(body)
-            case LearnerApplied():
-                self._metrics.applied(body)
-                rounds.applied(body)
-            case LearnerHash():
-                message = BaseHash(job=self.job.spec.job, rank=self._rank, round=body.round, sha256=body.sha256)
-                self._take_hash(message)
-                for link in self._links.values():
-                    link.notify(message, job=self._number, generation=self._generation)
-            case LearnerIdle(reason=reason):
-                rounds.absent(reason)
-            case _:
-                self.end("failed", f"{self._who()}: a learner does not send {type(body).__name__}", now=False)
+        return self.learner.attach(connection)
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed; the process tells how it ended."""
-        if connection is self._connection:
-            self._connection = None
-            if not self.job.ended:
-                self._tasks.spawn(self._end_unless_finished(), "learner lost")
+        if self.learner.lost(connection) and not self.job.ended:
+            self._tasks.spawn(self._end_unless_finished(), "learner lost")
 
     async def _end_unless_finished(self) -> None:
         """A script that has lost its daemon and goes on would let all others wait for its next step."""
         await asyncio.sleep(LEARNER_LOST_GRACE_S)
         finished = self.rounds is not None and self.rounds.finished
         if self._learner.running and not finished and self.job.state is JobState.RUNNING:
-            self.end("failed", f"{self._who()}: the script has closed its connection to meshtraind", now=False)
+            self._fail(f"{self._who()}: the script has closed its connection to meshtraind")
 
-    def _begin_rounds(self) -> None:
-        """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
-        from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
+    def _tell_hash(self, body: LearnerHash) -> None:
+        message = BaseHash(job=self.job.spec.job, rank=self._rank, round=body.round, sha256=body.sha256)
+        self._take_hash(message)
+        for link in self._links.values():
+            link.notify(message, job=self._number, generation=self._generation)
 
-        manifest, plan = self._preparation.manifest, self._preparation.plan
-        if manifest is None or plan is None:
-            raise RequestError("the learner is ready before it has described its model")
-        self.rounds = Rounds(
-            spec=self.job.spec,
-            manifest=manifest,
-            plan=plan,
-            rank=self._rank,
-            members=len(self.job.members),
-            links=self._links,
-            job=self._number,
-            generation=self._generation,
-            staleness=STALENESS,
-            memory=self._memory,
-            rtt_s=self._rtt_s,
-            notify=self._round_done,
-            fail=lambda reason: self.end("failed", f"{self._who()}: {reason}", now=False),
-            trace=self._trace,
-        )
-
-    def _round_done(self, message: RoundDone) -> None:
-        self._metrics.round = message.round
-        if self._connection is not None:
-            self._connection.notify(message)
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None before the learner is ready."""
+        return self.learner.rounds
 
     # Other members
 
@@ -326,6 +216,7 @@ class Session:
             self.job.report(body)
             if self.rounds is not None and not self.job.ended:
                 self.rounds.peer_complete(rank, header.complete)
+                self._measured(body)
             self._agreement.wake()
             self._check_all_done()
         elif isinstance(body, End):
@@ -360,7 +251,7 @@ class Session:
 
     def peer_lost(self, rank: int, reason: str) -> None:
         """Until generations can change, a lost member ends the job."""
-        self.end("failed", f"lost rank {rank} ({self.job.members[rank].name}): {reason}", now=False)
+        self._fail(f"lost rank {rank} ({self.job.members[rank].name}): {reason}")
 
     def _take_hash(self, message: BaseHash) -> None:
         self.job.hashes.add(message)
@@ -381,19 +272,25 @@ class Session:
     async def _report_regularly(self) -> None:
         while True:
             self._tell_report()
-            waiting = self.rounds.waiting() if self.rounds is not None else None
-            if waiting is None and self._answering:
-                waiting = "what it has asked for is being worked on"
-            if waiting is not None and self._connection is not None:
-                self._connection.notify(Waiting(reason=waiting))
+            self.learner.sign_of_life()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def _tell_report(self) -> None:
         report = self._metrics.report(self.job, self._rank, self.rounds)
         self.job.report(report)
+        if self.rounds is not None and not self.job.ended:
+            self._measured(report)
         for link in self._links.values():
             complete = self.rounds.complete if self.rounds is not None else 0
             link.notify(report, job=self._number, generation=self._generation, complete=complete)
+
+    def _measured(self, report: RankReport) -> None:
+        assert self.rounds is not None
+        finished = report.metrics.finished or report.exit_code is not None
+        self.rounds.peer_measured(report.rank, report.metrics.samples_per_s, finished=finished)
+
+    def _fail(self, reason: str) -> None:
+        self.end("failed", reason, now=False)
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         log.error("%s failed", name, exc_info=error)

@@ -66,13 +66,13 @@ class Submission:
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
-        check_settings(body)  # before anything is copied
+        sync = check_settings(body)  # before anything is copied
         emit(SubmitProgress(text="reading the files"))
         try:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
         except BlobError as error:
             raise RequestError(str(error)) from error
-        spec = make_spec(body, node.device, files_ref, data_ref)
+        spec = make_spec(body, sync, node.device, files_ref, data_ref)
         try:
             with self._board.submitting(spec.job, self):
                 await self._offer_all(spec, members)

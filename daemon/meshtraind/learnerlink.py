@@ -1,0 +1,249 @@
+"""What a learner says to its daemon, from its call to the end of its socket."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshtraind.agreement import Agreement
+from meshtraind.blobwriter import BlobError
+from meshtraind.cleanup import DATA
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.fetch import output_folder
+from meshtraind.job import Job
+from meshtraind.memory import SharedMemory
+from meshtraind.metrics import MetricsKeeper
+from meshtraind.preparation import PREPARED_TWICE, Preparation
+from meshtraind.tasks import TaskSet
+from meshtraind.trace import Trace
+from meshwire import limits
+from meshwire.jobs import job_number
+from meshwire.messages.envelope import Done
+from meshwire.messages.local import (
+    BarrierPassed,
+    LearnerApplied,
+    LearnerBack,
+    LearnerBarrier,
+    LearnerBucket,
+    LearnerHash,
+    LearnerIdle,
+    LearnerLog,
+    LearnerModel,
+    LearnerReady,
+    LearnerSealed,
+    LearnerState,
+    LearnerStepped,
+    LearnerWelcome,
+    Stop,
+    Waiting,
+)
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a learner's session stands: the parts of it that its words concern."""
+
+    job: Job
+    who: str  # this rank and device, for texts
+    links: Mapping[int, Connection]  # to each other member, by rank
+    generation: int
+    rtt_s: float  # of the farthest member
+    memory: SharedMemory
+    agreement: Agreement
+    preparation: Preparation
+    metrics: MetricsKeeper
+    tasks: TaskSet
+
+
+class LearnerLink:
+    """The learner's side of one session.
+
+    Args:
+        fail: ends the job with a reason.
+        tell_hash: takes the base's hash after a round.
+        tell_report: tells the other members where this rank stands.
+
+    Attributes:
+        attached: whether the learner has called.
+        rounds: None before the learner is ready.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        fail: Callable[[str], None],
+        tell_hash: Callable[[LearnerHash], None],
+        tell_report: Callable[[], None],
+    ) -> None:
+        self._place = place
+        self._fail = fail
+        self._tell_hash = tell_hash
+        self._tell_report = tell_report
+        self._connection: Connection | None = None
+        self._answering = 0
+        self.attached = False
+        self.trace: Trace | None = None
+        self.rounds: Rounds | None = None
+
+    def attach(self, connection: Connection) -> LearnerWelcome:
+        """The learner has called. Raises RequestError when there is one already."""
+        job = self._place.job
+        if self.attached:
+            raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
+        self._connection = connection
+        self.attached = True
+        return LearnerWelcome(
+            spec=job.spec,
+            rank=job.rank,
+            members=job.members,
+            data_dir=str(job.folder / DATA) if job.spec.data is not None else None,
+            output_dir=str(output_folder(job.folder, job.rank)),
+        )
+
+    def is_over(self, connection: Connection) -> bool:
+        """Whether this connection is the one that attached; others that name the job were refused."""
+        return connection is self._connection
+
+    def lost(self, connection: Connection) -> bool:
+        """A socket has closed. Returns whether it was the learner's."""
+        if connection is not self._connection:
+            return False
+        self._connection = None
+        return True
+
+    # What it asks for
+
+    async def request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        """Answers the learner, who meanwhile gets signs of life: some answers take as long as the network does."""
+        self._answering += 1
+        try:
+            return await self._answer(body, emit)
+        except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
+            raise RequestError(f"{self._place.who}: {error}") from error
+        finally:
+            self._answering -= 1
+
+    async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        preparation = self._place.preparation
+        match body:
+            case LearnerModel():
+                await preparation.model(body, emit)
+                return Done()
+            case LearnerState():
+                return await preparation.state(body, emit)
+            case LearnerReady():
+                if self.rounds is not None:
+                    raise RequestError(PREPARED_TWICE)
+                self._begin_rounds()
+                await preparation.ready(emit)
+                # After the answer: what follows from the start are notices, which the learner reads once it has it.
+                asyncio.get_running_loop().call_soon(self._begin)
+                return Done()
+        raise RequestError(f"a learner does not ask for {type(body).__name__}")
+
+    def _begin_rounds(self) -> None:
+        """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
+        from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
+
+        place = self._place
+        preparation = place.preparation
+        if preparation.manifest is None or preparation.plan is None:
+            raise RequestError("the learner is ready before it has described its model")
+        self.rounds = Rounds(
+            spec=place.job.spec,
+            manifest=preparation.manifest,
+            plan=preparation.plan,
+            samples=preparation.samples,
+            rank=place.job.rank,
+            members=len(place.job.members),
+            links=place.links,
+            job=job_number(place.job.spec.job),
+            generation=place.generation,
+            memory=place.memory,
+            rtt_s=place.rtt_s,
+            notify=self.notify,
+            fail=lambda reason: self._fail(f"{place.who}: {reason}"),
+            trace=self.trace,
+        )
+
+    def _begin(self) -> None:
+        if self.rounds is not None and not self._place.job.ended:
+            self.rounds.begin()
+
+    # What it tells
+
+    def notice(self, body: Wire) -> None:
+        """Takes the learner's news."""
+        rounds, place = self.rounds, self._place
+        if isinstance(body, LearnerLog):
+            place.metrics.values = body.values
+            return
+        if rounds is None:
+            self._fail(f"{place.who}: the learner sent {type(body).__name__} before it was ready")
+            return
+        match body:
+            case LearnerBucket():
+                rounds.bucket(body)
+            case LearnerSealed():
+                rounds.sealed(body)
+            case LearnerApplied(round=round_):
+                rounds.applied(round_)
+            case LearnerStepped():
+                place.metrics.stepped(body)
+                rounds.stepped(body)
+            case LearnerHash():
+                self._tell_hash(body)
+            case LearnerIdle(reason=reason, finished=finished):
+                if finished:
+                    rounds.gone(reason)
+                    self._tell_report()
+                else:
+                    rounds.idle(reason)
+            case LearnerBack():
+                rounds.back()
+            case LearnerBarrier(number=number):
+                reached = rounds.enter_barrier(number)
+                place.tasks.spawn(self._barrier(rounds, number, reached), f"barrier {number}")
+            case _:
+                self._fail(f"{place.who}: a learner does not send {type(body).__name__}")
+
+    async def _barrier(self, rounds: "Rounds", number: int, reached: int) -> None:
+        try:
+            newest = await self._place.agreement.barrier(number, reached, self.notify)
+        except RequestError as error:
+            self.notify(BarrierPassed(number=number, error=str(error)[: limits.ERROR_CHARS_MAX]))
+        else:
+            rounds.all_in_barrier(newest)
+
+    # What it is told
+
+    def notify(self, body: Wire) -> None:
+        """Sends the learner a notice, if it is there."""
+        if self._connection is not None:
+            self._connection.notify(body)
+
+    def stop(self, reason: str) -> None:
+        """The job ends."""
+        self.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
+
+    def sign_of_life(self) -> None:
+        """Tells a learner that is blocked what it waits for."""
+        waiting = self.rounds.waiting() if self.rounds is not None else None
+        if waiting is None and self._answering:
+            waiting = "what it has asked for is being worked on"
+        if waiting is not None:
+            self.notify(Waiting(reason=waiting[: limits.ERROR_CHARS_MAX]))
+
+    def close(self) -> None:
+        """Closes the connection and lets go of the rounds' memory."""
+        if self.rounds is not None:
+            self.rounds.close()
+        if self._connection is not None:
+            self._connection.close("the job has ended")

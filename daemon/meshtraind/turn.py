@@ -1,0 +1,110 @@
+"""Whose turn it is: the rounds that a learner is given to apply, one at a time, and the word to start a step (R1).
+
+The daemon decides and the learner follows: it applies what it is given until it is told to start. There is one result
+slot (M1), so a round is given when it is complete, visible (R8), decoded, and all before it are applied.
+"""
+
+from collections.abc import Callable
+
+from meshwire.messages.local import BarrierPassed, RoundDone, Start
+from meshwire.roundlearner import Phase
+from meshwire.rounds import RoundMachine
+from meshwire.wiretypes import Wire
+
+
+class Turn:
+    """One learner's.
+
+    Args:
+        notify: sends the learner a notice.
+        start: tells the machine that the learner begins a step.
+        resume: tells the machine that the learner has left a barrier.
+    """
+
+    def __init__(
+        self,
+        machine: RoundMachine,
+        notify: Callable[[Wire], None],
+        start: Callable[[int], None],
+        resume: Callable[[], None],
+    ) -> None:
+        self._machine = machine
+        self._notify = notify
+        self._start = start
+        self._resume = resume
+        self._complete: dict[int, RoundDone] = {}  # not given yet
+        self._decoded = 0  # the round that lies in the result slot
+        self._given = 0
+        self._pending_step: int | None = None  # waits for the word to start
+        self._begun_step = 0
+        self._barrier: int | None = None
+        self._barrier_round: int | None = None  # the newest round of before it; None: not everybody has reached it
+        self._gone = False
+
+    def complete(self, done: RoundDone) -> None:
+        """A round is complete, its means may still be encoded."""
+        if not self._gone:
+            self._complete[done.round] = done
+
+    def decoded(self, round_: int) -> None:
+        """The result slot holds the means of `round_`."""
+        self._decoded = round_
+
+    def wants_to_start(self, step: int) -> None:
+        """The learner stands at a boundary in front of `step`."""
+        self._pending_step = step
+
+    def idle(self) -> None:
+        """The learner does something else than its step, which has begun and not bound: it will begin it again."""
+        if self._pending_step is None and self._machine.phase is Phase.COMPUTING:
+            self._pending_step = self._begun_step
+
+    def gone(self) -> None:
+        """It applies nothing any more."""
+        self._gone = True
+        self._pending_step = None
+        self._complete.clear()
+
+    def enter_barrier(self, number: int) -> None:
+        """The learner waits for all others."""
+        self._barrier = number
+        self._barrier_round = None
+
+    def all_in_barrier(self, newest_round: int) -> None:
+        """So have all others; none has contributed to a newer round before it."""
+        self._barrier_round = newest_round
+
+    def advance(self) -> None:
+        """Tells the learner all that it can be told."""
+        while (notice := self._next_notice()) is not None:
+            self._notify(notice)
+            if isinstance(notice, BarrierPassed):
+                self._resume()
+            elif isinstance(notice, Start):
+                self._pending_step = None
+                self._begun_step = notice.step
+                self._start(notice.step)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the learner waits to be told to start."""
+        return self._pending_step is not None
+
+    def _next_notice(self) -> Wire | None:
+        if self._gone:
+            return None
+        upto = self._machine.visible
+        if self._barrier_round is not None:
+            if self._machine.applied >= self._barrier_round:
+                assert self._barrier is not None
+                passed = BarrierPassed(number=self._barrier, error=None)
+                self._barrier = self._barrier_round = None
+                return passed
+            upto = min(upto, self._barrier_round)
+        following = self._machine.applied + 1
+        if self._given < following <= upto and self._decoded == following:
+            self._given = following
+            return self._complete.pop(following)
+        if self._pending_step is not None and self._barrier is None and self._machine.may_start()[0]:
+            return Start(step=self._pending_step, decided=self._machine.decided)
+        return None
