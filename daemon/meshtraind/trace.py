@@ -1,37 +1,79 @@
-"""DATA/jobs/ID/trace.jsonl: what happened in every round, one JSON object a line, on demand (`submit --trace`)."""
+"""DATA/jobs/ID/trace.jsonl: what happened in every round, one JSON object a line, on demand (`submit --trace`).
 
-import dataclasses
+The first line is the recorder's (`recorder.py`), and what it writes can be replayed (`replay.py`); the chunks lie in
+between, with the times at which they were given to their links. Bytes are {"hex": TEXT}, messages {"type": NAME, ...}.
+"""
+
 import json
+import logging
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from meshwire.roundevents import Effect
+from meshwire.header import Header
+from meshwire.wiretypes import Wire
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1 << 16
 
 
 class Trace:
-    """Appends lines with the monotonic time, which all processes of one machine share. Raises OSError."""
+    """Writes lines with the monotonic time, which all processes of one machine share.
+
+    A trace is worth less than its job: where it cannot be written, it ends with a warning that names the file.
+    """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", buffering=1 << 16)
+        self._path = path
+        self._file: TextIO | None = None
+        try:
+            self._file = path.open("w", buffering=BUFFER_BYTES, encoding="ascii")
+        except OSError as error:
+            self._end(error)
 
     def write(self, what: str, **values: Any) -> None:
-        """One line."""
-        self._file.write(json.dumps({"t_s": time.monotonic(), "what": what, **values}, default=_plain) + "\n")
+        """One line. Raises TypeError for values that JSON cannot hold exactly."""
+        if self._file is None:
+            return
+        line = json.dumps({"t_s": time.monotonic(), "what": what, **values}, default=plain, separators=(",", ":"))
+        try:
+            self._file.write(line + "\n")
+        except OSError as error:
+            self._end(error)
 
-    def effect(self, effect: Effect) -> None:
-        """One line for an effect of the round machine."""
-        values = {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
-        self.write(type(effect).__name__, **values)
+    def chunk(self, header: Header) -> None:
+        """A chunk was given to its link."""
+        self.write(
+            "chunk", round=header.round, bucket=header.bucket, step=header.step, first_segment=header.first_segment
+        )
 
     def close(self) -> None:
         """Writes what is left."""
-        self._file.close()
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+        except OSError as error:
+            self._end(error)
+        else:
+            self._file.close()
+            self._file = None
+
+    def _end(self, error: OSError) -> None:
+        log.warning("the trace %s ends here, the job goes on: %s", self._path, error)
+        file, self._file = self._file, None
+        if file is not None:
+            with suppress(OSError):  # the same one: what is buffered is lost, the descriptor is free
+                file.close()
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if hasattr(value, "model_dump"):
-        return {"message": type(value).__name__, **value.model_dump()}
-    return str(value)
+def plain(value: Any) -> dict[str, Any]:
+    """`default` of json.dumps: what JSON has no form for. Raises TypeError."""
+    match value:
+        case bytes():
+            return {"hex": value.hex()}
+        case Wire():
+            return {"type": type(value).__name__, **value.model_dump()}
+    raise TypeError(f"a trace cannot hold {value!r}")
