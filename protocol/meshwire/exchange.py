@@ -6,6 +6,7 @@ more, final, in the copy half. That is safe without a second area: a shard's fin
 its successor has received what that rank sent of it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -30,6 +31,9 @@ class Work:
 
     In this order: add the own part (`add_own`; over nothing when not `incoming`), divide by `weight` and encode once
     (`finish`), decode into the result (`deliver`), send as `send_step`. A poisoned run skips the arithmetic.
+
+    A final run (`deliver`) is sent as it is, in one frame: its squared norm (O4) is of just these segments. Whoever
+    finishes it computes that once, in float64, over the decoded values; all others pass it on.
     """
 
     first_segment: int
@@ -42,6 +46,7 @@ class Work:
     contributors: int
     weight: float
     poison: bool
+    squared_norm: float = 0.0
 
 
 class EncodedLayout:
@@ -93,6 +98,7 @@ class BucketExchange:
         self._landed: list[list[Header]] = [[] for _ in steps]  # reduce chunks that wait for the own part
         self._step_weight: list[tuple[int, float] | None] = [None] * len(steps)
         self._undelivered_segments = sum(shard.segment_count for shard in shards)
+        self._squared_norms: list[float] = []  # by final run
         self.contributors = 0  # as the owners' frames name them
         self.weight = 0.0
         self.poisoned = False
@@ -101,6 +107,11 @@ class BucketExchange:
     def complete(self) -> bool:
         """Every segment's result is in the area."""
         return not self._undelivered_segments
+
+    @property
+    def squared_norm(self) -> float:
+        """O4: of the bucket's final values. Rounded once, so it does not depend on the order of arrival."""
+        return math.fsum(self._squared_norms)
 
     def contribute(self, part: Part, weight: float) -> Iterator[Work]:
         """Fixes what this rank adds, once. Yields the work that this makes possible."""
@@ -150,6 +161,8 @@ class BucketExchange:
         empty = header.flags & Flags.POISON or not header.contributors
         if header.payload_bytes != (0 if empty else length):
             return f"payload of {header.payload_bytes} bytes where {0 if empty else length} were due"
+        if header.squared_norm and (empty or step.op is not Op.COPY):
+            return f"squared norm {header.squared_norm} of what is not final, poison or empty (O4)"
         self._step_weight[step_index] = claimed
         self._announced[step_index] += header.segment_count
         return offset, header.payload_bytes
@@ -174,6 +187,7 @@ class BucketExchange:
             header.contributors,
             header.weight,
             poison=own_poison or bool(header.flags & Flags.POISON),
+            squared_norm=header.squared_norm,
         )
 
     def _work(
@@ -186,6 +200,7 @@ class BucketExchange:
         weight: float,
         *,
         poison: bool,
+        squared_norm: float = 0.0,
     ) -> Work:
         copying = step_index is not None and self._program.steps[step_index].op is Op.COPY
         adds = not copying and self._part is not Part.NOTHING
@@ -204,6 +219,7 @@ class BucketExchange:
             contributors=contributors,
             weight=weight,
             poison=poison,
+            squared_norm=squared_norm,
         )
 
     def delivered(self, work: Work) -> bool:
@@ -212,4 +228,5 @@ class BucketExchange:
         self.poisoned |= work.poison
         self.contributors = work.contributors
         self.weight = work.weight
+        self._squared_norms.append(work.squared_norm)
         return self.complete

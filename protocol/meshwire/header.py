@@ -7,12 +7,12 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 1
-RESERVED = bytes(16)
+WIRE_VERSION = 2
+RESERVED = bytes(8)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
-# contributors | weight | complete, payload length | reserved
-LAYOUT = struct.Struct("<4sBBHQQIHHIIQdII16s")
+# contributors | weight | complete, payload length | squared norm | reserved
+LAYOUT = struct.Struct("<4sBBHQQIHHIIQdIId8s")
 HEADER_BYTES = LAYOUT.size
 assert HEADER_BYTES == 80
 
@@ -45,6 +45,7 @@ class Header:
         contributors: bitmap by rank of those whose gradients are summed in the payload.
         weight: their summed weight in samples (W3).
         complete: the newest round of this job that the sender holds completely (G5).
+        squared_norm: sum of the squares of the final values in the payload (O4); 0 where nothing is final.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Header:
     contributors: int = 0
     weight: float = 0.0
     complete: int = 0
+    squared_norm: float = 0.0
 
     def encode(self) -> bytes:
         """The header's 80 bytes. Raises struct.error when a field is out of range: our bug, not a peer's."""
@@ -79,6 +81,7 @@ class Header:
             self.weight,
             self.complete,
             self.payload_bytes,
+            self.squared_norm,
             RESERVED,
         )
 
@@ -101,6 +104,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         weight,
         complete,
         payload_bytes,
+        squared_norm,
         reserved,
     ) = LAYOUT.unpack_from(data)
     if magic != MAGIC:
@@ -117,6 +121,8 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         return f"payload of {payload_bytes} bytes exceeds the limit of {limits.FRAME_PAYLOAD_BYTES_MAX}"
     if not 0.0 <= weight < float("inf"):
         return f"weight {weight} is not a finite number of samples"
+    if not 0.0 <= squared_norm < float("inf"):
+        return f"squared norm {squared_norm} is not a finite sum of squares"
     return Header(
         kind=Kind(kind),
         flags=Flags(flags),
@@ -131,4 +137,5 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         weight=weight,
         complete=complete,
         payload_bytes=payload_bytes,
+        squared_norm=squared_norm,
     )

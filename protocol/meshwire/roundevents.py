@@ -61,6 +61,8 @@ class RoundComplete:
     """Union of the contributors' bitmaps (O5)."""
     integers: tuple[int, ...]
     """Maxima of the contributors' integer buffers (O5)."""
+    squared_norm: float
+    """Of all means together, as their owners computed it (O4); 0 if the round is void."""
 
     @property
     def contributors(self) -> int:
@@ -71,6 +73,20 @@ class RoundComplete:
     def weight(self) -> float:
         """What the sum is divided by (W3), in samples."""
         return sum(bind.weight for bind in self.binds.values())
+
+    @property
+    def overflow(self) -> bool:
+        """Nothing but overflows of GradScalers made it void (O6)."""
+        return bool(self.poisons) and all(poison.overflow for poison in self.poisons.values())
+
+    @property
+    def not_finite(self) -> bool:
+        """A gradient, or their sum, was not finite, and no GradScaler answers for it: V1's `--on-nan` decides.
+
+        A lost learner (V2) is no such case.
+        """
+        named = any(poison.parameter and not poison.overflow for poison in self.poisons.values())
+        return named or (self.void and not self.poisons)
 
     @property
     def hyperparameters(self) -> bytes:

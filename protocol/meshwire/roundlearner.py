@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal
 
 from meshwire import limits
 from meshwire.steptimes import StepTimes
+from meshwire.syncmode import Straggler, Visibility
 
 Decision = tuple[bool, str]
 """What was decided, and why."""
@@ -24,16 +24,23 @@ class RoundSettings:
     """Number of integer buffers (O5)."""
     staleness: int
     """The bound s. More of it hides longer stalls of single learners, and makes gradients older."""
-    straggler: Literal["carry", "wait"]
+    straggler: Straggler
     """What happens to a late learner: its rounds go on without it (`carry`), or wait for it (R8)."""
     rtt_s: float
     """Round-trip time to the farthest member: no call is sent sooner than twice that after a bind (R3)."""
+    visibility: Visibility = "eager"
+    """When a complete round may be applied: at once (`eager`), or exactly at step k+s+1 (`fixed`, R8)."""
+    unapplied_max: int = 1 << 30
+    """Results that this daemon can keep for its learner. More of it lets the others go on longer without a learner
+    that neither computes nor applies, and costs the memory of as many encoded rounds."""
 
     def __post_init__(self) -> None:
         assert 1 <= self.members <= limits.MEMBERS_MAX
         assert 0 <= self.rank < self.members
         assert 1 <= self.buckets <= limits.BUCKETS_MAX
         assert 0 <= self.staleness <= limits.STALENESS_MAX
+        assert self.visibility == "eager" or self.lockstep, "R8: fixed needs wait"
+        assert self.unapplied_max > self.staleness, "a learner may run so far ahead of what it has applied (R1)"
 
     @property
     def lockstep(self) -> bool:
@@ -70,7 +77,15 @@ class Learner:
     overdue: bool = False
     """Not bound, and past its deadline (R5)."""
     absence: str = ""
+    gone: bool = False
+    """Absent for good: it applies nothing more, and nothing is kept for it."""
     times: StepTimes = field(default_factory=StepTimes)
+
+    def visible(self, decided: int, complete: int) -> int:
+        """R8: the last round that it may apply now. An absent learner is brought up to date whatever the mode."""
+        if self.settings.visibility == "eager" or self.phase is Phase.ABSENT:
+            return complete
+        return min(complete, max(decided - self.settings.staleness, 0))
 
     def may_start(self, decided: int, complete: int, waiting: str) -> Decision:
         """R1: may it begin a step. `waiting` says what the oldest incomplete round waits for."""
@@ -80,8 +95,8 @@ class Learner:
             return False, f"absent: {self.absence}"
         if self.phase is not Phase.BOUNDARY:
             return False, f"step {self.step} has not ended"
-        if self.applied < complete:
-            return False, f"rounds {self.applied + 1} to {complete} are complete and to be applied first"
+        if self.applied < (visible := self.visible(decided, complete)):
+            return False, f"rounds {self.applied + 1} to {visible} are complete and to be applied first"
         if ahead > self.settings.staleness:
             return False, f"{allowed}: {waiting}"
         return True, allowed
@@ -92,14 +107,25 @@ class Learner:
             return False, f"its step is still in round {decided}"
         hopeless = self.phase is Phase.GIVEN_UP and not self.settings.lockstep
         if self.overdue or hopeless or self.phase is Phase.ABSENT:
-            bound = complete + self.settings.staleness + 1
-            return decided < bound, f"no gradient is due; rounds up to {bound} are in reach (R5)"
+            return self._may_null_absent(decided, complete)
         if self.phase is Phase.BOUNDARY:
             return False, "its learner is between two steps (R1)"
         if self.settings.lockstep:
             return False, "its learner is computing, and every round waits for it (R7, R8)"
         bound = self.base + self.settings.staleness
         return decided < bound, f"its learner computes on base {self.base}: rounds up to {bound} can do without it (R4)"
+
+    def _may_null_absent(self, decided: int, complete: int) -> Decision:
+        """R5, as far as this daemon can follow."""
+        bound = complete + self.settings.staleness + 1
+        if self.gone:
+            return decided < bound, f"its learner is gone; rounds up to {bound} are in reach (R5)"
+        if self.settings.visibility == "fixed":
+            return False, "its learner is absent, and every round waits for it (R8)"
+        kept = self.applied + self.settings.unapplied_max
+        if kept < bound:
+            return decided < kept, f"its learner has applied {self.applied}: rounds up to {kept} can be kept for it"
+        return decided < bound, f"no gradient is due; rounds up to {bound} are in reach (R5)"
 
     def moved(self, now_s: float) -> None:
         """It did something: the time to its next move begins."""

@@ -19,6 +19,7 @@ Three points that the rules leave open, and how they are settled here:
 """
 
 from meshwire import limits
+from meshwire.calls import Calls
 from meshwire.messages.rounds import Bind, Call, Null, Poison, SampleBlock, Seal
 from meshwire.roundevents import (
     Broadcast,
@@ -45,10 +46,9 @@ class RoundMachine:
         self.settings = settings
         self._learner = Learner(settings)
         self._table = RoundTable(settings)
-        self._called = 0  # the newest round that anybody called; the older ones are called with it
-        self._call_at_s: dict[int, float] = {}  # own contributions that may need a call, oldest first
+        self._calls = Calls()
         self._ready: set[int] = set()  # buckets of the bound step
-        self._poison: Poison | None = None  # the first of the bound step
+        self._poison: Poison | None = None  # the first of the bound step, or the first that is no overflow (O6)
         self._may_start_told = True
         self._out: list[Effect] = []
 
@@ -75,6 +75,11 @@ class RoundMachine:
         return self._table.complete
 
     @property
+    def visible(self) -> int:
+        """The last round that the learner may apply now: the complete ones, or fewer with `fixed` (R8)."""
+        return self._learner.visible(self.decided, self.complete)
+
+    @property
     def committed(self) -> int:
         """The newest round that every member has announced complete (G5)."""
         return self._table.committed
@@ -93,8 +98,8 @@ class RoundMachine:
         return self._learner.may_null(self.decided, self.complete)
 
     def waiting(self) -> str:
-        """What the oldest incomplete round waits for."""
-        return self._table.next_round().whole()[1]
+        """What the oldest incomplete round waits for, and of whom."""
+        return self._table.waiting()
 
     # The local learner.
 
@@ -119,11 +124,13 @@ class RoundMachine:
         weight: float,
         samples: tuple[SampleBlock, ...] = (),
         hyperparameters: bytes = b"",
+        claim: int = 0,
+        sizes: tuple[int, ...] = (),
         poison: Poison | None = None,
     ) -> list[Effect]:
         """A bucket's gradients are in their slot, or `poison` says why they are not usable (V1).
 
-        The first bucket binds the step: `weight`, `samples` and `hyperparameters` of the others are not looked at (R2).
+        The first bucket binds the step: what the others say besides `poison` is not looked at (R2).
         """
         learner = self._learner
         if step == learner.given_up_step:
@@ -141,12 +148,23 @@ class RoundMachine:
                 self._drop_step(f"its gradient would be of age {age}, {self.settings.staleness} allowed (R5)")
                 learner.phase = Phase.GIVEN_UP
                 return self._settle(now_s)
-            self._bind(weight, samples, hyperparameters, now_s)
+            bind = Bind(
+                round=self.decided + 1,
+                step=step,
+                base=learner.base,
+                weight=weight,
+                samples=samples,
+                hyperparameters=hyperparameters,
+                claim=claim,
+                sizes=sizes,
+            )
+            self._bind(bind, now_s)
         self._ready.add(bucket)
         if poison is None:
             self._out.append(Contribute(self.decided, bucket))
         else:
-            self._poison = self._poison or poison
+            if self._poison is None or (self._poison.overflow and not poison.overflow):
+                self._poison = poison
             self._out.append(ContributePoison(self.decided, bucket))
         return self._settle(now_s)
 
@@ -170,17 +188,23 @@ class RoundMachine:
         return self._settle(now_s)
 
     def learner_applied(self, round_: int, now_s: float) -> list[Effect]:
-        """At a step boundary the learner has applied all rounds up to `round_` in order; void ones it counts (R1)."""
+        """At a step boundary the learner has applied all rounds up to `round_` in order; void ones it counts (R1).
+
+        None is applied before it is `visible`.
+        """
         learner = self._learner
-        if learner.phase not in (Phase.BOUNDARY, Phase.ABSENT) or not learner.applied < round_ <= self.complete:
-            known = f"it had applied {learner.applied}, {self.complete} are complete, it is {learner.phase.value}"
+        if learner.phase not in (Phase.BOUNDARY, Phase.ABSENT) or not learner.applied < round_ <= self.visible:
+            known = f"it had applied {learner.applied}, {self.visible} are to be applied, it is {learner.phase.value}"
             return self._refuse_own(f"round {round_} cannot be applied: {known} (R1)", now_s)
         learner.applied = round_
         learner.moved(now_s)
         return self._settle(now_s)
 
-    def absent(self, reason: str, now_s: float) -> list[Effect]:
-        """The learner is idle, paused, joining, restarting, finished or dead (R5). What it had bound is void (V2)."""
+    def absent(self, reason: str, now_s: float, *, gone: bool = False) -> list[Effect]:
+        """The learner is idle, paused, joining or restarting (R5), or `gone`: finished or dead, no step will follow.
+
+        What it had bound is void (V2). An absent learner may be absent for another reason from now on, or gone.
+        """
         learner = self._learner
         if learner.phase is Phase.BOUND:
             self._give_up(f"its learner is absent: {reason}")
@@ -188,6 +212,7 @@ class RoundMachine:
             self._drop_step(f"its learner is absent: {reason} (R5)")
         learner.phase = Phase.ABSENT
         learner.absence = reason
+        learner.gone = gone
         return self._settle(now_s)
 
     def present(self, now_s: float) -> list[Effect]:
@@ -196,6 +221,7 @@ class RoundMachine:
         if learner.phase is not Phase.ABSENT:
             return self._refuse_own(f"present again, but it was {learner.phase.value}", now_s)
         learner.phase = Phase.BOUNDARY
+        learner.gone = False
         learner.moved(now_s)
         return self._settle(now_s)
 
@@ -218,7 +244,7 @@ class RoundMachine:
         if wrong:
             self._out.append(ProtocolError(rank, wrong))
         else:
-            self._called = max(self._called, called)
+            self._calls.heard(called)
         return self._settle(now_s)
 
     def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
@@ -228,10 +254,19 @@ class RoundMachine:
         return self._settle(now_s)
 
     def result_ready(
-        self, round_: int, bucket: int, now_s: float, *, contributors: int, weight: float, poisoned: bool
+        self,
+        round_: int,
+        bucket: int,
+        now_s: float,
+        *,
+        contributors: int,
+        weight: float,
+        poisoned: bool,
+        squared_norm: float,
     ) -> list[Effect]:
-        """All values of a bucket's result are here; the rest is what their frames' headers say (W1)."""
-        if wrong := self._table.result(round_, bucket, BucketResult(contributors, weight, poisoned)):
+        """All values of a bucket's result are here; the rest is what their frames' headers say (W1, O4)."""
+        result = BucketResult(contributors, weight, poisoned, squared_norm)
+        if wrong := self._table.result(round_, bucket, result):
             return self._refuse_own(wrong, now_s)
         return self._settle(now_s)
 
@@ -239,7 +274,7 @@ class RoundMachine:
 
     def deadline(self) -> float | None:
         """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
-        times_s = [*list(self._call_at_s.values())[:1], self._learner.cut_off_at_s()]
+        times_s = (self._calls.next_at_s, self._learner.cut_off_at_s())
         return min((at_s for at_s in times_s if at_s is not None), default=None)
 
     def timer(self, now_s: float) -> list[Effect]:
@@ -261,23 +296,15 @@ class RoundMachine:
 
     # Steps of the above.
 
-    def _bind(self, weight: float, samples: tuple[SampleBlock, ...], hyperparameters: bytes, now_s: float) -> None:
+    def _bind(self, bind: Bind, now_s: float) -> None:
         learner = self._learner
-        bind = Bind(
-            round=self.decided + 1,
-            step=learner.step,
-            base=learner.base,
-            weight=weight,
-            samples=samples,
-            hyperparameters=hyperparameters,
-        )
         self._own(self._table.bind(self.settings.rank, bind))
         self._out.append(Broadcast(bind))
         self._ready = set()
         self._poison = None
         if not self.settings.lockstep:
             late_after_s = learner.times.late_after_s(self.settings.rtt_s, now_s - learner.started_s)
-            self._call_at_s[bind.round] = now_s + late_after_s
+            self._calls.contributed(bind.round, now_s + late_after_s)
         learner.phase = Phase.BOUND
         learner.moved(now_s)
 
@@ -326,7 +353,7 @@ class RoundMachine:
         return effects
 
     def _complete_rounds(self) -> None:
-        while (oldest := self._table.next_round()).whole()[0] and not oldest.disputed:
+        while (oldest := self._table.next_round()).whole() and not oldest.disputed:
             if dispute := oldest.dispute():
                 oldest.disputed = True
                 self._out.append(ProtocolError(None, dispute))
@@ -335,28 +362,16 @@ class RoundMachine:
             self._table.count_complete()
 
     def _null_called_rounds(self) -> None:
-        while self.decided < self._called and self.may_null()[0]:
+        while self.decided < self._calls.newest and self.may_null()[0]:
             null = Null(round=self.decided + 1)
             self._own(self._table.null(self.settings.rank, null))
             self._out += (Broadcast(null), ContributeNothing(null.round))
 
     def _call_late_members(self, now_s: float) -> None:
-        """R3. One call covers all older rounds and reaches everybody, so a round is called by whoever is first.
-
-        A blocked learner calls the oldest of its contributions that somebody has not decided: the round it waits for,
-        which is called already if this daemon nulled it. To call the newer ones as well would cost them contributors.
-        """
-        moot = max(self._called, self._table.decided_by_all)
-        self._call_at_s = {round_: at_s for round_, at_s in self._call_at_s.items() if round_ > moot}
-        due = [round_ for round_, at_s in self._call_at_s.items() if now_s >= at_s]
-        blocked = self.phase is Phase.BOUNDARY and self._waits_for_peers() and self.complete + 1 > moot
-        if blocked and not due:
-            due = list(self._call_at_s)[:1]
-        for round_ in due:
-            del self._call_at_s[round_]
-        if due:
-            self._called = due[-1]
-            self._out.append(Broadcast(Call(round=due[-1])))
+        blocked = self.phase is Phase.BOUNDARY and self._waits_for_peers()
+        blocked_on = self.complete + 1 if blocked else None
+        if round_ := self._calls.due(now_s, self._table.decided_by_all, blocked_on):
+            self._out.append(Broadcast(Call(round=round_)))
 
     def _waits_for_peers(self) -> bool:
         """R1 would hold the learner up even if it had applied every complete round."""

@@ -1,6 +1,7 @@
 """One round as one daemon knows it: who bound, sealed or nulled it, and which results are here."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from meshwire.messages.rounds import Bind, Poison, Seal
@@ -16,6 +17,7 @@ class BucketResult:
     contributors: int
     weight: float
     poisoned: bool
+    squared_norm: float
 
 
 @dataclass(slots=True)
@@ -36,13 +38,26 @@ class Round:
         """Ranks of which neither the seal nor the null is here."""
         return [rank for rank in range(self.members) if rank not in self.seals and rank not in self.nulls]
 
-    def whole(self) -> tuple[bool, str]:
-        """G3: frames, null or not, from every member; and what is missing."""
+    def whole(self) -> bool:
+        """G3: frames, null or not, from every member, and every result."""
+        return len(self.seals) + len(self.nulls) == self.members and len(self.results) == self.buckets
+
+    def missing(self, last_binds: Sequence[Bind | None]) -> str:
+        """What it waits for, for a person to read. `last_binds`: the newest one of each rank."""
         if ranks := self.undecided():
-            return False, f"round {self.number} waits for rank{'s' * (len(ranks) > 1)} {_listed(ranks)}"
-        if missing := self.buckets - len(self.results):
-            return False, f"round {self.number} waits for the results of {missing} of {self.buckets} buckets"
-        return True, f"round {self.number} is whole"
+            late = (f"rank {rank}: {self._late(rank, last_binds[rank])}" for rank in ranks)
+            return f"round {self.number} waits for {'; '.join(late)}"
+        if self.disputed:
+            return f"round {self.number} is not the same on all members"
+        missing = self.buckets - len(self.results)
+        return f"round {self.number} waits for the results of {missing} of {self.buckets} buckets"
+
+    def _late(self, rank: int, last: Bind | None) -> str:
+        if rank in self.binds:
+            return f"it computes step {self.binds[rank].step} on base {self.binds[rank].base}"
+        if last is None:
+            return "it has contributed to no round yet"
+        return f"its last contribution is of step {last.step}, to round {last.round}"
 
     def dispute(self) -> str | None:
         """R2: every result shows the contributors and the summed weight that the binds name. None if so.
@@ -87,6 +102,7 @@ class Round:
             poisons=self._poisons(),
             used=used.to_bytes(len(seals[0].used) if seals else 0),
             integers=tuple(max(values) for values in zip(*(seal.integers for seal in seals), strict=True)),
+            squared_norm=0.0 if void else math.fsum(result.squared_norm for result in self.results.values()),
         )
 
     def _poisons(self) -> dict[int, Poison]:

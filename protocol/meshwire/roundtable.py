@@ -21,6 +21,7 @@ class RoundTable:
         self._rounds: dict[int, Round] = {}
         self._decided = [0] * settings.members
         self._complete = [0] * settings.members
+        self._last_binds: list[Bind | None] = [None] * settings.members
         self.committed = 0
 
     def __len__(self) -> int:
@@ -55,7 +56,7 @@ class RoundTable:
         if bind.base > self.settled(self._rank):
             return f"bound round {bind.round} on base {bind.base}, a round that this member has not ended (G3)"
         self._decided[rank] = bind.round
-        self._round(bind.round).binds[rank] = bind
+        self._round(bind.round).binds[rank] = self._last_binds[rank] = bind
         return None
 
     def null(self, rank: int, null: Null) -> str | None:
@@ -109,6 +110,10 @@ class RoundTable:
         """The oldest round that this daemon does not hold whole."""
         number = self.complete + 1
         return self._rounds.get(number) or Round(number, self._settings.members, self._settings.buckets)
+
+    def waiting(self) -> str:
+        """What `next_round` waits for, and of whom."""
+        return self.next_round().missing(self._last_binds)
 
     def count_complete(self) -> None:
         """`next_round` is whole and was handed on."""

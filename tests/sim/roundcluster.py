@@ -234,7 +234,13 @@ class Cluster:
         self._perform(
             rank,
             self.machines[rank].result_ready(
-                round_, bucket, self.now_s, contributors=contributors, weight=weight, poisoned=poisoned
+                round_,
+                bucket,
+                self.now_s,
+                contributors=contributors,
+                weight=weight,
+                poisoned=poisoned,
+                squared_norm=0.0,
             ),
         )
 

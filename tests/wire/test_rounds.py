@@ -70,7 +70,9 @@ def step(of: RoundMachine, number: int, at_s: float, until_s: float, weight: flo
 def results(of: RoundMachine, round_: int, contributors: int, weight: float, now_s: float = 0.0) -> list[Effect]:
     effects: list[Effect] = []
     for bucket in range(of.settings.buckets):
-        effects += of.result_ready(round_, bucket, now_s, contributors=contributors, weight=weight, poisoned=False)
+        effects += of.result_ready(
+            round_, bucket, now_s, contributors=contributors, weight=weight, poisoned=False, squared_norm=0.0
+        )
     return effects
 
 
@@ -132,8 +134,8 @@ def test_rounds_complete_in_order() -> None:
     for message in (bind(1), seal(1), bind(2), seal(2)):
         one.receive(1, message, 2.0)
     assert results(one, 2, 0b11, 2.0) == []
-    assert one.result_ready(1, 0, 2.0, contributors=0b11, weight=2.0, poisoned=False) == []
-    done = one.result_ready(1, 1, 2.0, contributors=0b11, weight=2.0, poisoned=False)
+    assert one.result_ready(1, 0, 2.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0) == []
+    done = one.result_ready(1, 1, 2.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0)
     assert [effect.round for effect in done if isinstance(effect, RoundComplete)] == [1, 2]
 
 
@@ -184,7 +186,7 @@ def test_lockstep_waits_for_a_learner_after_its_void_round() -> None:
     one.receive(1, seal(late), 0.3)
     assert ContributePoison(late, 1) in one.timer(9.0)
     for bucket in range(2):
-        one.result_ready(late, bucket, 9.0, contributors=3, weight=2.0, poisoned=True)
+        one.result_ready(late, bucket, 9.0, contributors=3, weight=2.0, poisoned=True, squared_norm=0.0)
     assert one.complete == late
     one.peer_complete(1, late, 9.0)
     assert one.receive(1, bind(late + 1, base=late), 9.1) == []
@@ -357,8 +359,8 @@ def test_poison_makes_the_round_void(source: str) -> None:
     one.seal(1, b"\x01", (0,), 0.3)
     one.receive(1, bind(1), 0.3)
     one.receive(1, seal(1, poison=NAN if source == "peer" else None), 0.3)
-    one.result_ready(1, 0, 0.4, contributors=0b11, weight=2.0, poisoned=False)
-    complete = one.result_ready(1, 1, 0.4, contributors=0, weight=0.0, poisoned=True)[0]
+    one.result_ready(1, 0, 0.4, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0)
+    complete = one.result_ready(1, 1, 0.4, contributors=0, weight=0.0, poisoned=True, squared_norm=0.0)[0]
     assert isinstance(complete, RoundComplete)
     assert complete.void
     who = {"own": {0: NAN}, "peer": {1: NAN}, "sum": {}}[source]
@@ -466,7 +468,7 @@ def test_a_learner_that_breaks_the_contract_is_named() -> None:
     assert errors(one.bucket_ready(1, 0, 0.0, weight=1.0))
     assert errors(one.seal(1, b"\x00", (0,), 0.0))
     assert errors(one.present(0.0))
-    assert errors(one.result_ready(1, 0, 0.0, contributors=1, weight=1.0, poisoned=False))
+    assert errors(one.result_ready(1, 0, 0.0, contributors=1, weight=1.0, poisoned=False, squared_norm=0.0))
     one.start_step(1, 0.0)
     assert errors(one.bucket_ready(1, 2, 0.0, weight=1.0))
     assert errors(one.bucket_ready(1, 0, 0.0, weight=float("nan")))
@@ -479,7 +481,7 @@ def test_a_learner_that_breaks_the_contract_is_named() -> None:
     one.bucket_ready(1, 1, 0.0, weight=1.0)
     assert errors(one.seal(1, b"", (0,), 0.0))
     assert not errors(one.seal(1, b"\x00", (0,), 0.0))
-    assert errors(one.result_ready(1, 2, 0.0, contributors=1, weight=1.0, poisoned=False))
+    assert errors(one.result_ready(1, 2, 0.0, contributors=1, weight=1.0, poisoned=False, squared_norm=0.0))
     assert one.phase is Phase.BOUNDARY
 
 

@@ -1,0 +1,44 @@
+"""R3: which rounds have been called, and when this daemon calls the next one itself.
+
+One call covers all older rounds and reaches everybody, so a round is called by whoever is first.
+"""
+
+
+class Calls:
+    """Of one daemon. Rounds are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.newest = 0
+        """The newest round that anybody called; the older ones are called with it."""
+        self._at_s: dict[int, float] = {}  # own contributions that may need a call, oldest first
+
+    @property
+    def next_at_s(self) -> float | None:
+        """When `due` will name a round, if nothing changes; None: at no time."""
+        return next(iter(self._at_s.values()), None)
+
+    def heard(self, round_: int) -> None:
+        """Somebody called `round_`, or does as much by binding it (lockstep)."""
+        self.newest = max(self.newest, round_)
+
+    def contributed(self, round_: int, call_at_s: float) -> None:
+        """This daemon has bound `round_`, and calls it at `call_at_s` unless that has become needless."""
+        self._at_s[round_] = call_at_s
+
+    def due(self, now_s: float, decided_by_all: int, blocked_on: int | None) -> int | None:
+        """The round to call now, which counts as called from here on; None if there is none.
+
+        A learner that is blocked on a round calls the oldest of its contributions that somebody has not decided: that
+        very round, or a newer one if this daemon nulled it (it is called then, and moot). To call the newer ones as
+        well would cost them contributors.
+        """
+        moot = max(self.newest, decided_by_all)
+        self._at_s = {round_: at_s for round_, at_s in self._at_s.items() if round_ > moot}
+        due = [round_ for round_, at_s in self._at_s.items() if now_s >= at_s]
+        if not due and blocked_on is not None and blocked_on > moot:
+            due = list(self._at_s)[:1]
+        if not due:
+            return None
+        self.newest = due[-1]
+        self._at_s = {round_: at_s for round_, at_s in self._at_s.items() if round_ > self.newest}
+        return self.newest
