@@ -1,8 +1,9 @@
 """The exchange of one bucket: any delivery order gives every rank the same weighted mean (W1, W3, V1, R4)."""
 
+import math
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given, settings
@@ -67,13 +68,16 @@ class Ring:
                     rank.area[segment] /= work.weight
                 if work.deliver:
                     rank.result[segment] = rank.area[segment] if work.contributors else 0.0
+            if work.finish and work.contributors:
+                work = replace(work, squared_norm=math.fsum(rank.area[segment] ** 2 for segment in run))
         if work.deliver:
             rank.exchange.delivered(work)
         if work.send_step is None:
             return
         first = work.first_segment
         while first < run.stop:
-            count = self.random.randint(1, run.stop - first)
+            # A sum may be cut anew at every hop. A final run is not: its squared norm is of all of it.
+            count = len(run) if work.deliver else self.random.randint(1, run.stop - first)
             empty = work.poison or not work.contributors
             header = Header(
                 kind=Kind.CHUNK,
@@ -85,6 +89,7 @@ class Ring:
                 segment_count=count,
                 contributors=work.contributors,
                 weight=work.weight,
+                squared_norm=work.squared_norm,
             )
             rank.outbox.append((header, rank.area[first : first + count]))
             first += count
@@ -132,6 +137,10 @@ def test_every_rank_gets_the_same_weighted_mean(parts: list[Part], segment_count
     for segment in range(segment_count):
         expected = sum(rank.own[segment] for rank in ring.ranks) / total if total else 0.0
         assert ring.ranks[0].result[segment] == pytest.approx(expected)
+    squared_norms = {rank.exchange.squared_norm for rank in ring.ranks}
+    assert len(squared_norms) == 1, "O4: the same runs everywhere, so the same bits in any order of arrival"
+    means = [value for value in ring.ranks[0].result if value is not None]
+    assert squared_norms.pop() == pytest.approx(math.fsum(mean**2 for mean in means))
 
 
 @settings(max_examples=100, deadline=None)
@@ -150,7 +159,7 @@ def test_poison_reaches_every_rank(parts: list[Part], segment_count: int, seed: 
 
 
 def announced(**changes: object) -> tuple[int, int] | str:
-    """What rank 1 of 3 says to a chunk of rank 0 at step 0, with some fields changed."""
+    """What rank 1 of 3 says to a chunk of rank 0, at step 0 if `changes` do not say otherwise."""
     plan = make_plan(6)
     layout = EncodedLayout(plan, FP32)
     exchange = BucketExchange(0, ring_program(3, 1), ring_shards(6, 3, 0), layout)
@@ -174,6 +183,15 @@ def test_a_chunk_lands_at_its_segments() -> None:
     assert announced() == (0, 2 * SEGMENT_VALUES * 4)
 
 
+FINAL = {"step": 2, "first_segment": 2, "contributors": 0b111}
+"""What rank 0 sends rank 1 in the copy half: shard 1 whole, in this program."""
+
+
+def test_a_final_chunk_carries_a_squared_norm() -> None:
+    """O4: its owner's, for what is in the payload."""
+    assert announced(**FINAL, squared_norm=2.5) == (2 * SEGMENT_VALUES * 4, 2 * SEGMENT_VALUES * 4)
+
+
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
@@ -187,6 +205,9 @@ def test_a_chunk_lands_at_its_segments() -> None:
         ({"contributors": 0}, "does not suit contributors"),
         ({"payload_bytes": 7}, "payload of 7 bytes"),
         ({"flags": Flags.POISON}, "where 0 were due"),
+        ({"squared_norm": 2.5}, "squared norm 2.5 of what is not final"),
+        (FINAL | {"flags": Flags.POISON, "payload_bytes": 0, "squared_norm": 2.5}, "squared norm 2.5"),
+        (FINAL | {"contributors": 0, "weight": 0.0, "payload_bytes": 0, "squared_norm": 2.5}, "squared norm 2.5"),
     ],
 )
 def test_a_chunk_that_breaks_the_program_is_refused(changes: dict[str, object], complaint: str) -> None:

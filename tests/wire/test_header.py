@@ -24,12 +24,13 @@ headers = st.builds(
     contributors=U64,
     weight=st.floats(0, allow_infinity=False, allow_nan=False),
     complete=U32,
+    squared_norm=st.floats(0, allow_infinity=False, allow_nan=False),
 )
 
 GOLDEN = {
     "an empty request": (
         Header(Kind.CONTROL, 12),
-        "4d455348" "01" "01" "0000" + "00" * 8 + "00" * 8 + "00" * 4 + "00" * 2 + "00" * 2 + "00" * 4 + "00" * 4
+        "4d455348" "02" "01" "0000" + "00" * 8 + "00" * 8 + "00" * 4 + "00" * 2 + "00" * 2 + "00" * 4 + "00" * 4
         + "00" * 8 + "00" * 8 + "00" * 4 + "0c000000" + "00" * 16,
     ),
     "a chunk": (
@@ -47,12 +48,20 @@ GOLDEN = {
             weight=96.0,
             complete=6,
         ),
-        "4d455348" "01" "02" "0000" "8877665544332211" "00ffeeddccbbaa99" "07000000" "0300" "0200" "05000000" "04000000"
+        "4d455348" "02" "02" "0000" "8877665544332211" "00ffeeddccbbaa99" "07000000" "0300" "0200" "05000000" "04000000"
         "0b00000000000000" "0000000000005840" "06000000" "00000400" + "00" * 16,
+    ),
+    "a final chunk": (
+        Header(
+            Kind.CHUNK, payload_bytes=16, round=1, step=4, segment_count=1, contributors=0b11, weight=2.0,
+            squared_norm=0.5,
+        ),
+        "4d455348" "02" "02" "0000" + "00" * 8 + "00" * 8 + "01000000" "0400" "0000" "00000000" "01000000"
+        "0300000000000000" "0000000000000040" "00000000" "10000000" "000000000000e03f" + "00" * 8,
     ),
     "a poison chunk": (
         Header(Kind.CHUNK, 0, Flags.POISON, job=1, round=2**32 - 1, segment_count=1, contributors=2**63),
-        "4d455348" "01" "02" "0100" "0100000000000000" "0000000000000000" "ffffffff" "0000" "0000" "00000000" "01000000"
+        "4d455348" "02" "02" "0100" "0100000000000000" "0000000000000000" "ffffffff" "0000" "0000" "00000000" "01000000"
         "0000000000000080" "0000000000000000" "00000000" "00000000" + "00" * 16,
     ),
 }  # fmt: skip
@@ -89,9 +98,9 @@ def test_no_change_of_one_byte_makes_the_decoder_raise(header: Header, place: in
 
 def raw(**changes: object) -> bytes:
     fields: dict[str, object] = {
-        "magic": b"MESH", "version": 1, "kind": 2, "flags": 0, "job": 0, "generation": 0, "round": 1, "step": 0,
+        "magic": b"MESH", "version": 2, "kind": 2, "flags": 0, "job": 0, "generation": 0, "round": 1, "step": 0,
         "bucket": 0, "first_segment": 0, "segment_count": 1, "contributors": 1, "weight": 1.0, "complete": 0,
-        "payload_bytes": 0, "reserved": bytes(16),
+        "payload_bytes": 0, "squared_norm": 0.0, "reserved": bytes(8),
     }  # fmt: skip
     return LAYOUT.pack(*{**fields, **changes}.values())
 
@@ -100,14 +109,17 @@ def raw(**changes: object) -> bytes:
     ("changes", "reason"),
     [
         ({"magic": b"GET "}, "not a meshtrain frame"),
-        ({"version": 9}, "wire version 9; this side speaks version 1"),
+        ({"version": 9}, "wire version 9; this side speaks version 2"),
         ({"kind": 0}, "unknown frame kind 0"),
         ({"flags": 2}, "unknown frame flags 0x0002"),
-        ({"reserved": bytes(15) + b"\x01"}, "reserved header bytes are not zero"),
+        ({"reserved": bytes(7) + b"\x01"}, "reserved header bytes are not zero"),
         ({"payload_bytes": limits.FRAME_PAYLOAD_BYTES_MAX + 1}, "exceeds the limit"),
         ({"weight": float("nan")}, "not a finite number"),
         ({"weight": float("inf")}, "not a finite number"),
         ({"weight": -1.0}, "not a finite number"),
+        ({"squared_norm": float("nan")}, "not a finite sum of squares"),
+        ({"squared_norm": float("inf")}, "not a finite sum of squares"),
+        ({"squared_norm": -0.5}, "not a finite sum of squares"),
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, object], reason: str) -> None:
