@@ -9,8 +9,7 @@ from typing import TypeVar
 import torch
 
 from meshtrain.train.device import best_device, device_of
-
-DATA_VARIABLE = "MESHTRAIN_DATA"
+from meshwire.local import SCRIPT_DATA_VARIABLE
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -19,7 +18,7 @@ L = TypeVar("L")
 
 def local_data_dir() -> Path:
     """$MESHTRAIN_DATA, ./data if there is one, or the working directory."""
-    told = os.environ.get(DATA_VARIABLE)
+    told = os.environ.get(SCRIPT_DATA_VARIABLE)
     if told:
         return Path(told)
     return Path("data") if Path("data").is_dir() else Path()

@@ -9,6 +9,7 @@ from types import FrameType
 from meshtrain.errors import JobStopped
 from meshtrain.train.alone import Alone
 from meshtrain.train.environment import Environment
+from meshtrain.train.measure import Measuring
 from meshtrain.train.session import Session
 
 _world: Alone | Session | None = None
@@ -19,7 +20,7 @@ def world() -> Alone | Session:
     global _world
     if _world is None:
         environment = Environment.take()
-        _world = Alone() if environment is None else _enter(environment)
+        _world = (Measuring.take() or Alone()) if environment is None else _enter(environment)
     return _world
 
 

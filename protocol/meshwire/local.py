@@ -18,6 +18,10 @@ JOB_VARIABLE = "MESHTRAIN_JOB_ID"
 MEMORY_FD_VARIABLE = "MESHTRAIN_MEMORY_FD"
 THREADS_VARIABLE = "MESHTRAIN_THREADS"
 
+# What the command line gives a script that it runs itself, without a job
+SCRIPT_DATA_VARIABLE = "MESHTRAIN_DATA"  # what mt.data_dir() returns
+MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's size there and ends the script
+
 DATA_DIR_VARIABLE = "MESHTRAIN_DATA_DIR"  # the daemon's data folder, for every command
 
 

@@ -1,0 +1,126 @@
+"""How much memory a job takes on each member, from its model and settings alone (M1)."""
+
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+from pydantic import Field
+
+from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest
+from meshwire.wiretypes import Wire
+
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class ModelSize(Wire):
+    """A prepared model and its optimizer, in bytes of the dtypes that they have.
+
+    Attributes:
+        parameters: that are trained.
+        frozen: parameters without gradients, and buffers that take no part in rounds.
+        buffers: that take part.
+        optimizer: class of the optimizer.
+        optimizer_state: once it has stepped.
+        optimizer_known: whether that is known; else it is a guess, two values for each of a parameter's.
+        adaptive: whether the optimizer is other than SGD, which decides what `--own` is by default (O2).
+    """
+
+    parameters: Bytes
+    frozen: Bytes
+    buffers: Bytes
+    optimizer: str
+    optimizer_state: Bytes
+    optimizer_known: bool
+    adaptive: bool
+
+
+class Measurement(Wire):
+    """What a script has prepared; the dry run reads it from a file."""
+
+    manifest: ModelManifest
+    size: ModelSize
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """One learner's memory and its daemon's, in bytes, by what it is for. Not in it: what the forward and backward
+    passes need, the loader's batches, and the programs themselves.
+
+    Attributes:
+        parameters: of the model; frozen ones too.
+        view: a copy of those that are trained, where what the learner computes with differs from the base.
+        gradients: `p.grad` of those that are trained.
+        own_gradients: the learner's own that no applied round has covered yet.
+        optimizer: its state.
+        buffers: in the model, and their value after the last round.
+        raw_slots, result_slot: shared memory of learner and daemon.
+        retained: encoded, in the daemon, until every member has the round.
+    """
+
+    parameters: int
+    view: int
+    gradients: int
+    own_gradients: int
+    optimizer: int
+    buffers: int
+    raw_slots: int
+    result_slot: int
+    retained: int
+
+    @property
+    def learner_bytes(self) -> int:
+        """What the learner holds beside the shared memory."""
+        return self.parameters + self.view + self.gradients + self.own_gradients + self.optimizer + self.buffers
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of all parts."""
+        return sum(size for _, size in self.parts())
+
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """(name, bytes) of every part, in the order of the fields."""
+        return tuple((field.name, getattr(self, field.name)) for field in fields(self))
+
+
+def footprint(size: ModelSize, values: int, encoded_bytes: int, coefficient: float, staleness: int) -> Footprint:
+    """The memory of one member.
+
+    Args:
+        values: of a round's vector (`Plan.total_values`), which is fp32 in the slots.
+        encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`).
+        coefficient: c (O2). With 0, or s=0, the model's parameters are the base itself. Otherwise the base lies beside
+            them, and so do the gradients of the s+1 steps that can be uncovered at once: at a boundary d - a <= s (R1),
+            and the step that then begins adds one.
+        staleness: the bound s.
+    """
+    overlaid = size.parameters if coefficient and staleness else 0
+    layout = MemoryLayout.for_bound(values, staleness)
+    return Footprint(
+        parameters=size.parameters + size.frozen,
+        view=overlaid,
+        gradients=size.parameters,
+        own_gradients=(staleness + 1) * overlaid,
+        optimizer=size.optimizer_state,
+        buffers=2 * size.buffers,
+        raw_slots=layout.result_offset,
+        result_slot=layout.total_bytes - layout.result_offset,
+        retained=retained_bytes(encoded_bytes, staleness),
+    )
+
+
+def retained_bytes(encoded_bytes: int, staleness: int) -> int:
+    """What a daemon keeps encoded when nobody is late. With s > 0 raw slots are free again once encoded (M1), so each
+    round has two vectors: this member's own, and what it passes on. With s=0 the own one stays in the raw slot.
+
+    A learner that has applied round a has contributed up to a+s+1 (R1). No member's learner is behind that by more
+    than the others may be ahead of it, s+1 again, and one round is on its way to being committed (G5).
+    """
+    rounds = 2 * (staleness + 1) + 1
+    return (2 if staleness else 1) * rounds * encoded_bytes
+
+
+def fits(total_bytes: int, available_bytes: int) -> tuple[bool, str]:
+    """Whether a member can take part, and why (not), as words that follow its name."""
+    if total_bytes <= available_bytes:
+        return True, f"takes {total_bytes / 1e9:.1f} GB of {available_bytes / 1e9:.1f} GB"
+    return False, f"has {available_bytes / 1e9:.1f} GB of memory, and the job takes {total_bytes / 1e9:.1f} GB"

@@ -1,0 +1,83 @@
+"""The memory of a job before it runs (M1), against sums made by hand."""
+
+import pytest
+
+from meshwire.codec import CODECS
+from meshwire.exchange import EncodedLayout
+from meshwire.footprint import ModelSize, fits, footprint, retained_bytes
+from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.plan import plan_buckets
+
+VALUES = 1_000_000
+SGD = ModelSize(
+    parameters=4 * VALUES,
+    frozen=100,
+    buffers=12,
+    optimizer="SGD",
+    optimizer_state=0,
+    optimizer_known=True,
+    adaptive=False,
+)
+
+
+def test_the_example_of_the_rule() -> None:
+    """M1: 124 M parameters, s=2, AdamW, fp16: about 4.0 GB, which is eight vectors: base, view, gradients, two of the
+    optimizer, two raw slots, one result slot. With c = 0 there is no view, and it is one less."""
+    values = 124_000_000
+    tensors = tuple(
+        TensorSpec(name=f"block{i}", shape=(values // 124,), dtype="float32", kind="parameter") for i in range(124)
+    )
+    plan = plan_buckets(ModelManifest(tensors=tensors, optimizer="AdamW"))
+    encoded_bytes = EncodedLayout(plan, CODECS["fp16"]).total_bytes
+    adamw = ModelSize(
+        parameters=4 * values,
+        frozen=0,
+        buffers=0,
+        optimizer="AdamW",
+        optimizer_state=8 * values,
+        optimizer_known=True,
+        adaptive=True,
+    )
+    with_view = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.25, staleness=2)
+    own_and_retained = with_view.own_gradients + with_view.retained
+    assert (with_view.total_bytes - own_and_retained) / 1e9 == pytest.approx(4.0, abs=0.05)
+    plain = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.0, staleness=2)
+    assert (plain.total_bytes - plain.retained) / 1e9 == pytest.approx(3.5, abs=0.05)
+
+
+def test_every_part_has_its_size() -> None:
+    """O2, M1: the base beside the view, s+1 own gradients, two raw slots, the base of the buffers."""
+    made = footprint(SGD, VALUES, 2 * VALUES, coefficient=0.5, staleness=3)
+    slot_bytes = MemoryLayout.for_bound(VALUES, 3).slot_bytes
+    assert dict(made.parts()) == {
+        "parameters": 4 * VALUES + 100,
+        "view": 4 * VALUES,
+        "gradients": 4 * VALUES,
+        "own_gradients": 4 * 4 * VALUES,
+        "optimizer": 0,
+        "buffers": 24,
+        "raw_slots": 2 * slot_bytes,
+        "result_slot": slot_bytes,
+        "retained": retained_bytes(2 * VALUES, 3),
+    }
+    assert made.total_bytes == made.learner_bytes + 3 * slot_bytes + made.retained
+    assert made.learner_bytes == sum(size for name, size in made.parts()[:6])
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+def test_without_a_bound_there_is_no_view_and_one_raw_slot(coefficient: float) -> None:
+    """R7: s=0 is BSP whatever c is, and its model is the base."""
+    made = dict(footprint(SGD, VALUES, 2 * VALUES, coefficient, staleness=0).parts())
+    assert (made["view"], made["own_gradients"]) == (0, 0)
+    assert made["raw_slots"] == made["result_slot"]
+
+
+def test_a_larger_bound_never_takes_less() -> None:
+    totals = [footprint(SGD, VALUES, 2 * VALUES, 0.5, staleness).total_bytes for staleness in range(8)]
+    assert totals == sorted(set(totals))
+
+
+def test_fits_says_why() -> None:
+    assert fits(10**9, 10**9) == (True, "takes 1.0 GB of 1.0 GB")
+    assert fits(2 * 10**9, 10**9) == (False, "has 1.0 GB of memory, and the job takes 2.0 GB")
