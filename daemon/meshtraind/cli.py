@@ -1,4 +1,7 @@
-"""`meshtraind run`: the daemon in the foreground, for a service manager, a terminal, or `meshtrain up`."""
+"""`meshtraind run`: the daemon in the foreground, for a service manager, a terminal, or `meshtrain up`.
+
+`meshtraind replay` looks at what one did.
+"""
 
 import argparse
 import asyncio
@@ -44,7 +47,12 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--name", help="how this device is called (default: the host name)")
     run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    _add_replay(commands)
     options = parser.parse_args(arguments)
+    if options.command == "replay":
+        from meshtraind.replay import run as run_replay
+
+        return run_replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
     logging.basicConfig(
         level=options.log_level.upper(),
@@ -69,6 +77,25 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
     return 0
+
+
+def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    data = default_data_dir()
+    replay = commands.add_parser(
+        "replay",
+        help="a job's trace: the same decisions again, and a summary of its rounds",
+        description="Feeds every input in a job's trace to a new round machine and compares each of its decisions with "
+        "the recorded one. Needs no daemon.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="`meshtrain submit --trace` makes each member of the job write a trace in its own data folder:\n"
+        "  DATA/jobs/ID/trace.jsonl\n"
+        f"DATA is {data}, or what was given as --data-dir or {DATA_DIR_VARIABLE}.\n\n"
+        "example:\n"
+        f"  meshtraind replay {data}/jobs/3f9c2a1b04de/trace.jsonl\n\n"
+        "exit code: 0 all the same; 1 a decision differs, its line is shown; 2 the trace cannot be read to its end",
+    )
+    replay.add_argument("trace", metavar="TRACE", type=Path)
+    replay.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
 async def _run(config: Config) -> None:
