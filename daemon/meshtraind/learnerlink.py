@@ -72,6 +72,7 @@ class LearnerLink:
 
     Attributes:
         attached: whether the learner has called.
+        trace: to be set before the learner calls, if there is one.
         rounds: None before the learner is ready.
     """
 
@@ -242,8 +243,10 @@ class LearnerLink:
             self.notify(Waiting(reason=waiting[: limits.ERROR_CHARS_MAX]))
 
     def close(self) -> None:
-        """Closes the connection and lets go of the rounds' memory."""
+        """Closes connection and trace, and lets go of the rounds' memory."""
         if self.rounds is not None:
             self.rounds.close()
+        if self.trace is not None:
+            self.trace.close()
         if self._connection is not None:
             self._connection.close("the job has ended")

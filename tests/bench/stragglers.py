@@ -1,0 +1,233 @@
+"""`python -m tests.bench.stragglers`: one of three learners is 3x slower, or stops for a while; who waits for whom?
+
+Three daemons in rate-limited stations. The learners are paced: a step is stated to take so long a sample, and the real
+compute beside it is printed. The link is what limits the exchange, which takes `--exchange` of a step. Ends with exit
+code 1 when an aim is missed.
+"""
+
+import argparse
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from meshtrain.client import ConnectionLost, RequestError
+from meshtrain.localmesh import LocalMeshError
+from meshwire.messages.job import JobSummary
+from meshwire.messages.local import Watch, Watched
+from meshwire.steptimes import DEADLINE_FACTOR, DEADLINE_S_MIN
+from tests.bench import paced
+from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
+from tests.daemon import jobs
+from tests.lab.lab import Lab, LabError, lab_unavailable
+
+NAMES = ("anna", "bert", "cleo")
+MEMBERS = len(NAMES)
+SLOWNESS = 3.0
+VALUES = 800_000
+BATCH = 16
+WARM_UP_S = 0.25  # of a run: connections reach their rate, batch sizes settle
+STOP_S = 5.0
+GRACE_S = 0.5
+JOB_TIMEOUT_S = 500.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """How a job is run, and what is wanted of it."""
+
+    name: str
+    options: dict[str, str]
+    slowness: tuple[float, ...]
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One job, ended."""
+
+    summary: JobSummary
+    steps: list[list[paced.Step]]  # by rank
+
+    def window(self) -> tuple[float, float]:
+        """The stretch in which all ranks were at work, without the first part of it."""
+        first_s = max(steps[0].began_s for steps in self.steps)
+        last_s = min(steps[-1].ended_s for steps in self.steps)
+        return first_s + WARM_UP_S * (last_s - first_s), last_s
+
+    def speeds(self) -> list[float]:
+        """Samples a second of every rank in the window."""
+        return [paced.speed(steps, *self.window()) for steps in self.steps]
+
+    def contributors(self) -> float:
+        """Mean over all rounds: every contribution is counted under its age."""
+        return sum(sum(report.metrics.ages) for report in self.summary.ranks) / max(1, self.summary.rounds)
+
+
+def run(daemons: list[StationDaemon], folder: Path, script_options: str, **options: object) -> Run:
+    """Runs one job to its end. Raises OverlapError when it fails."""
+    submitted = jobs.submit(daemons[0], folder, paced.SCRIPT, args=(script_options,), hash_every=0, **options)
+    reply = daemons[0].request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job")
+    assert isinstance(reply, Watched)
+    if reply.summary.state != "succeeded":
+        raise OverlapError(f"the job {reply.summary.state}: {reply.summary.error}")
+    ranks = range(len(submitted.members))
+    return Run(reply.summary, [paced.steps(daemons[0], submitted.job, rank) for rank in ranks])
+
+
+def step_s(rate_mbit: float, exchange: float) -> float:
+    """A fast step's length: its exchange on links of this rate takes `exchange` of it."""
+    return 2 * (MEMBERS - 1) / MEMBERS * VALUES * 32e-6 / rate_mbit / exchange
+
+
+def cases() -> list[Case]:
+    """With one slow learner."""
+    slow = (1.0, 1.0, SLOWNESS)
+    return [
+        Case("bsp, equal", {"sync": "bsp", "shares": "equal"}, slow, 24),
+        Case("ssp:3 wait, equal", {"sync": "ssp:3", "straggler": "wait", "shares": "equal"}, slow, 24),
+        Case("ssp:3 carry, equal", {"sync": "ssp:3", "straggler": "carry", "shares": "equal"}, slow, 80),
+        Case("bsp, speed", {"sync": "bsp", "shares": "speed"}, slow, 80),
+        Case("ssp:3 carry, speed", {"sync": "ssp:3", "straggler": "carry", "shares": "speed"}, slow, 80),
+    ]
+
+
+def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float, only: str) -> list[bool]:
+    """Every case beside one learner alone. Prints as it goes; returns whether each aim was met."""
+    sample_s = fast_step_s / BATCH
+
+    def script(slowness: tuple[float, ...], rounds: int) -> str:
+        return paced.options(values=VALUES, sample_s=sample_s, batch=BATCH, slowness=slowness, rounds=rounds)
+
+    alone = run(daemons, folder, script((1.0,), 20), on=(NAMES[0],), sync="bsp", shares="equal")
+    own = alone.speeds()[0]
+    compute_s = sum(step.cpu_s for step in alone.steps[0]) / len(alone.steps[0])
+    print(
+        f"a fast step is stated to take {fast_step_s * 1000:.0f} ms for {BATCH} samples, its real compute takes "
+        f"{compute_s * 1000:.0f} ms ({fast_step_s / compute_s:.1f} times less); alone it does {own:.1f} samples/s\n"
+    )
+    columns = (
+        "case",
+        "samples/s by rank",
+        "of own speed",
+        "of the sum",
+        "contributors",
+        "ages",
+        "nulls",
+        "batches",
+        "aim",
+    )
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    met = []
+    for case in cases():
+        if only not in case.name:
+            continue
+        done = run(daemons, folder, script(case.slowness, case.rounds), **case.options)
+        speeds = done.speeds()
+        shares = [speed / (own / slowness) for speed, slowness in zip(speeds, case.slowness, strict=True)]
+        of_sum = sum(speeds) / sum(own / slowness for slowness in case.slowness)
+        metrics = [report.metrics for report in done.summary.ranks]
+        ages = _summed([one.ages for one in metrics])
+        aim, reached = _judged(case, shares, of_sum, done.contributors(), ages)
+        met.append(reached)
+        print(
+            f"| {case.name} | {' '.join(f'{speed:.1f}' for speed in speeds)} "
+            f"| {' '.join(f'{share:.2f}' for share in shares)} | {of_sum:.2f} | {done.contributors():.2f} "
+            f"| {' '.join(map(str, ages))} | {' '.join(str(one.nulls) for one in metrics)} "
+            f"| {' '.join(str(one.batch or BATCH) for one in metrics)} | {aim}: {'PASS' if reached else 'FAIL'} |",
+            flush=True,
+        )
+    return met
+
+
+def _judged(case: Case, shares: list[float], of_sum: float, contributors: float, ages: list[int]) -> tuple[str, bool]:
+    bound = int(case.options["sync"].partition(":")[2] or 0)
+    if any(ages[bound + 1 :]):
+        return f"no age above {bound}", False
+    if case.name == "bsp, equal":
+        return "fast ones at about a third", 0.25 < shares[0] < 0.4
+    if case.name == "ssp:3 carry, equal":
+        return "fast ones > 0.9, contributors >= 2.2", min(shares[:2]) > 0.9 and contributors >= 2.2
+    if case.name == "bsp, speed":
+        return "> 0.85 of the sum", of_sum > 0.85
+    return "none", True
+
+
+def _summed(rows: list[tuple[int, ...]]) -> list[int]:
+    width = max(map(len, rows), default=0)
+    return [sum(row[age] if age < len(row) else 0 for row in rows) for age in range(width)]
+
+
+def measure_stops(daemons: list[StationDaemon], folder: Path, fast_step_s: float) -> list[bool]:
+    """Rank 2 stops for STOP_S: before its step's first bucket (R5), and with half of its buckets sent (V2)."""
+    print(f"\nrank 2 is stopped for {STOP_S:.0f} s in step 20 (SIGSTOP)\n")
+    columns = ("case", "stopped", "deadline", "the others stood still", "nulls", "void", "steps lost", "aim")
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
+    met = []
+    for sync in ("ssp:2", "bsp"):
+        for where, layer in (("before its forward pass", None), ("in its backward pass", 3)):
+            if sync == "bsp" and layer is None:
+                continue  # R7: a computing learner never nulls, and is waited for
+            script = paced.options(
+                values=VALUES,
+                sample_s=fast_step_s / BATCH,
+                batch=BATCH,
+                slowness=(1.0,) * MEMBERS,
+                rounds=45,
+                stop={"step": 20, "layer": layer},
+            )
+            with paced.Waking(daemons[2], STOP_S):
+                done = run(daemons, folder, script, sync=sync, shares="equal")
+            deadline_s = max(
+                DEADLINE_FACTOR * _p95([step.ended_s - step.began_s for step in done.steps[2][:19]]), DEADLINE_S_MIN
+            )
+            stood_s = max(paced.standstill_s(steps[5:]) for steps in done.steps[:2])
+            metrics = done.summary.ranks[2].metrics
+            reached = stood_s <= deadline_s + GRACE_S and metrics.nulls + metrics.void_rounds > 0
+            met.append(reached)
+            print(
+                f"| {sync} | {where} | {deadline_s:.2f} s | {stood_s:.2f} s | {metrics.nulls} | {metrics.void_rounds} "
+                f"| {metrics.steps_lost} | <= deadline + {GRACE_S} s: {'PASS' if reached else 'FAIL'} |",
+                flush=True,
+            )
+    return met
+
+
+def _p95(times_s: list[float]) -> float:
+    return sorted(times_s)[int(0.95 * len(times_s))]
+
+
+def main() -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.stragglers", description=__doc__)
+    parser.add_argument("--rate", type=float, default=100.0, help="Mbit/s of every station, each way")
+    parser.add_argument("--exchange", type=float, default=0.55, help="of a fast step: 0.5 to 0.8")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only the cases whose name holds this")
+    parser.add_argument("--skip-stops", action="store_true", help="only the slow learner")
+    options = parser.parse_args()
+    if (reason := lab_unavailable()) is not None:
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
+    try:
+        with ExitStack() as stack:
+            lab = stack.enter_context(Lab(MEMBERS, options.rate))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="meshtrain-")))
+            daemons = [StationDaemon(lab, station, name, folder / name) for station, name in enumerate(NAMES)]
+            for daemon in daemons:
+                daemon.wait()
+            for first, second in combinations(daemons, 2):
+                paired(first, second)
+            fast_step_s = step_s(options.rate, options.exchange)
+            met = measure_slow(daemons, folder, fast_step_s, options.only)
+            if not options.skip_stops:
+                met += measure_stops(daemons, folder, fast_step_s)
+    except (LabError, LocalMeshError, OverlapError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return int(not all(met))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
