@@ -1,0 +1,139 @@
+"""Whose turn it is: rounds one at a time, each when decoded; Start when nothing visible is left to apply (R1, R8, M1)."""
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from meshtraind.turn import Turn
+from meshwire.messages.local import BarrierPassed, RoundDone, Start
+from meshwire.roundlearner import Phase
+from meshwire.wiretypes import Wire
+
+
+@dataclass
+class Machine:
+    """What a turn asks of the round machine."""
+
+    applied: int = 0
+    decided: int = 0
+    visible: int = 0
+    staleness: int = 2
+    phase: Phase = Phase.BOUNDARY
+
+    def may_start(self) -> tuple[bool, str]:
+        allowed = self.applied == self.visible and self.decided - self.applied <= self.staleness
+        return allowed and self.phase is Phase.BOUNDARY, ""
+
+
+@dataclass
+class Desk:
+    """A turn and all that it has said."""
+
+    machine: Machine = field(default_factory=Machine)
+    said: list[Wire] = field(default_factory=list)
+    started: list[int] = field(default_factory=list)
+    resumed: int = 0
+
+    def __post_init__(self) -> None:
+        self.turn = Turn(cast(Any, self.machine), self.said.append, self._start, self._resume)
+
+    def _start(self, step: int) -> None:
+        self.started.append(step)
+        self.machine.phase = Phase.COMPUTING
+
+    def _resume(self) -> None:
+        self.resumed += 1
+        self.machine.phase = Phase.BOUNDARY
+
+    def complete(self, *rounds: int) -> None:
+        for round_ in rounds:
+            self.turn.complete(done(round_))
+            self.machine.visible = round_
+
+    def told(self) -> list[Wire]:
+        self.turn.advance()
+        said, self.said[:] = list(self.said), []
+        return said
+
+
+def done(round_: int) -> RoundDone:
+    return RoundDone(
+        round=round_, step=round_, void=False, reason="", overflow=False, stop=False, weight=1.0, contributors=1,
+        used=b"", integers=(), hyperparameters=b"", squared_norm=0.0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_rounds_are_given_one_at_a_time_and_only_when_decoded(desk: Desk) -> None:
+    desk.complete(1, 2)
+    assert desk.told() == []
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1)]
+    assert desk.told() == []
+    desk.machine.applied = 1
+    assert desk.told() == []
+    desk.turn.decoded(2)
+    assert desk.told() == [done(2)]
+
+
+def test_start_comes_when_all_that_is_visible_is_applied(desk: Desk) -> None:
+    desk.complete(1)
+    desk.turn.decoded(1)
+    desk.turn.wants_to_start(7)
+    assert desk.told() == [done(1)]
+    assert desk.turn.waits
+    desk.machine.applied = 1
+    assert desk.told() == [Start(step=7, decided=0)]
+    assert desk.started == [7]
+    assert not desk.turn.waits
+
+
+def test_a_round_that_is_not_visible_yet_is_held_back(desk: Desk) -> None:
+    """R8: with `fixed` a round is complete before it may be seen."""
+    desk.complete(1)
+    desk.turn.decoded(1)
+    desk.machine.visible = 0
+    desk.turn.wants_to_start(2)
+    assert desk.told() == [Start(step=2, decided=0)]
+
+
+def test_a_barrier_passes_with_all_older_rounds_applied_and_no_newer_one(desk: Desk) -> None:
+    desk.machine.phase = Phase.COMPUTING
+    desk.turn.wants_to_start(4)
+    desk.machine.phase = Phase.ABSENT
+    desk.turn.enter_barrier(1)
+    desk.complete(1, 2)
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1)], "rounds are applied while it waits"
+    desk.turn.all_in_barrier(1)
+    desk.turn.decoded(2)
+    assert desk.told() == []
+    desk.machine.applied = 1
+    assert desk.told() == [BarrierPassed(number=1, error=None), done(2)]
+    assert desk.resumed == 1
+    desk.machine.applied = 2
+    assert desk.told() == [Start(step=4, decided=0)]
+
+
+def test_an_idle_learner_begins_the_same_step_again(desk: Desk) -> None:
+    desk.turn.wants_to_start(3)
+    assert desk.told() == [Start(step=3, decided=0)]
+    desk.turn.idle()
+    desk.machine.phase = Phase.ABSENT
+    assert desk.told() == []
+    desk.machine.phase = Phase.BOUNDARY
+    assert desk.told() == [Start(step=3, decided=0)]
+
+
+def test_a_learner_that_is_gone_is_told_nothing(desk: Desk) -> None:
+    desk.complete(1)
+    desk.turn.wants_to_start(2)
+    desk.turn.gone()
+    desk.complete(2)
+    desk.turn.decoded(1)
+    assert desk.told() == []
