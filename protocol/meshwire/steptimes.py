@@ -24,7 +24,10 @@ class StepTimes:
         self._steps_s: deque[float] = deque(maxlen=limits.STEP_HISTORY_MAX)
 
     def add(self, step_s: float) -> None:
-        self._steps_s.append(step_s)
+        """A step has ended. It counts as its deadline at most: one stop of a minute must not allow the next one three,
+        while a machine that has become slower for good still moves its deadline by and by."""
+        deadline_s = self.deadline_s()
+        self._steps_s.append(step_s if deadline_s is None else min(step_s, deadline_s))
 
     def late_after_s(self, rtt_s: float, elapsed_s: float) -> float:
         """R3: one median step, at least 2 RTT. In the first step the `elapsed_s` of it stands for the median."""

@@ -30,6 +30,7 @@ from meshwire.roundevents import (
 )
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.rounds import RoundMachine
+from meshwire.syncmode import Straggler, Visibility
 
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 VIRTUAL_S_MAX = 10_000.0
@@ -41,8 +42,9 @@ class Mishap:
 
     rank: int
     step: int
-    kind: Literal["idle", "die", "hang", "poison"]
-    """idle: absent before the step. die: in front of bucket `bucket`, and started anew. hang: stopped there."""
+    kind: Literal["idle", "die", "leave", "hang", "poison", "overflow"]
+    """idle: absent before the step. die: in front of bucket `bucket`, and started anew. hang: stopped there. leave:
+    absent there; a step that was not bound begins again. poison, overflow: of that bucket."""
     bucket: int = 0
     for_s: float = 0.0
 
@@ -72,6 +74,10 @@ class Learner:
         self.base = b""
         self.ready_to_apply: list[RoundComplete] = []
         self.finished_s = 0.0
+        self.waits_since_s: float | None = None  # at a boundary, refused by R1
+        self.flushed = 0  # rounds applied when it was last absent
+        self.barrier: int | None = None  # the step in front of which it waits for all others
+        self.entered: dict[int, dict[int, int]] = {}  # by barrier, rank: the last round decided there
 
 
 class Cluster:
@@ -85,14 +91,18 @@ class Cluster:
         staleness: int,
         steps: int,
         timing: Timing,
-        straggler: Literal["carry", "wait"] = "carry",
+        straggler: Straggler = "carry",
+        visibility: Visibility = "eager",
+        unapplied_max: int = 1 << 30,
         buckets: int = 3,
         mishaps: tuple[Mishap, ...] = (),
+        barriers: tuple[int, ...] = (),
     ) -> None:
         self.random = Random(seed)
         self.members, self.staleness, self.steps, self.buckets = members, staleness, steps, buckets
         self.timing = timing
         self.mishaps = {(mishap.rank, mishap.step, mishap.kind): mishap for mishap in mishaps}
+        self.barriers = barriers  # steps in front of which all learners wait for each other, and apply all rounds
         self.now_s = 0.0
         self.learners = [Learner() for _ in range(members)]
         self.machines = [
@@ -106,6 +116,8 @@ class Cluster:
                     staleness=staleness,
                     straggler=straggler,
                     rtt_s=2 * timing.delay_s[1],
+                    visibility=visibility,
+                    unapplied_max=unapplied_max,
                 )
             )
             for rank in range(members)
@@ -115,6 +127,7 @@ class Cluster:
         self._link_free_s: dict[tuple[int, int], float] = {}
         self._exchanges: dict[tuple[int, int], dict[int, Effect]] = {}
         self._armed_s: list[float | None] = [None] * members
+        self._in_flight = 0  # messages and results on their way
         # Records.
         self.binds: dict[int, dict[int, Bind]] = {}  # by round, rank
         self.first_weights: dict[tuple[int, int], float] = {}  # by rank, step: as given with the first bucket
@@ -124,8 +137,11 @@ class Cluster:
         self.calls = 0
         self.cut_offs: list[tuple[int, LearnerCutOff]] = []
         self.dropped: list[tuple[int, StepDropped]] = []
+        self.gone: set[int] = set()  # ranks that have finished
         self.poisoned_rounds: set[int] = set()
         self.kept_max = 0
+        self.step_bases: list[list[tuple[int, int]]] = [[] for _ in range(members)]  # by rank: step, base
+        self.waits_s: list[list[float]] = [[] for _ in range(members)]  # by rank: how long R1 refused each start
         self.errors: list[ProtocolError] = []
 
     # Running.
@@ -172,7 +188,7 @@ class Cluster:
                     self.cut_offs.append((rank, effect))
                 case StepDropped():
                     self.dropped.append((rank, effect))
-                    overdue = any(cut_off_rank == rank for cut_off_rank, _ in self.cut_offs)
+                    overdue = any(other == rank and cut_off.round is None for other, cut_off in self.cut_offs)
                     assert machine.phase is Phase.ABSENT or overdue, "R4: a null never makes a gradient too old"
                 case ProtocolError():
                     self.errors.append(effect)
@@ -199,7 +215,12 @@ class Cluster:
             self.now_s + self.random.uniform(*self.timing.delay_s), self._link_free_s.get((sender, receiver), 0.0)
         )
         self._link_free_s[sender, receiver] = arrival_s
-        self._at(arrival_s - self.now_s, event)
+        self._at(arrival_s - self.now_s, partial(self._arrive, event))
+        self._in_flight += 1
+
+    def _arrive(self, event: Callable[[], None]) -> None:
+        self._in_flight -= 1
+        event()
 
     def _receive(self, rank: int, sender: int, sent: Broadcast) -> None:
         self._perform(rank, self.machines[rank].receive(sender, sent.message, self.now_s))
@@ -228,7 +249,8 @@ class Cluster:
                 sum(self.binds[round_][other].weight for other in contributors),
                 poisoned,
             )
-            self._at(self.random.uniform(*self.timing.exchange_s), event)
+            self._at(self.random.uniform(*self.timing.exchange_s), partial(self._arrive, event))
+            self._in_flight += 1
 
     def _result(self, rank: int, round_: int, bucket: int, contributors: int, weight: float, poisoned: bool) -> None:
         self._perform(
@@ -240,7 +262,7 @@ class Cluster:
                 contributors=contributors,
                 weight=weight,
                 poisoned=poisoned,
-                squared_norm=0.0,
+                squared_norm=0.0 if poisoned else round_ + bucket / 3,
             ),
         )
 
@@ -251,44 +273,88 @@ class Cluster:
         learner, machine = self.learners[rank], self.machines[rank]
         if not learner.alive or machine.phase not in (Phase.BOUNDARY, Phase.ABSENT):
             return
-        if learner.ready_to_apply:
-            for completion in learner.ready_to_apply:
-                self._apply(learner, completion)
-            last = learner.ready_to_apply[-1].round
-            learner.ready_to_apply = []
-            self._perform(rank, machine.learner_applied(last, self.now_s))
+        if machine.applied < machine.visible:
+            while learner.ready_to_apply and learner.ready_to_apply[0].round <= machine.visible:
+                last = learner.ready_to_apply.pop(0)
+                self._apply(learner, last)
+            self._perform(rank, machine.learner_applied(last.round, self.now_s))
+        if learner.barrier is not None:
+            self._leave_barrier(rank)
+            return
         if machine.phase is Phase.ABSENT:
             return
         if learner.steps_ended == self.steps:
             learner.finished_s = self.now_s
-            self._perform(rank, machine.absent("finished", self.now_s))
+            self._leave(rank, "finished", gone=True)
             return
         if idle := self.mishaps.pop((rank, learner.steps_begun + 1, "idle"), None):
-            self._perform(rank, machine.absent("idle", self.now_s))
+            self._leave(rank, "idle")
             self._at(idle.for_s, partial(self._return, rank))
             return
+        following = learner.steps_begun + 1
+        if following in self.barriers and rank not in learner.entered.get(following, {}):
+            self._enter_barrier(rank, following)
+            return
+        if learner.waits_since_s is None:
+            learner.waits_since_s = self.now_s
         if machine.may_start()[0]:
+            self.waits_s[rank].append(self.now_s - learner.waits_since_s)
+            learner.waits_since_s = None
             self._begin_step(rank)
 
+    def _leave(self, rank: int, reason: str, *, gone: bool = False) -> None:
+        learner = self.learners[rank]
+        learner.waits_since_s = None
+        if gone:
+            self.gone.add(rank)
+        self._perform(rank, self.machines[rank].absent(reason, self.now_s, gone=gone))
+        self._at(0.0, partial(self._at_boundary, rank))  # it applies what was not visible to a present one
+
     def _return(self, rank: int) -> None:
-        self.learners[rank].alive = True
+        learner = self.learners[rank]
+        learner.alive = True
+        learner.flushed = self.machines[rank].applied
         self._perform(rank, self.machines[rank].present(self.now_s))
         self._at_boundary(rank)
+
+    def _enter_barrier(self, rank: int, barrier: int) -> None:
+        self.learners[rank].barrier = barrier
+        self._leave(rank, "in a barrier")
+        decided = self.machines[rank].decided
+        self._entered(rank, rank, barrier, decided)
+        for other in range(self.members):
+            if other != rank:
+                self._send(rank, other, partial(self._entered, other, rank, barrier, decided))
+
+    def _entered(self, rank: int, entrant: int, barrier: int, decided: int) -> None:
+        self.learners[rank].entered.setdefault(barrier, {})[entrant] = decided
+        self._at_boundary(rank)
+
+    def _leave_barrier(self, rank: int) -> None:
+        learner = self.learners[rank]
+        assert learner.barrier is not None
+        entered = learner.entered[learner.barrier]
+        if len(entered) == self.members and self.machines[rank].applied >= max(entered.values()):
+            learner.barrier = None
+            self._return(rank)
 
     def _begin_step(self, rank: int) -> None:
         learner, machine = self.learners[rank], self.machines[rank]
         ahead = machine.decided - machine.applied
         assert ahead <= self.staleness, "R1"
+        if machine.settings.visibility == "fixed":
+            assert machine.applied == max(learner.flushed, machine.decided - self.staleness), "R8"
         learner.steps_begun += 1
         step = learner.steps_begun
+        self.step_bases[rank].append((step, machine.applied))
         self._perform(rank, machine.start_step(step, self.now_s))
         duration_s = self.timing.step_s[rank] * (1 + self.random.uniform(-self.timing.jitter, self.timing.jitter))
         forward_s = 0.4 * duration_s
         at_s = forward_s
         hang = self.mishaps.get((rank, step, "hang"))
-        die = self.mishaps.get((rank, step, "die"))
+        die = self.mishaps.pop((rank, step, "die"), None) or self.mishaps.pop((rank, step, "leave"), None)
         order = self.random.sample(range(self.buckets), self.buckets)
-        weight = float(self.random.randint(1, 9))
+        weight = float((5 * step + 7 * rank) % 9 + 1)
         for position, bucket in enumerate(order):
             if hang and position == hang.bucket:
                 at_s += hang.for_s
@@ -309,9 +375,11 @@ class Cluster:
         if first:
             self.first_weights[rank, step] = weight
         poison = None
-        mishap = self.mishaps.get((rank, step, "poison"))
-        if mishap and mishap.bucket == bucket:
-            poison = Poison(bucket=bucket, parameter=f"layer{bucket}.weight", reason="not finite")
+        for kind in ("poison", "overflow"):
+            mishap = self.mishaps.get((rank, step, kind))
+            if mishap and mishap.bucket == bucket:
+                name = f"layer{bucket}.weight"
+                poison = Poison(bucket=bucket, parameter=name, reason="not finite", overflow=kind == "overflow")
         self._perform(rank, self.machines[rank].bucket_ready(step, bucket, self.now_s, weight=weight, poison=poison))
 
     def _seal(self, rank: int, life: int, step: int) -> None:
@@ -327,9 +395,13 @@ class Cluster:
         if life != learner.life:
             return
         learner.life += 1
-        learner.alive = False
-        self._perform(rank, self.machines[rank].absent("died", self.now_s))
-        learner.steps_ended += 1
+        learner.alive = mishap.kind == "leave"
+        begins_again = learner.alive and self.machines[rank].phase is Phase.COMPUTING
+        self._leave(rank, "died" if mishap.kind == "die" else "idle")
+        if begins_again:
+            learner.steps_begun -= 1
+        else:
+            learner.steps_ended += 1
         self._at(mishap.for_s, partial(self._return, rank))
 
     def _completed(self, rank: int, completion: RoundComplete) -> None:
@@ -363,6 +435,10 @@ class Cluster:
                 self.nulls.append((rank, round_, machine.phase))
                 if machine.settings.lockstep:
                     assert machine.phase is Phase.ABSENT, "R7, R8: a computing learner never nulls"
+                if machine.settings.visibility == "fixed":
+                    assert rank in self.gone, "R8: only a learner that has gone is passed over"
+                elif rank not in self.gone:
+                    assert round_ <= machine.applied + machine.settings.unapplied_max, "M1: what it can keep"
             case Call(round=round_):
                 assert not machine.settings.lockstep, "R7, R8: no calls"
                 assert rank in self.binds[round_], "R3: only a contributor calls"
@@ -375,6 +451,17 @@ class Cluster:
         assert machine.decided <= machine.complete + self.staleness + 1
         self.kept_max = max(self.kept_max, machine.rounds_kept)
         assert machine.rounds_kept <= 3 * (self.staleness + 1), "memory is bounded"
+        self._check_progress()
+
+    def _check_progress(self) -> None:
+        """At the learner with the least d all rounds up to it are complete: it computes, or could, or is absent."""
+        if self._in_flight or any(machine.phase is Phase.BOUND for machine in self.machines):
+            return
+        least = min(machine.decided for machine in self.machines)
+        for machine in self.machines:
+            if machine.decided == least:
+                assert machine.complete == least, machine.waiting()
+                assert least - machine.complete <= self.staleness
 
     def _check_end(self) -> None:
         waits = [machine.may_start()[1] for machine in self.machines]

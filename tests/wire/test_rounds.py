@@ -106,7 +106,8 @@ def test_start_at_most_s_rounds_ahead() -> None:
     one = machine(s=1)
     step(one, 1, 0.0, 1.0)
     step(one, 2, 1.0, 2.0)
-    assert one.may_start() == (False, "2 rounds ahead, 1 allowed: round 1 waits for rank 1")
+    waits = "2 rounds ahead, 1 allowed: round 1 waits for rank 1: it has contributed to no round yet"
+    assert one.may_start() == (False, waits)
     assert errors(one.start_step(3, 2.0))[0].rank == 0
     one.receive(1, bind(1), 2.0)
     one.receive(1, seal(1), 2.0)
