@@ -221,6 +221,8 @@ class LearnerLink:
         except RequestError as error:
             self.notify(BarrierPassed(number=number, error=str(error)[: limits.ERROR_CHARS_MAX]))
         else:
+            for rank in range(len(self._place.job.members)):
+                rounds.peer_in_barrier(rank, inside=False)
             rounds.all_in_barrier(newest)
 
     # What it is told

@@ -249,6 +249,11 @@ class Rounds:
             if finished:
                 self._dealing.finished(sender)
 
+    def peer_in_barrier(self, rank: int, *, inside: bool) -> None:
+        """A member's learner, this one's too, waits for all others, or goes on."""
+        if self._dealing is not None:
+            self._dealing.in_barrier(rank, inside)
+
     def chunk_announced(self, sender: int, header: Header) -> memoryview | str:
         """Where an incoming chunk belongs."""
         return self._executor.chunk_announced(sender, header)

@@ -23,7 +23,7 @@ from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
-from meshwire.messages.job import BaseHash, End, Generation, RankReport
+from meshwire.messages.job import BarrierReached, BaseHash, End, Generation, RankReport
 from meshwire.messages.local import LearnerHash, LearnerWelcome
 from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
@@ -225,6 +225,8 @@ class Session:
             self._take_hash(body)
         elif isinstance(body, NEWS_TYPES):
             self._agreement.news(body)
+            if isinstance(body, BarrierReached) and self.rounds is not None and not self.job.ended:
+                self.rounds.peer_in_barrier(rank, inside=True)
         elif not isinstance(body, Message):
             return f"a member does not send {type(body).__name__}"
         elif self.rounds is not None and not self.job.ended:
