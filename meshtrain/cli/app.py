@@ -10,7 +10,7 @@ from meshtrain.cli.init import init
 from meshtrain.cli.jobs import cancel, jobs
 from meshtrain.cli.logs import logs
 from meshtrain.cli.mesh import pair, peers, status, unpair
-from meshtrain.cli.options import examples
+from meshtrain.cli.options import Grouped, examples
 from meshtrain.cli.submit import submit
 from meshtrain.cli.version import version
 
@@ -39,8 +39,12 @@ app.command(
     epilog=examples(
         "meshtrain submit train.py --epochs 3",
         "meshtrain submit --data data --codec fp16 train.py",
+        "meshtrain submit --sync ssp:2 train.py",
+        "meshtrain submit --sync ssp:2 --visibility fixed train.py",
+        "meshtrain submit --dry-run train.py",
         "meshtrain submit --peers 2 -d train.py",
     ),
+    cls=Grouped,
     # Everything after the script is the script's, `--help` too.
     context_settings=SETTINGS | {"allow_interspersed_args": False},
 )(submit)

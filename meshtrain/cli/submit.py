@@ -11,16 +11,20 @@ import typer
 
 from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.connection import ask, connected
+from meshtrain.cli.dryrun import Memory, memory_of_members, show_dry_run
 from meshtrain.cli.errors import CliError, UsageError, reported
 from meshtrain.cli.jobs import find_job
 from meshtrain.cli.logs import follow_job
+from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.progress import Stages
 from meshtrain.cli.terminal import plain, print_json, printable_lines, say
 from meshtrain.client import Client
 from meshwire import limits
+from meshwire.codec import CODECS
 from meshwire.files import FileManifest, human_bytes
 from meshwire.messages.local import Submit, SubmitProgress, Submitted
+from meshwire.syncmode import SyncSettings, sync_settings
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from meshtrain.packing import Packed
 
 DATA_FOLDER = "data"
+IN_STEP = "Keeping in step, when --sync alone is not enough"
 
 # Copying and sending a data folder of the largest size over a home network takes days; the daemon ends a transfer
 # that stands still long before.
@@ -63,7 +68,13 @@ def submit(
         list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable of the script.")
     ] = None,
     sync: Annotated[
-        str, typer.Option("--sync", metavar="MODE", help="How the devices keep in step; bsp: every step together.")
+        str,
+        typer.Option(
+            "--sync",
+            metavar="MODE",
+            help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
+            "ssp:2 suits laptops.",
+        ),
     ] = "bsp",
     codec: Annotated[
         str, typer.Option("--codec", metavar="CODEC", help="Encoding of gradients: fp32 (exact), fp16 or bf16.")
@@ -72,11 +83,57 @@ def submit(
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Else a random one.")
     ] = None,
+    hash_every: Annotated[
+        int,
+        typer.Option("--hash-every", metavar="N", min=0, help="Compare the replicas every N rounds; 0: at the end."),
+    ] = 0,
     trace: Annotated[bool, typer.Option("--trace", help="Record what happens when, in the job's trace.jsonl.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and return.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent to whom; start nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would be sent to whom, and the memory it takes; start nothing."),
+    ] = False,
     data_dir: DataDir = None,
     json: Json = False,
+    straggler: Annotated[
+        str | None,
+        typer.Option(
+            "--straggler",
+            metavar="carry|wait",
+            rich_help_panel=IN_STEP,
+            help="A device that is late: the rounds go on and its gradient joins a later one (carry, the default with "
+            "ssp), or they wait for it (wait).",
+        ),
+    ] = None,
+    visibility: Annotated[
+        str | None,
+        typer.Option(
+            "--visibility",
+            metavar="eager|fixed",
+            rich_help_panel=IN_STEP,
+            help="A round is applied once it is complete (eager, the default), or exactly S+1 steps later (fixed: two "
+            "runs are equal bit by bit).",
+        ),
+    ] = None,
+    own: Annotated[
+        str | None,
+        typer.Option(
+            "--own",
+            metavar="0|1/m|1",
+            rich_help_panel=IN_STEP,
+            help="Share of its own gradients with which a device goes on before their round is there; by default 1/m "
+            "(m devices) with SGD, else 0.",
+        ),
+    ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            "--shares",
+            metavar="equal|speed",
+            rich_help_panel=IN_STEP,
+            help="Batches of equal size, or of sizes that follow the measured speed (the default).",
+        ),
+    ] = None,
 ) -> None:
     """Train SCRIPT on all linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
 
@@ -85,6 +142,7 @@ def submit(
     """
     if peers is not None and on is not None:
         raise UsageError("--peers and --on exclude each other", "--on with as many names as you want")
+    settings = _settings(sync, straggler, visibility, own, shares, codec)
     root = Path.cwd()
     relative = _relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
@@ -115,22 +173,47 @@ def submit(
             on=chosen,
             peers=peers,
             sync=sync,
+            straggler=straggler,
+            visibility=visibility,
+            own=own,
+            shares=shares,
             codec=codec,
             on_nan=on_nan.value,
             seed=seed,
             bucket_bytes=None,
-            hash_every=0,
+            hash_every=hash_every,
             trace=trace,
             dry_run=dry_run,
         )
         submitted = _send(client, body, stages)
-    notes = (*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes)
+        notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
+        memory = None
+        if dry_run:
+            try:
+                measurement = measure(root, relative, args or (), dict(environment), data, stages)
+                available = memory_of_members(client, submitted.members)
+                memory = Memory(measurement, codec, settings, submitted.members, available)
+            except NotMeasured as problem:
+                notes.append(f"how much memory it takes is not known: {problem}")
     if dry_run:
-        _show_dry_run(submitted, notes, source, shipped_data, json)
+        folders = {"source": source, **({"data": shipped_data} if shipped_data is not None else {})}
+        show_dry_run(submitted, notes, folders, memory, json)
         return
     for note in notes:
         say(f"note: {printable_lines(note)}")
     raise typer.Exit(_started(submitted, notes, data_dir, detach=detach, json=json))
+
+
+def _settings(
+    sync: str, straggler: str | None, visibility: str | None, own: str | None, shares: str | None, codec: str
+) -> SyncSettings:
+    """How the members keep in step. Raises UsageError, also for a codec that does not exist."""
+    if codec not in CODECS:
+        raise UsageError(f"there is no codec {codec!r}", f"--codec {', '.join(CODECS)}")
+    try:
+        return sync_settings(sync, straggler, visibility, own, shares)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _send(client: Client, body: Submit, stages: Stages) -> Submitted:
@@ -239,21 +322,3 @@ def _anchored(root: Path, folder: Path) -> tuple[str, ...]:
 def _write(manifest: FileManifest, file: Path) -> str:
     file.write_bytes(manifest.pack())
     return str(file)
-
-
-def _show_dry_run(
-    submitted: Submitted, notes: Sequence[str], source: "Packed", data: "Packed | None", json: bool
-) -> None:
-    folders = {"source": source.manifest, **({"data": data.manifest} if data is not None else {})}
-    if json:
-        document: dict[str, Any] = {"members": [plain(member) for member in submitted.members], "notes": list(notes)}
-        for what, manifest in folders.items():
-            document[what] = [{"path": entry.path, "size_bytes": entry.size_bytes} for entry in manifest.entries]
-        print_json(document)
-        return
-    for what, manifest in folders.items():
-        for entry in manifest.entries:
-            print(f"{what:6}  {human_bytes(entry.size_bytes):>10}  {printable(entry.path)}")
-    for note in notes:
-        say(f"note: {printable_lines(note)}")
-    say(f"Would run on: {', '.join(printable(member.name) for member in submitted.members)}. Nothing was started.")

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from meshwire.files import human_bytes
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.wiretypes import Wire
@@ -120,7 +121,6 @@ def retained_bytes(encoded_bytes: int, staleness: int) -> int:
 
 
 def fits(total_bytes: int, available_bytes: int) -> tuple[bool, str]:
-    """Whether a member can take part, and why (not), as words that follow its name."""
-    if total_bytes <= available_bytes:
-        return True, f"takes {total_bytes / 1e9:.1f} GB of {available_bytes / 1e9:.1f} GB"
-    return False, f"has {available_bytes / 1e9:.1f} GB of memory, and the job takes {total_bytes / 1e9:.1f} GB"
+    """Whether a member can hold it, and why, as words that follow its name."""
+    needed, available = human_bytes(total_bytes), human_bytes(available_bytes)
+    return total_bytes <= available_bytes, f"has {available} of memory, and the job takes {needed}"

@@ -79,5 +79,5 @@ def test_a_larger_bound_never_takes_less() -> None:
 
 
 def test_fits_says_why() -> None:
-    assert fits(10**9, 10**9) == (True, "takes 1.0 GB of 1.0 GB")
-    assert fits(2 * 10**9, 10**9) == (False, "has 1.0 GB of memory, and the job takes 2.0 GB")
+    assert fits(2**30, 2**30) == (True, "has 1.0 GiB of memory, and the job takes 1.0 GiB")
+    assert fits(2**31, 2**30) == (False, "has 1.0 GiB of memory, and the job takes 2.0 GiB")

@@ -1,0 +1,171 @@
+"""`submit --dry-run`: what would be sent, and whether every device has the memory for it (M1)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from meshtrain.cli.connection import ask
+from meshtrain.cli.errors import CliError
+from meshtrain.cli.terminal import plain, print_json, print_table, printable_lines, say
+from meshtrain.client import Client
+from meshwire.codec import CODECS
+from meshwire.exchange import EncodedLayout
+from meshwire.files import human_bytes
+from meshwire.footprint import Footprint, Measurement, fits, footprint
+from meshwire.messages.job import Member
+from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
+from meshwire.plan import Plan, plan_buckets
+from meshwire.syncmode import SyncSettings, own_coefficient
+from meshwire.text import printable
+
+if TYPE_CHECKING:
+    from meshtrain.packing import Packed
+
+CODEC_SMALL = "fp16"
+
+PARTS = {
+    "parameters": "of the model",
+    "view": "their copy with own gradients on top",
+    "gradients": "of this step",
+    "own_gradients": "that no round has covered yet",
+    "optimizer": "its state",
+    "buffers": "of the model, and as the last round left them",
+    "raw_slots": "gradients on their way to the daemon",
+    "result_slot": "their mean on its way back",
+    "retained": "encoded rounds, in the daemon",
+}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a job needs, and what its members have.
+
+    Args:
+        available: bytes by member; None where that is not known.
+    """
+
+    measurement: Measurement
+    codec: str
+    sync: SyncSettings
+    members: tuple[Member, ...]
+    available: tuple[int | None, ...]
+
+    def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
+        """One member's, with these settings or other ones."""
+        size = self.measurement.size
+        encoded_bytes = EncodedLayout(self._plan, CODECS[codec or self.codec]).total_bytes
+        coefficient = own_coefficient(self.sync.own, len(self.members), adaptive=size.adaptive)
+        bound = self.sync.staleness if staleness is None else staleness
+        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound)
+
+    @cached_property
+    def _plan(self) -> Plan:
+        return plan_buckets(self.measurement.manifest)
+
+    def too_small(self) -> list[tuple[int, str]]:
+        """(index, why) of every member that cannot hold the job."""
+        total_bytes = self.needed().total_bytes
+        checked = [(at, fits(total_bytes, size)) for at, size in enumerate(self.available) if size is not None]
+        return [(at, why) for at, (enough, why) in checked if not enough]
+
+    def remedies(self) -> list[str]:
+        """Options with which it would fit, the least change first."""
+        smallest_bytes = min(size for size in self.available if size is not None)
+        smaller = CODECS[CODEC_SMALL].value_bytes < CODECS[self.codec].value_bytes
+        found = []
+        for codec in (CODEC_SMALL, self.codec) if smaller else (self.codec,):
+            for bound in range(self.sync.staleness, -1, -1):
+                if fits(self.needed(codec, bound).total_bytes, smallest_bytes)[0]:
+                    changed = [f"--codec {codec}"] if codec != self.codec else []
+                    sync = self.sync.model_copy(update={"staleness": bound})
+                    found.append(" ".join(changed + ([f"--sync {sync.text()}"] if sync != self.sync else [])))
+                    break
+        lacking = {at for at, _ in self.too_small()}
+        others = [member.name for at, member in enumerate(self.members) if at not in lacking]
+        return [*found, *([f"--on {','.join(others)}"] if others else [])]
+
+
+def memory_of_members(client: Client, members: Sequence[Member]) -> tuple[int | None, ...]:
+    """What each of these machines has, as their daemons have said; of this one as it is."""
+    import psutil
+
+    here = ask(client, GetStatus(), Status, name="status").device
+    known = {peer.device: peer.memory_bytes for peer in ask(client, GetPeers(), Peers, name="peers").peers}
+    known[here] = psutil.virtual_memory().total
+    return tuple(known.get(member.device) for member in members)
+
+
+def show_dry_run(
+    submitted: Submitted, notes: Sequence[str], folders: Mapping[str, "Packed"], memory: Memory | None, json: bool
+) -> None:
+    """The files, who would take part, and what it takes there; without the latter when `memory` is None.
+
+    Raises CliError when a member does not have enough.
+    """
+    if json:
+        print_json(_document(submitted, notes, folders, memory))
+    else:
+        for what, packed in folders.items():
+            for entry in packed.manifest.entries:
+                print(f"{what:6}  {human_bytes(entry.size_bytes):>10}  {printable(entry.path)}")
+        for note in notes:
+            say(f"note: {printable_lines(note)}")
+        say(f"Would run on: {', '.join(printable(member.name) for member in submitted.members)}. Nothing was started.")
+        if memory is not None:
+            _show_memory(memory)
+    lacking = memory.too_small() if memory is not None else []
+    if memory is not None and lacking:
+        reasons = [f"{memory.members[at].name} {why}" for at, why in lacking]
+        raise CliError("; ".join(reasons), " or ".join(memory.remedies()) or "a smaller model")
+
+
+def _show_memory(memory: Memory) -> None:
+    needed, size = memory.needed(), memory.measurement.size
+    lacking = {at for at, _ in memory.too_small()}
+    print()
+    print_table(
+        ("NAME", "MEMORY", "NEEDED", "FITS"),
+        [
+            (
+                printable(member.name),
+                "-" if available is None else human_bytes(available),
+                human_bytes(needed.total_bytes),
+                "-" if available is None else "NO" if at in lacking else "yes",
+            )
+            for at, (member, available) in enumerate(zip(memory.members, memory.available, strict=True))
+        ],
+    )
+    print()
+    rows = [(name.replace("_", " "), human_bytes(part), PARTS[name]) for name, part in needed.parts() if part]
+    print_table(("PART", "SIZE", ""), rows)
+    say("Not in it: what forward and backward passes need, batches, Python and torch themselves.")
+    if not size.optimizer_known:
+        say(f"note: {printable(size.optimizer)} is not one of torch's: its state is a guess, 2 values for each weight")
+
+
+def _document(
+    submitted: Submitted, notes: Sequence[str], folders: Mapping[str, "Packed"], memory: Memory | None
+) -> dict[str, Any]:
+    document: dict[str, Any] = {"members": [plain(member) for member in submitted.members], "notes": list(notes)}
+    for what, packed in folders.items():
+        document[what] = [{"path": entry.path, "size_bytes": entry.size_bytes} for entry in packed.manifest.entries]
+    document["memory"] = None
+    if memory is not None:
+        needed, lacking = memory.needed(), {at for at, _ in memory.too_small()}
+        document["memory"] = {
+            "needed_bytes": needed.total_bytes,
+            "parts": dict(needed.parts()),
+            "optimizer": memory.measurement.size.optimizer,
+            "optimizer_known": memory.measurement.size.optimizer_known,
+            "members": [
+                {
+                    "device": member.device,
+                    "name": member.name,
+                    "memory_bytes": available,
+                    "fits": None if available is None else at not in lacking,
+                }
+                for at, (member, available) in enumerate(zip(memory.members, memory.available, strict=True))
+            ],
+        }
+    return document
