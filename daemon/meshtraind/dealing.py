@@ -59,7 +59,7 @@ class Dealing:
         self._tell_over()
 
     def in_barrier(self, rank: int, inside: bool) -> None:
-        """This member's learner waits for all others: nobody may wait for it to use what it holds, which it does later."""
+        """This member's learner waits for all others, so nobody may wait for it: it uses what it holds later."""
         if inside:
             self._in_barrier.add(rank)
             self._tell_over()

@@ -1,8 +1,19 @@
-"""How many samples stand behind the next contribution: its weight (R2, W3, X1)."""
+"""How many samples stand behind the next contribution: its weight, its blocks, and the claim that goes with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from meshwire.messages.rounds import SampleBlock
+
+OnBind = Callable[[int, Sequence[SampleBlock]], int]  # step, what it covers -> batches to be claimed with it
+
+
+class Taken(NamedTuple):
+    """What one step's bind says of its samples (R2, X1, X2)."""
+
+    weight: float  # in samples
+    blocks: tuple[SampleBlock, ...]
+    claim: int  # in batches
 
 
 class DrawnSamples:
@@ -10,24 +21,32 @@ class DrawnSamples:
 
     def __init__(self) -> None:
         self._counted = False
+        self._on_bind: OnBind | None = None
         self._blocks: list[SampleBlock] = []
+        self._samples = 0
         self._last_weight = 1.0
 
-    def start_counting(self) -> None:
-        """A loader is prepared. Without one every step weighs the same (W3)."""
+    def start_counting(self, on_bind: OnBind | None = None) -> None:
+        """A loader is prepared. Without one every step weighs the same (W3).
+
+        Args:
+            on_bind: says what is claimed with a step; None where samples are dealt by plan.
+        """
         self._counted = True
+        self._on_bind = on_bind
 
-    def add(self, blocks: Sequence[SampleBlock]) -> None:
-        """A batch was handed to the script."""
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+        """A batch of so many samples was handed to the script."""
         self._blocks.extend(blocks)
+        self._samples += samples
 
-    def take(self) -> tuple[float, tuple[SampleBlock, ...]]:
-        """Weight and blocks of the step that binds now.
+    def take(self, step: int) -> Taken:
+        """What is said of the step that binds now.
 
         A further step on the batch in hand weighs as much as the one before, and covers no new samples.
         """
-        blocks, self._blocks = tuple(self._blocks), []
-        count = sum(block.end - block.first for block in blocks)
-        if self._counted and count:
-            self._last_weight = float(count)
-        return self._last_weight, blocks
+        blocks, samples = tuple(self._blocks), self._samples
+        self._blocks, self._samples = [], 0
+        if self._counted and samples:
+            self._last_weight = float(samples)
+        return Taken(self._last_weight, blocks, self._on_bind(step, blocks) if self._on_bind is not None else 0)

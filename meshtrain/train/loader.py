@@ -5,13 +5,14 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from meshtrain.errors import NotSupported, UsageError
+from meshtrain.errors import NotSupported
 from meshtrain.train.device import moved
-from meshtrain.train.ordering import Ordering
+from meshtrain.train.ordering import LoaderOrder
+from meshwire.messages.local import SampleSpace
 from meshwire.messages.rounds import SampleBlock
-from meshwire.samples import deal, rounds_per_epoch
+from meshwire.samples import deal
 
 # What is taken over from the script's loader; samplers and batch sizes are replaced by the deal.
 KEPT = (
@@ -27,7 +28,7 @@ KEPT = (
     "pin_memory_device",
 )
 
-OnBatch = Callable[[Sequence[SampleBlock]], None]
+OnBatch = Callable[[Sequence[SampleBlock], int], None]  # blocks, samples in them
 
 
 class Deal(Sampler[list[Any]]):
@@ -38,34 +39,28 @@ class Deal(Sampler[list[Any]]):
     """
 
     def __init__(self, loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> None:
-        sampler = loader.batch_sampler
-        if sampler is None:
-            raise NotSupported(
-                "a DataLoader with batch_size=None does not say how many samples its batches hold: give it a "
-                "batch_size, or a batch_sampler"
-            )
+        self._order = LoaderOrder(loader, world_size, seed)
         self._rank = rank
-        self._whole_batches = type(sampler) is not BatchSampler
-        self._ordering = Ordering(sampler if self._whole_batches else sampler.sampler, seed)  # type: ignore[arg-type, attr-defined]
-        self._drop_last = False if self._whole_batches else loader.drop_last
-        self._sizes = [1 if self._whole_batches else int(loader.batch_size or 1)] * world_size
+        self._sizes = [self._order.batch] * world_size
         self._batches: Sequence[tuple[list[Any], SampleBlock]] = ()
-        self._rounds(len(self._ordering))
 
     def describe(self) -> str:
         """For the comparison between peers."""
-        unit = "batches of its own sampler" if self._whole_batches else f"samples in batches of {self._sizes[0]}"
-        return f"{len(self._ordering)} {unit}"
+        return self._order.describe()
+
+    def space(self) -> SampleSpace:
+        """What the daemon is told."""
+        return self._order.space()
 
     def start_epoch(self, epoch: int) -> Sequence[SampleBlock]:
         """Deals the epoch that is iterated next; the blocks of its batches in their order."""
-        order = self._ordering.of(epoch)
-        bounds = list(accumulate(map(len, order), initial=0)) if self._whole_batches else range(len(order) + 1)
+        order, whole = self._order.of(epoch), self._order.whole_batches
+        bounds = list(accumulate(map(len, order), initial=0)) if whole else range(len(order) + 1)
         batches = []
-        for index in range(self._rounds(len(order))):
-            first, end = deal(len(order), self._sizes, index, drop_last=self._drop_last)[self._rank]
+        for index in range(self._order.rounds(len(order))):
+            first, end = deal(len(order), self._sizes, index, drop_last=self._order.drop_last)[self._rank]
             dealt = list(order[first:end])
-            indices = [item for batch in dealt for item in batch] if self._whole_batches else dealt
+            indices = [item for batch in dealt for item in batch] if whole else dealt
             batches.append((indices, SampleBlock(epoch=epoch, first=bounds[first], end=bounds[end])))
         self._batches = batches
         return [block for _, block in batches]
@@ -74,13 +69,7 @@ class Deal(Sampler[list[Any]]):
         return iter([indices for indices, _ in self._batches])
 
     def __len__(self) -> int:
-        return self._rounds(len(self._ordering))
-
-    def _rounds(self, total: int) -> int:
-        try:
-            return rounds_per_epoch(total, self._sizes, drop_last=self._drop_last)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+        return self._order.rounds(self._order.total)
 
 
 class DealtLoader(DataLoader[Any]):
@@ -92,8 +81,7 @@ class DealtLoader(DataLoader[Any]):
     """
 
     def __init__(self, loader: DataLoader[Any], dealt: Deal, on_batch: OnBatch, device: torch.device) -> None:
-        kept = {name: getattr(loader, name) for name in KEPT}
-        super().__init__(loader.dataset, batch_sampler=dealt, **kept)
+        super().__init__(loader.dataset, batch_sampler=dealt, **kept_settings(loader))
         self._deal = dealt
         self._on_batch = on_batch
         self._device = device
@@ -106,8 +94,13 @@ class DealtLoader(DataLoader[Any]):
 
     def _counted(self, batches: Iterator[Any], blocks: Sequence[SampleBlock]) -> Iterator[Any]:
         for batch, block in zip(batches, blocks, strict=True):
-            self._on_batch([block])
+            self._on_batch([block], block.end - block.first)
             yield batch if self._device.type == "cpu" else moved(batch, self._device)
+
+
+def kept_settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """The arguments of the DataLoader that takes a script's place."""
+    return {name: getattr(loader, name) for name in KEPT}
 
 
 def dealable(loader: object) -> DataLoader[Any] | None:

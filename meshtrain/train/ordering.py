@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from meshtrain.errors import NotSupported
-from meshwire.samples import epoch_seed
+from meshtrain.errors import NotSupported, UsageError
+from meshwire.messages.local import SampleSpace
+from meshwire.samples import epoch_seed, rounds_per_epoch
 
 
 class Ordering:
@@ -59,6 +60,60 @@ class Ordering:
     def _run(self, epoch: int) -> list[Any]:
         with _seeded(epoch_seed(self._seed, epoch), self._sampler):
             return list(self._sampler)
+
+
+class LoaderOrder:
+    """What the script's loader reads, epoch by epoch: samples, or the batches of a sampler of its own, whole.
+
+    Args:
+        seed: the job's.
+
+    Raises:
+        NotSupported: for a loader without batches, or with a sampler that `Ordering` refuses.
+        UsageError: for fewer samples than a round of `members` needs.
+    """
+
+    def __init__(self, loader: DataLoader[Any], members: int, seed: int) -> None:
+        sampler = loader.batch_sampler
+        if sampler is None:
+            raise NotSupported(
+                "a DataLoader with batch_size=None does not say how many samples its batches hold: give it a "
+                "batch_size, or a batch_sampler"
+            )
+        plain = sampler if type(sampler) is BatchSampler else None  # else its batches are the script's own
+        self._ordering = Ordering(plain.sampler if plain is not None else sampler, seed)  # type: ignore[arg-type]
+        self.whole_batches = plain is None
+        self.batch = plain.batch_size if plain is not None else 1
+        self.drop_last = plain is not None and plain.drop_last
+        self._members = members
+        self.rounds(self.total)
+
+    @property
+    def total(self) -> int:
+        """Samples of an epoch, or batches of the script's own sampler."""
+        return len(self._ordering)
+
+    def describe(self) -> str:
+        """For the comparison between peers."""
+        unit = "batches of its own sampler" if self.whole_batches else f"samples in batches of {self.batch}"
+        return f"{self.total} {unit}"
+
+    def space(self) -> SampleSpace:
+        """What the daemon is told."""
+        return SampleSpace(
+            total=self.total, batch=self.batch, whole_batches=self.whole_batches, drop_last=self.drop_last
+        )
+
+    def rounds(self, total: int) -> int:
+        """How many rounds an epoch of `total` has with equal shares."""
+        try:
+            return rounds_per_epoch(total, [self.batch] * self._members, drop_last=self.drop_last)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+    def of(self, epoch: int) -> Sequence[Any]:
+        """The epoch's indices, or batches of indices."""
+        return self._ordering.of(epoch)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from meshwire.messages.local import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 
 FIRST_BATCHES = 32  # of each member before round 1, and s more
-PREFETCH_MAX = FIRST_BATCHES - 4  # of a loader: prefetch + s + 3, what a learner wants to hold, fits into the first ones
+PREFETCH_MAX = FIRST_BATCHES - 4  # of a loader: it and s+3 more, which a learner wants to hold, fit into those
 HELD_BATCHES_MAX = 2 * limits.CLAIM_BATCHES_MAX  # of one member: ahead of its learner, and in its rounds in flight
 
 

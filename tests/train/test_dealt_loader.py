@@ -1,7 +1,7 @@
 """The prepared loader: every sample of an epoch exactly once on exactly one peer (X1, X4)."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
@@ -21,6 +22,7 @@ from torch.utils.data import (
 
 from meshtrain.train.loader import Deal, DealtLoader
 from meshtrain.train.session import Session
+from meshwire.messages.local import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from tests.train.localdaemon import LocalDaemon
 
@@ -66,8 +68,16 @@ def numpy_state() -> str:
 
 def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[DealtLoader], list[list[SampleBlock]]]:
     blocks: list[list[SampleBlock]] = [[] for _ in range(members)]
+
+    def collect(rank: int) -> Callable[[Sequence[SampleBlock], int], None]:
+        def on_batch(handed_out: Sequence[SampleBlock], samples: int) -> None:
+            assert samples == sum(block.end - block.first for block in handed_out)
+            blocks[rank].extend(handed_out)
+
+        return on_batch
+
     loaders = [
-        DealtLoader(loader, Deal(loader, rank, members, seed), blocks[rank].extend, torch.device("cpu"))
+        DealtLoader(loader, Deal(loader, rank, members, seed), collect(rank), torch.device("cpu"))
         for rank in range(members)
     ]
     return loaders, blocks
@@ -146,6 +156,18 @@ def test_batches_of_an_own_sampler_are_dealt_whole() -> None:
     joined = [batch for rank in seen for batch in rank if tuple(batch) not in whole]
     assert len(joined) <= 1, "only a remainder smaller than the number of peers joins another batch"
     assert [[len(batch) for batch in rank] for rank in seen] == [[b.end - b.first for b in own] for own in blocks]
+
+
+def test_a_batch_sampler_of_torch_is_taken_apart() -> None:
+    """Its size and drop_last count, though the loader itself says neither."""
+    loader = DataLoader(Numbers(23), batch_sampler=BatchSampler(SequentialSampler(Numbers(23)), 4, drop_last=True))
+    loaders, _ = deal(loader, 2)
+    assert [[batch.tolist() for batch in each] for each in loaders] == [
+        [[0, 1, 2, 3], [8, 9, 10, 11]],
+        [[4, 5, 6, 7], [12, 13, 14, 15]],
+    ]
+    space = Deal(loader, 0, 2, 3).space()
+    assert space == SampleSpace(total=23, batch=4, whole_batches=False, drop_last=True)
 
 
 def test_settings_of_the_loader_are_kept() -> None:
