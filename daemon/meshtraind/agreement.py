@@ -184,6 +184,10 @@ class Agreement:
         rounds = [self._barriers.pop((number, rank), 0) for rank in ranks]
         return max(rounds)
 
+    def in_barrier(self, rank: int) -> bool:
+        """Whether the member has entered a barrier that this one has not passed."""
+        return any(other == rank for _, other in self._barriers)
+
     def _tell_all(self, message: Wire) -> None:
         for other in self._others:
             self._send(other, message)

@@ -222,7 +222,7 @@ class LearnerLink:
             self.notify(BarrierPassed(number=number, error=str(error)[: limits.ERROR_CHARS_MAX]))
         else:
             for rank in range(len(self._place.job.members)):
-                rounds.peer_in_barrier(rank, inside=False)
+                rounds.peer_in_barrier(rank, inside=self._place.agreement.in_barrier(rank))
             rounds.all_in_barrier(newest)
 
     # What it is told
