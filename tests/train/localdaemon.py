@@ -1,7 +1,6 @@
-"""A reference daemon for learners in one process: the same local endpoint, and rounds averaged plainly with numpy."""
+"""A reference daemon for learners in one process: the same local endpoint, and the plain rounds of `localrounds`."""
 
 import contextlib
-import math
 import os
 import socket
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from meshtrain.errors import MeshtrainError
 from meshtrain.train.environment import Environment
 from meshtrain.train.session import Session
 from meshwire.header import Header, Kind
@@ -24,7 +24,6 @@ from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.local import (
     Attach,
     LearnerApplied,
-    LearnerBarrier,
     LearnerBucket,
     LearnerHash,
     LearnerIdle,
@@ -33,14 +32,16 @@ from meshwire.messages.local import (
     LearnerReady,
     LearnerSealed,
     LearnerState,
+    LearnerStepped,
     LearnerWelcome,
-    RoundDone,
     StateTask,
     Stop,
 )
 from meshwire.parser import Broken, ControlReceived, FrameParser
-from meshwire.plan import Plan, plan_buckets
+from meshwire.plan import plan_buckets
+from meshwire.syncmode import SyncSettings, sync_settings
 from meshwire.wiretypes import Wire
+from tests.train.localrounds import LocalRounds, Values
 
 JOB = "1kx3m9q2v7bd"
 NAMES = ("anna", "bert", "cleo", "dora")
@@ -49,7 +50,18 @@ WAIT_TIMEOUT_S = 30.0
 T = TypeVar("T")
 
 
-def make_spec(**changes: Any) -> JobSpec:
+def make_spec(
+    *,
+    sync: SyncSettings | str = "bsp",
+    straggler: str | None = None,
+    visibility: str | None = None,
+    own: str | None = None,
+    shares: str = "equal",
+    **changes: Any,
+) -> JobSpec:
+    """`sync` as settings, or as text that the options after it complete, as `meshtrain submit` does."""
+    if isinstance(sync, str):
+        sync = sync_settings(sync, straggler, visibility, own, shares)
     fields: dict[str, Any] = {
         "job": JOB,
         "name": "test",
@@ -60,7 +72,7 @@ def make_spec(**changes: Any) -> JobSpec:
         "env": (),
         "files": BlobRef(sha256=bytes(32), size_bytes=0),
         "data": None,
-        "sync": "bsp",
+        "sync": sync,
         "codec": "fp32",
         "on_nan": "stop",
         "seed": 7,
@@ -72,27 +84,44 @@ def make_spec(**changes: Any) -> JobSpec:
 
 
 class LocalDaemon:
-    """All daemons of a job at once. Use as a context manager; `run` gives every rank a thread."""
+    """All daemons of a job at once. Use as a context manager; `run` gives every rank a thread.
 
-    def __init__(self, members: int, *, staleness: int = 0, **spec: Any) -> None:
+    Args:
+        spec: see `make_spec`.
+
+    Attributes:
+        rounds: under `lock`.
+        buckets, seals: by step and rank.
+        events: in the order in which they reached the daemons.
+        silent: set it, and learners hear nothing any more.
+    """
+
+    def __init__(self, members: int, **spec: Any) -> None:
         self.members = members
         self.spec = make_spec(**spec)
-        self.staleness = staleness
         self.lock = threading.Condition()
+        self.rounds = LocalRounds(self.spec, members, self._notify, self._raw_slot, self._result_slot)
         self.models: dict[int, LearnerModel] = {}
         self.states: dict[int, tuple[bytes, ...]] = {}
         self.ready: set[int] = set()
-        self.barriers_reached: dict[int, int] = {}
-        self.buckets: dict[int, dict[int, list[LearnerBucket]]] = {}  # by round and rank
+        self.buckets: dict[int, dict[int, list[LearnerBucket]]] = {}
         self.seals: dict[int, dict[int, LearnerSealed]] = {}
         self.applied: list[tuple[int, LearnerApplied]] = []
+        self.stepped: list[tuple[int, LearnerStepped]] = []
         self.hashes: dict[int, dict[int, bytes]] = {}
         self.logs: list[tuple[int, LearnerLog]] = []
-        self.idle: set[int] = set()
-        self.events: list[str] = []  # in the order in which they reached the daemons
+        self.idle: list[tuple[int, LearnerIdle]] = []
+        self.events: list[str] = []
         self.stopped = False
-        self.silent = False  # answers nothing any more
-        self.round = 0
+        self.silent = False
+        self._errors: list[Exception] = []  # of learners against the protocol
+        self._told_ready: set[int] = set()
+        self._maps: dict[int, Values] = {}
+
+    @property
+    def round(self) -> int:
+        """The newest complete round."""
+        return self.rounds.complete
 
     def __enter__(self) -> "LocalDaemon":
         self._folder = tempfile.TemporaryDirectory()
@@ -112,7 +141,7 @@ class LocalDaemon:
             self._threads.append(thread)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for listener in self._listeners:
             listener.shutdown(socket.SHUT_RDWR)
             listener.close()
@@ -126,6 +155,8 @@ class LocalDaemon:
         for descriptor in self.descriptors:
             os.close(descriptor)
         self._folder.cleanup()
+        if kind is None:
+            self._raise_errors()
 
     def environment(self, rank: int) -> Environment:
         return Environment(
@@ -145,23 +176,60 @@ class LocalDaemon:
         def learner(rank: int) -> T:
             session = Session.attach(self.environment(rank))
             try:
-                return script(session, rank)
+                result = script(session, rank)
+                session.finish()
+                return result
             except Exception as error:
                 errors.append(error)
                 self.stop(f"rank {rank} failed")
                 raise
             finally:
-                session.finish()
+                with contextlib.suppress(MeshtrainError):  # the first error is raised below
+                    session.finish()
 
         with ThreadPoolExecutor(self.members) as pool:
             results = [pool.submit(learner, rank) for rank in range(self.members)]
+        self._raise_errors()
         if errors:
             raise errors[0]
         return [result.result() for result in results]
 
+    # What a test scripts: see `LocalRounds`
+
+    def hold(self, round_: int) -> None:
+        """The results of `round_` come late: at `release`."""
+        with self.lock:
+            self.rounds.hold(round_)
+
+    def release(self, round_: int) -> None:
+        """The results of `round_` come now."""
+        with self.lock:
+            self.rounds.release(round_)
+
+    def lose(self, rank: int, step: int, *, retry: bool) -> None:
+        """The rank's `step` gets lost: dropped before it binds (R5, retry), or cut off in its round (V2)."""
+        with self.lock:
+            self.rounds.lose(rank, step, retry=retry)
+
+    def pass_over(self, rank: int, round_: int) -> None:
+        """The rank nulls `round_` (R4)."""
+        with self.lock:
+            self.rounds.pass_over(rank, round_)
+
+    def resize(self, sizes: tuple[int, ...]) -> None:
+        """Rank 0 sets these batch sizes with its next bind (X4a)."""
+        with self.lock:
+            self.rounds.resize(sizes)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Returns when the daemons have come so far; `condition` is asked under `lock` after each message."""
+        with self.lock:
+            come = self.lock.wait_for(lambda: self.stopped or condition(), WAIT_TIMEOUT_S)
+        assert come, "the learners did not come so far"
+
     def stop(self, reason: str) -> None:
         for rank in list(self._streams):
-            self._send(rank, Envelope(Role.NOTICE, 0, Stop(reason=reason)))
+            self._notify(rank, Stop(reason=reason))
         with self.lock:
             self.stopped = True
             self.lock.notify_all()
@@ -190,11 +258,15 @@ class LocalDaemon:
                 envelope = decode(event.payload)
                 assert isinstance(envelope, Envelope), envelope
                 if not self.silent:
-                    self._take(rank, envelope)
+                    try:
+                        self._take(rank, envelope)
+                    except Exception as error:  # raised again in the test's own thread
+                        self._errors.append(error)
+                        self.stop(f"what rank {rank} sent breaks the protocol: {error}")
 
     def _send(self, rank: int, envelope: Envelope) -> None:
         payload = encode(envelope)
-        with contextlib.suppress(OSError):  # the learner may have ended; whoever waits for it has a deadline
+        with self.lock, contextlib.suppress(OSError):  # the learner may have ended; who waits for it has a deadline
             self._streams[rank].sendall(Header(Kind.CONTROL, len(payload)).encode() + payload)
 
     def _take(self, rank: int, envelope: Envelope) -> None:
@@ -206,6 +278,15 @@ class LocalDaemon:
         except ValueError as error:
             reply = Envelope(Role.FAILURE, envelope.id, Failure(error=str(error)))
         self._send(rank, reply)
+        if isinstance(envelope.body, LearnerReady) and reply.role is Role.REPLY:
+            self._tell_ready(rank)
+
+    def _tell_ready(self, rank: int) -> None:
+        """The first Start follows the Done of every learner."""
+        with self.lock:
+            self._told_ready.add(rank)
+            if len(self._told_ready) == self.members:
+                self.rounds.begin(self.models[0].manifest, self.models[0].samples)
 
     def _answer(self, rank: int, body: Wire) -> Wire:
         everyone = set(range(self.members))
@@ -217,7 +298,6 @@ class LocalDaemon:
                     spec=self.spec,
                     rank=rank,
                     members=members,
-                    staleness=self.staleness,
                     data_dir=None,
                     output_dir=str(self.folder / f"out{rank}"),
                 )
@@ -241,10 +321,6 @@ class LocalDaemon:
                     self.lock.notify_all()
                 self._until(lambda: self.ready == everyone)
                 return Done()
-            case LearnerBarrier(number=number):
-                self._put(self.barriers_reached, rank, number)
-                self._until(lambda: all(self.barriers_reached.get(other, 0) >= number for other in everyone))
-                return Done()
         raise ValueError(f"not a learner's request: {body}")
 
     def _wanted(self, rank: int) -> set[int]:
@@ -260,64 +336,48 @@ class LocalDaemon:
                     self.seals.setdefault(body.step, {})[rank] = body
                 case LearnerApplied():
                     self.applied.append((rank, body))
+                case LearnerStepped():
+                    self.stepped.append((rank, body))
+                case LearnerIdle():
+                    self.idle.append((rank, body))
                 case LearnerHash():
-                    self.hashes.setdefault(body.round, {})[rank] = body.sha256
+                    digests = self.hashes.setdefault(body.round, {})
+                    digests[rank] = body.sha256
+                    assert len(set(digests.values())) == 1, f"O9: the bases after round {body.round} differ"
                 case LearnerLog():
                     self.logs.append((rank, body))
-                case LearnerIdle():
-                    self.idle.add(rank)
-            self._complete_round()
+            if not isinstance(body, LearnerHash | LearnerLog):
+                self.rounds.take(rank, body)
+            self.lock.notify_all()
 
-    # Rounds, in lockstep: step k of every learner is round k
+    def _notify(self, rank: int, body: Wire) -> None:
+        self._send(rank, Envelope(Role.NOTICE, 0, body))
 
-    def _complete_round(self) -> None:
-        number = self.round + 1
-        seals = self.seals.get(number, {})
-        taking_part = set(range(self.members)) - self.idle | set(seals)
-        if not seals or set(seals) != taking_part:
-            return
-        self.round = number
-        binds = {rank: self.buckets[number][rank] for rank in sorted(seals)}
+    def _raise_errors(self) -> None:
+        errors, self._errors = self._errors, []
+        if errors:
+            raise errors[0]
+
+    # Shared memory
+
+    def _raw_slot(self, rank: int, step: int) -> Values:
+        layout = self._layout()
+        return self._values(rank, layout)[layout.raw_offset(step) // 4 :][: layout.values]
+
+    def _result_slot(self, rank: int) -> Values:
+        layout = self._layout()
+        return self._values(rank, layout)[layout.result_offset // 4 :][: layout.values]
+
+    def _layout(self) -> MemoryLayout:
         plan = plan_buckets(self.models[0].manifest, self.spec.bucket_bytes)
-        for rank, buckets in binds.items():
-            assert [bucket.bucket for bucket in buckets] == list(range(len(plan.buckets))), "in the plan's order, once"
-            assert len({(bucket.weight, bucket.samples) for bucket in buckets}) == 1, "R2: one weight a step"
-            assert len(seals[rank].used) == math.ceil(len(self.models[0].manifest.tensors) / 8)
-            assert len(seals[rank].integers) == self.models[0].manifest.integer_values
-        poisons = [(rank, b.poison) for rank, buckets in binds.items() for b in buckets if b.poison is not None]
-        weight = sum(buckets[0].weight for buckets in binds.values())
-        used = 0
-        for seal in seals.values():
-            used |= int.from_bytes(seal.used)
-        if not poisons:
-            self._average(plan, list(binds), weight)
-        done = RoundDone(
-            round=number,
-            step=number,
-            void=bool(poisons),
-            reason="; ".join(f"rank {rank}: {p.parameter}: {p.reason} (bucket {p.bucket})" for rank, p in poisons),
-            stop=bool(poisons) and self.spec.on_nan == "stop",
-            weight=weight,
-            contributors=sum(1 << rank for rank in binds),
-            used=used.to_bytes(len(next(iter(seals.values())).used)),
-            integers=tuple(max(values) for values in zip(*(seal.integers for seal in seals.values()), strict=True)),
-        )
-        for rank in binds:
-            self._send(rank, Envelope(Role.NOTICE, 0, done))
+        return MemoryLayout.for_bound(plan.total_values, self.spec.sync.staleness)
 
-    def _average(self, plan: Plan, ranks: list[int], weight: float) -> None:
-        """O1: sum(w*g) / sum(w), in fp32 and in rank order, into every result slot."""
-        layout = MemoryLayout.for_bound(plan.total_values, 0)
-        maps = {rank: np.memmap(self._file(rank), np.float32, "r+", shape=(layout.total_bytes // 4,)) for rank in ranks}
-        total = np.zeros(layout.values, np.float32)
-        for rank in ranks:
-            total += maps[rank][: layout.values]
-        mean = total / np.float32(weight)
-        for rank in ranks:
-            maps[rank][layout.result_offset // 4 :][: layout.values] = mean
-
-    def _file(self, rank: int) -> str:
-        return f"/proc/self/fd/{self.descriptors[rank]}"
+    def _values(self, rank: int, layout: MemoryLayout) -> Values:
+        if rank not in self._maps:
+            assert self.models[rank].memory_bytes == layout.total_bytes
+            path = f"/proc/self/fd/{self.descriptors[rank]}"
+            self._maps[rank] = np.memmap(path, np.float32, "r+", shape=(layout.total_bytes // 4,))
+        return self._maps[rank]
 
     def _put(self, where: dict[int, T], rank: int, value: T) -> None:
         with self.lock:
