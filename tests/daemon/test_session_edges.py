@@ -105,7 +105,7 @@ async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
     agreement = Agreement(JOB, 2, members, lambda _rank, _message: None, lambda: {0, 1})
     agreement.news(BarrierReached(job=JOB, rank=0, number=1))
     with pytest.raises(RequestError, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
-        await asyncio.wait_for(agreement.barrier(1, lambda _event: None), 10)
+        await asyncio.wait_for(agreement.barrier(1, 0, lambda _event: None), 10)
 
 
 @pytest.fixture(scope="module")
