@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire.files import human_bytes
-from meshwire.local import MemoryLayout
+from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest
 from meshwire.wiretypes import Wire
 
@@ -117,7 +117,7 @@ def retained_bytes(encoded_bytes: int, staleness: int) -> int:
     than the others may be ahead of it, s+1 again, and one round is on its way to being committed (G5).
     """
     rounds = 2 * (staleness + 1) + 1
-    return (2 if staleness else 1) * rounds * encoded_bytes
+    return rounds * round_bytes(encoded_bytes, staleness)
 
 
 def fits(total_bytes: int, available_bytes: int) -> tuple[bool, str]:

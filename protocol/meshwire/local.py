@@ -58,3 +58,15 @@ class MemoryLayout:
     def total_bytes(self) -> int:
         """Size of the mapping; at least one page."""
         return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)
+
+
+def round_bytes(encoded_bytes: int, staleness: int) -> int:
+    """Memory of a daemon's own that one round takes, from its first chunk until every member holds it and the learner
+    has applied it.
+
+    Args:
+        encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`), which the codec decides.
+        staleness: with s > 0 a round has two of them, what is passed on and this member's own part, because raw slots
+            are free once they are encoded (M1). With s=0 the own part stays in the raw slot.
+    """
+    return (2 if staleness else 1) * encoded_bytes

@@ -72,7 +72,6 @@ class Peer:
         self._host = host
         self._folder = folder
         self._complete = 0
-        self._buckets_left = 0
         self._round_done = asyncio.Event()
         self._end_s = 0.0
         self._cpu_at_start_s = 0.0
@@ -160,8 +159,10 @@ class Peer:
             job=JOB,
             generation=GENERATION,
             staleness=0,
+            norm_buckets=len(self._plan.buckets),
             result=self._result,
             on_bucket=self._bucket_done,
+            on_result=self._result_decoded,
             on_broken=self.fail,
             complete=lambda: self._complete,
         )
@@ -170,7 +171,7 @@ class Peer:
     async def do_ready(self) -> dict[str, Any]:
         """Before every round."""
         self.executor.forget(self._complete + 1 - ROUNDS_KEPT)
-        self._buckets_left = len(self._plan.buckets)
+        self.executor.open_result(self._complete + 1)
         self._round_done.clear()
         if self._failure is not None:
             raise BenchError(self._failure)
@@ -216,14 +217,16 @@ class Peer:
             neighbour.connection.close("the benchmark has ended")
         self._stack.close()
 
-    def _bucket_done(self, number: int, bucket: int, poisoned: bool, contributors: int, weight: float) -> None:
+    def _bucket_done(
+        self, number: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
+    ) -> None:
         if poisoned or contributors != (1 << self._members) - 1 or weight != self._members:
             self.fail(f"round {number}, bucket {bucket}: contributors {contributors:#x}, weight {weight}")
-        self._buckets_left -= 1
-        if not self._buckets_left:
-            self._end_s = time.monotonic()
-            self._complete = number
-            self._round_done.set()
+
+    def _result_decoded(self, number: int) -> None:
+        self._end_s = time.monotonic()
+        self._complete = number
+        self._round_done.set()
 
 
 async def serve(peer: Peer) -> None:

@@ -1,0 +1,49 @@
+"""Where every segment of a round lies: its values in the vector, and its bytes in an area of encoded ones."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshwire.exchange import EncodedLayout
+from meshwire.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One codec unit (C1): bytes [offset, offset + length) of an area, values [start, start + count) of the vector."""
+
+    offset: int
+    length: int
+    start: int
+    count: int
+
+
+def segments_by_bucket(plan: Plan, layout: EncodedLayout) -> list[list[Segment]]:
+    """Every segment of every bucket, computed once because every chunk of every round asks for them."""
+    return [
+        [
+            Segment(*layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
+            for segment in range(bucket.segment_count)
+        ]
+        for bucket in plan.buckets
+    ]
+
+
+class Areas:
+    """Areas of one encoded vector each. Those given back are used again: fresh memory costs page faults."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self._size_bytes = size_bytes
+        self._free: list[memoryview] = []
+
+    def take(self) -> memoryview:
+        """An area whose bytes are undefined."""
+        return self._free.pop() if self._free else np.empty(self._size_bytes, np.uint8).data
+
+    def give(self, area: memoryview) -> None:
+        """Takes an area back that nobody reads or writes any more."""
+        self._free.append(area)
+
+    def close(self) -> None:
+        """Lets go of the free ones."""
+        self._free.clear()
