@@ -12,6 +12,7 @@ from meshtrain.cli.logs import logs
 from meshtrain.cli.mesh import pair, peers, status, unpair
 from meshtrain.cli.options import Grouped, examples
 from meshtrain.cli.submit import submit
+from meshtrain.cli.top import top
 from meshtrain.cli.version import version
 
 SETTINGS = {"help_option_names": ["--help", "-h"]}
@@ -49,6 +50,7 @@ app.command(
     context_settings=SETTINGS | {"allow_interspersed_args": False},
 )(submit)
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
+app.command(epilog=examples("meshtrain top", "meshtrain top 1kx3", "meshtrain top --json"))(top)
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 1kx3"))(logs)
 app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
 app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)

@@ -1,11 +1,12 @@
 """How a followed job looks: log lines with the rank's name in front, and one line that says where the job stands."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
-from meshtrain.cli.terminal import console, human_seconds, say
+from meshtrain.cli.peertable import waits
+from meshtrain.cli.terminal import console, human_step, say
 from meshwire.messages.job import JobSummary, Metrics
 from meshwire.text import printable
 
@@ -20,8 +21,12 @@ def prefixes(names: Sequence[str]) -> list[str]:
     return [text.ljust(width) + " " for text in made]
 
 
-def status_text(job: JobSummary) -> str:
-    """Where a job stands, in one line."""
+def status_text(job: JobSummary, lasting: Collection[int] = ()) -> str:
+    """Where a job stands, in one line.
+
+    Args:
+        lasting: ranks that have been waiting for the same for a while; the others' waiting is the step's own.
+    """
     reports = job.ranks
     parts = [f"{printable(job.name)} {printable(job.state)}"]
     if not reports:
@@ -32,10 +37,10 @@ def status_text(job: JobSummary) -> str:
     parts += [f"{printable(name)} {value:.4g}" for name, value in _means(metrics)[:VALUES_SHOWN]]
     slowest_s = max(one.step_s for one in metrics)
     if slowest_s > 0:
-        parts.append(f"{human_seconds(slowest_s) if slowest_s >= 1 else f'{slowest_s * 1000:.0f} ms'}/step")
-    for report in reports:
-        if report.metrics.waiting_for:
-            parts.append(f"rank {report.rank} waits for {printable(report.metrics.waiting_for)}")
+        parts.append(f"{human_step(slowest_s)}/step")
+    for rank, reason in waits(job).items():
+        if rank in lasting:
+            parts.append(f"{printable(job.members[rank].name)} waits: {reason}")
             break
     return " · ".join(parts)
 
@@ -65,6 +70,7 @@ class View:
         self._console = console(stderr=self._logs is sys.stderr)
         self._live = None
         self._state = ""
+        self._waits: dict[int, str] = {}  # when the job was shown last
         if self._console.is_terminal:
             from rich.live import Live
 
@@ -97,11 +103,14 @@ class View:
             self._console.print(Text(prefix, style=style).append_text(Text.from_ansi(line)), soft_wrap=True)
 
     def status(self, job: JobSummary) -> None:
-        """Where the job stands now."""
+        """Where the job stands now; called about once a second."""
+        waiting = waits(job)
+        lasting = [rank for rank, reason in waiting.items() if self._waits.get(rank) == reason]
+        self._waits = waiting
         if self._live is not None:
             from rich.text import Text
 
-            self._live.update(Text(status_text(job), style="bold", overflow="ellipsis", no_wrap=True))
+            self._live.update(Text(status_text(job, lasting), style="bold", overflow="ellipsis", no_wrap=True))
         elif job.state != self._state:
             say(f"job {job.job} {printable(job.state)}")
         self._state = job.state

@@ -9,7 +9,9 @@ import typer
 from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import UsageError, reported
+from meshtrain.cli.jobs import has_ended, list_jobs
 from meshtrain.cli.options import DataDir, Json
+from meshtrain.cli.peertable import print_peers
 from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
 from meshwire.files import human_bytes
 from meshwire.messages.link import Software
@@ -37,9 +39,10 @@ TRUST = "A paired device may run code on this one, with the rights of the user t
 
 @reported
 def status(data_dir: DataDir = None, json: Json = False) -> None:
-    """Show this device. Its name, links, running jobs and warnings."""
+    """Show this device. Its name, links, running jobs with all their devices, and warnings."""
     with connected(data_dir) as client:
         reply = ask(client, GetStatus(), Status, name="status")
+        shown = list_jobs(client) if reply.jobs_running and not json else []
     if json:
         print_json(plain(reply))
         return
@@ -49,6 +52,10 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     print(f"  jobs      {reply.jobs_running} running")
     print(f"  software  {_software(reply.software)}")
     print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
+    for job in shown:
+        if not has_ended(job):
+            print()
+            print_peers(job)
     for warning in reply.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if not reply.peers_paired:

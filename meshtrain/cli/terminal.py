@@ -10,6 +10,7 @@ from meshwire.text import printable
 if TYPE_CHECKING:
     from pydantic import BaseModel
     from rich.console import Console
+    from rich.table import Table
 
 PIPE_WIDTH = 1000  # columns of a table that no terminal shows: nothing is cut off or wrapped
 
@@ -47,17 +48,31 @@ def plain(model: "BaseModel") -> Any:
     return json.loads(model.model_dump_json())
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Aligned columns without lines, as docker and kubectl print them. Cells must be `printable`."""
+def made_table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapping: str | None = None) -> "Table":
+    """Aligned columns without lines, as docker and kubectl print them. Cells must be `printable`.
+
+    Args:
+        wrapping: the column whose cells take several lines where the terminal is too narrow; others are never broken.
+    """
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column, no_wrap=column != wrapping)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    console().print(table, soft_wrap=False)
+    return table
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapping: str | None = None) -> None:
+    """`made_table` on stdout."""
+    console().print(made_table(columns, rows, wrapping), soft_wrap=False)
+
+
+def human_step(seconds: float) -> str:
+    """The time of a step for people: milliseconds where seconds are too coarse."""
+    return human_seconds(seconds) if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 def human_seconds(seconds: float) -> str:

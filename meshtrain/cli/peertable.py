@@ -1,0 +1,80 @@
+"""The peers of a running job, one line each: how fast, how far ahead, how late, and who waits for whom and why."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from meshtrain.cli.terminal import human_step, made_table, print_table
+from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
+from meshwire.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("NAME", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
+WRAPPING = COLUMNS[-1]
+
+
+def peer_rows(job: JobSummary) -> list[tuple[str, ...]]:
+    """Cells of `COLUMNS`, by rank. AHEAD: rounds that it has taken part in and not applied. AGE: how many rounds were
+    missing in what it computed its newest contribution on. NULLS: rounds that went on without it."""
+    return [_row(job.members, report) for report in job.ranks]
+
+
+def print_peers(job: JobSummary) -> None:
+    """The table under a line about the job, on stdout."""
+    print(_title(job))
+    if job.ranks:
+        print_table(COLUMNS, peer_rows(job), WRAPPING)
+
+
+def render_peers(job: JobSummary) -> "RenderableType":
+    """The same, to be drawn anew in place."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(Text(_title(job)), made_table(COLUMNS, peer_rows(job), WRAPPING))
+
+
+def waits(job: JobSummary) -> dict[int, str]:
+    """What each rank that is blocked waits for, with names for ranks."""
+    return {
+        report.rank: with_names(report.metrics.waiting_for, job.members)
+        for report in job.ranks
+        if report.metrics.waiting_for and not report.metrics.finished
+    }
+
+
+def with_names(text: str, members: Sequence[Member]) -> str:
+    """A daemon's text that knows ranks, for people, who know names."""
+
+    def named(match: re.Match[str]) -> str:
+        rank = int(match[1])
+        return members[rank].name if rank < len(members) else match[0]
+
+    return printable(re.sub(r"\brank (\d+)\b", named, text))
+
+
+def _title(job: JobSummary) -> str:
+    rounds = max((report.metrics.round for report in job.ranks), default=0)
+    return f"{job.job} {printable(job.name)} {printable(job.state)}, round {max(job.rounds, rounds)}"
+
+
+def _row(members: Sequence[Member], report: RankReport) -> tuple[str, ...]:
+    metrics = report.metrics
+    return (
+        printable(members[report.rank].name),
+        str(metrics.step),
+        human_step(metrics.step_s) if metrics.step_s else "-",
+        str(metrics.ahead),
+        "-" if metrics.age is None else str(metrics.age),
+        str(metrics.nulls),
+        str(metrics.batch) if metrics.batch else "-",
+        _waits_for(members, metrics),
+    )
+
+
+def _waits_for(members: Sequence[Member], metrics: Metrics) -> str:
+    if metrics.finished:
+        return "(has finished)"
+    return with_names(metrics.waiting_for, members) if metrics.waiting_for else "-"
