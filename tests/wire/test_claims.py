@@ -32,7 +32,7 @@ def granted(answer: dict[int, tuple[SampleBlock, ...]] | str) -> dict[int, tuple
 
 @st.composite
 def other_sizes(draw: st.DrawFn, members: int, joint: int) -> tuple[int, ...]:
-    cuts = sorted(draw(st.sets(st.integers(1, joint - 1), min_size=members - 1, max_size=members - 1)))
+    cuts = sorted(draw(st.sets(st.integers(1, max(1, joint - 1)), min_size=members - 1, max_size=members - 1)))
     return tuple(high - low for low, high in zip([0, *cuts], [*cuts, joint], strict=True))
 
 
@@ -93,7 +93,7 @@ def _check_tiling(order: Sequence[SampleBlock], total: int, sizes: dict[SampleBl
 
 
 def test_the_first_lot_is_dealt_in_turns() -> None:
-    """X2: batch 1 of ranks 0, 1, then batch 2: the joint batches of the first rounds are what one process would read."""
+    """X2: batch 1 of ranks 0, 1, then batch 2: the joint batches of the first rounds are as in one process."""
     ledger = Ledger(space(20, 3), 2, 3)
     assert ledger.initial(0) == (block(0, 0, 3), block(0, 6, 9), block(0, 12, 15))
     assert ledger.initial(1) == (block(0, 3, 6), block(0, 9, 12), block(0, 15, 18))
