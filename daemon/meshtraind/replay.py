@@ -38,6 +38,13 @@ class DifferenceError(Exception):
     recorded: str
     replayed: str
 
+    def __str__(self) -> str:
+        return (
+            f"DIFFERENT at line {self.line} (the input is line {self.input_line}):\n"
+            f"  recorded: {printable(self.recorded[:SHOWN_CHARS_MAX])}\n"
+            f"  replayed: {printable(self.replayed[:SHOWN_CHARS_MAX])}"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
@@ -101,20 +108,12 @@ def run(path: Path, *, as_json: bool, out: TextIO, errors: TextIO) -> int:
         if summary is not None and inputs:
             out.write(summary.text())
         if difference is not None:
-            out.write(_difference_text(difference))
+            out.write(f"\n{difference}\n")
         elif not unreadable:
             out.write(f"\n{inputs} inputs replayed: every decision is the same.\n")
     if unreadable:
         errors.write(f"meshtraind: error: {path}: {printable(unreadable)}\n")
     return EXIT_UNREADABLE if unreadable else EXIT_DIFFERENT if difference is not None else EXIT_SAME
-
-
-def _difference_text(difference: DifferenceError) -> str:
-    return (
-        f"\nDIFFERENT at line {difference.line} (the input is line {difference.input_line}):\n"
-        f"  recorded: {printable(difference.recorded[:SHOWN_CHARS_MAX])}\n"
-        f"  replayed: {printable(difference.replayed[:SHOWN_CHARS_MAX])}\n"
-    )
 
 
 def _write_json(

@@ -88,11 +88,13 @@ class Summary:
         self._begin_s = now_s if self._begin_s is None else self._begin_s
         self._end_s = now_s
         if name == "start_step" and machine.phase is Phase.COMPUTING:
+            self._steps += arguments["step"] != self._step  # one that was told to start and went idle starts again
             self._step = arguments["step"]
-            self._steps += 1
         if name == "receive" and isinstance(arguments["message"], Call):
             self._calls_received += 1
         for effect in effects:
+            if isinstance(effect, StepDropped) and machine.phase is Phase.ABSENT:
+                continue  # it went idle by itself, with nothing in hand
             self._take(effect)
         self._committed = machine.committed
         self._waits.take(now_s, self._step, machine)

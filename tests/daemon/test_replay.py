@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -22,6 +23,7 @@ from meshwire.messages.rounds import Bind, Call, Null
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import RoundSettings
 from meshwire.rounds import RoundMachine
+from tests.bench import trace_picture
 from tests.sim.roundcluster import Cluster, Mishap, Timing
 
 MEMBERS = 3
@@ -465,3 +467,25 @@ def test_messages_have_a_form_each(tmp_path: Path) -> None:
     trace.close()
     with TraceFile(tmp_path / "trace.jsonl") as file:
         assert [each.arguments["message"] for each in file.inputs()] == [Null(round=1), Call(round=1)]
+
+
+# The picture
+
+
+def test_a_picture_shows_every_rank(tmp_path: Path) -> None:
+    recorded(tmp_path, 1, staleness=2)
+    lanes = trace_picture.read([tmp_path / f"{rank}.jsonl" for rank in (2, 0, 1)])
+    svg = trace_picture.Picture(lanes, ["anna", "bert", "<old>"], 0.0, 30.0).svg()
+    assert len(svg) <= trace_picture.SVG_BYTES_MAX
+    texts = [element.text for element in ElementTree.fromstring(svg).iter() if element.tag.endswith("}text")]
+    assert {"anna", "bert", "<old>", "rounds", "idle"} <= set(texts)
+    nulls = sum(len(lane.nulls) for lane in lanes)
+    assert 0 < svg.count('class="mark"') - 1 <= nulls, "the legend has one"
+    with pytest.raises(ValueError, match="show less with --seconds"):
+        trace_picture.Picture(lanes * 20, ["x"] * 3, 0.0, 30.0).svg()
+
+
+def test_a_picture_needs_every_rank(tmp_path: Path) -> None:
+    recorded(tmp_path, 1, staleness=2)
+    with pytest.raises(ValueError, match="one trace for each of the job's 3 members"):
+        trace_picture.read([tmp_path / "0.jsonl", tmp_path / "2.jsonl"])
