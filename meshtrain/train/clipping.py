@@ -1,0 +1,97 @@
+"""O4: clipping by the norm of a round's means, and the detection of clipping that would have no effect."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from meshtrain.errors import UsageError
+
+EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+
+
+class Clipping:
+    """Which limit rules the rounds that are applied late (s>0).
+
+    A round is clipped equally on all peers: by what the contributor that rules its hyperparameters, the leader (O3),
+    sent with its bind. The script names its limit after the backward pass, when the bind has left, so a bind carries
+    the limit of the step before.
+
+    Attributes:
+        bound: what the next bind carries: the limit of the step before, None if that was not clipped.
+    """
+
+    def __init__(self) -> None:
+        self.bound: float | None = None
+        self._noted: float | None = None
+
+    def note(self, max_norm: float) -> None:
+        """The script clips the step at hand. Raises UsageError for what is no limit."""
+        self._noted = checked(max_norm)
+
+    def step_ended(self) -> None:
+        """At the boundary, once its rounds are applied: the next step is not clipped until it is noted."""
+        self.bound, self._noted = self._noted, None
+
+    def ruling(self, leader_clip: float | None, *, known: bool) -> float | None:
+        """The limit for a round; None: it is not clipped.
+
+        Args:
+            leader_clip: what the leader's bind carried.
+            known: false for the first bind of a learner, which is too early to know: the local limit rules then.
+        """
+        if known:
+            return leader_clip
+        return self._noted if self._noted is not None else self.bound
+
+    @staticmethod
+    @torch.no_grad()
+def scale(parameters: Iterable[torch.Tensor], factor: float) -> None:
+    """Multiplies the gradients that there are, in place."""
+    if factor == 1.0:
+        return
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)
+
+
+def covers(parameters: torch.Tensor | Iterable[torch.Tensor], trained: Iterable[torch.Tensor]) -> bool:
+    """Whether the given parameters are the trained ones, except that those without a gradient may be left out.
+
+    Only then is their norm the one that travels with a round.
+    """
+    given = {id(p) for p in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
+    own = list(trained)
+    return given <= {id(p) for p in own} and all(id(p) in given for p in own if p.grad is not None)
+
+
+class Untouched:
+    """At s>0: sees that a script changes gradients between `backward()` and `optimizer.step()`.
+
+    Args:
+        parameters: the trained ones with their names.
+    """
+
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._parameters = parameters
+        self._seen: list[tuple[torch.Tensor | None, int]] | None = None
+
+    def remember(self) -> None:
+        """The gradients are as they should be: at the end of the backward pass, or after an unscaling."""
+        self._seen = [(p.grad, p.grad._version if p.grad is not None else 0) for _, p in self._parameters]
+
+    def forget(self) -> None:
+        """The step has ended: from now on gradients may change."""
+        self._seen = None
+
+    def check(self) -> None:
+        """Before the step. Raises UsageError that names the first gradient that is another than remembered."""
+        for (name, parameter), (gradient, version) in zip(self._parameters, self._seen or (), strict=False):
+            replaced = parameter.grad is not gradient
+            if replaced or (gradient is not None and gradient._version != version):
+                raise UsageError(
+                    f"the gradient of {name} was {'replaced' if replaced else 'changed'} between backward() and "
+                    "optimizer.step(). With a bound above 0 that has no effect: it has been sent already, and what "
+                    "is applied are the means of rounds, later. To clip, call mt.clip_grad_norm_(parameters, "
+                    "max_norm), which clips every round by the norm of its means (O4); else use --sync bsp"
+                )
