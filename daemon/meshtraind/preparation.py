@@ -9,6 +9,10 @@ from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
 from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshtraind.software import memory_bytes
+from meshwire.codec import CODECS
+from meshwire.exchange import EncodedLayout
+from meshwire.footprint import fits, retained_bytes
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import Model
@@ -52,12 +56,26 @@ class Preparation:
         self.samples = body.samples
         spec = self._job.spec
         self.plan = await asyncio.to_thread(plan_buckets, body.manifest, spec.bucket_bytes)
+        self._check_memory(body, self.plan)
         try:
             self._memory.map(MemoryLayout.for_bound(self.plan.total_values, spec.sync.staleness))
         except SharedMemoryError as error:
             raise RequestError(str(error)) from error
         own = Model(job=spec.job, rank=self._job.rank, manifest=body.manifest, plan=self.plan.digest())
         await self._agreement.agree_on_model(own, emit)
+
+    def _check_memory(self, body: LearnerModel, plan: Plan) -> None:
+        """M1. Raises RequestError when this machine cannot hold it: it would swap, and all others wait for it."""
+        spec = self._job.spec
+        encoded_bytes = EncodedLayout(plan, CODECS[spec.codec]).total_bytes
+        retained = retained_bytes(encoded_bytes, spec.sync.staleness)
+        enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
+        if not enough:
+            name = self._job.members[self._job.rank].name
+            raise RequestError(
+                f"{name} {reason} (`meshtrain submit --dry-run` shows the parts): submit with a smaller bound, "
+                "--codec fp16, or without it (--on)"
+            )
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
         """What the learner has to write (rank 0) or to load, so that all start equal (J1)."""
