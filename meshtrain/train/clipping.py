@@ -45,7 +45,26 @@ class Clipping:
         return self._noted if self._noted is not None else self.bound
 
     @staticmethod
-    @torch.no_grad()
+    def coefficient(squared_norm: float, max_norm: float) -> float:
+        """What gradients are multiplied by, in [0, 1], so that their norm is at most `max_norm`, as torch computes it.
+
+        Raises UsageError for what is no limit.
+        """
+        return min(1.0, checked(max_norm) / (math.sqrt(squared_norm) + EPSILON))
+
+
+def checked(max_norm: float) -> float:
+    """A limit as torch takes it: a number or a tensor of one value, infinity to measure only. Raises UsageError."""
+    try:
+        limit = float(max_norm)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UsageError(f"mt.clip_grad_norm_(..., max_norm={max_norm!r}): not one number: {error}") from error
+    if math.isnan(limit) or limit < 0:
+        raise UsageError(f"mt.clip_grad_norm_(..., max_norm={limit}): use a number that is not negative")
+    return limit
+
+
+@torch.no_grad()
 def scale(parameters: Iterable[torch.Tensor], factor: float) -> None:
     """Multiplies the gradients that there are, in place."""
     if factor == 1.0:
