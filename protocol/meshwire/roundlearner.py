@@ -96,7 +96,7 @@ class Learner:
         if self.phase is not Phase.BOUNDARY:
             return False, f"step {self.step} has not ended"
         if self.applied < (visible := self.visible(decided, complete)):
-            return False, f"rounds {self.applied + 1} to {visible} are complete and to be applied first"
+            return False, f"it has applied {self.applied} of the {visible} rounds that are to be applied first"
         if ahead > self.settings.staleness:
             return False, f"{allowed}: {waiting}"
         return True, allowed

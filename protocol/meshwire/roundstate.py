@@ -8,6 +8,7 @@ from meshwire.messages.rounds import Bind, Poison, Seal
 from meshwire.roundevents import RoundComplete
 
 WEIGHT_TOLERANCE = 1e-6  # partial sums of weights are rounded in the order of the topology's program
+NAMED_MAX = 4  # late members in one sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class Round:
     def missing(self, last_binds: Sequence[Bind | None]) -> str:
         """What it waits for, for a person to read. `last_binds`: the newest one of each rank."""
         if ranks := self.undecided():
-            late = (f"rank {rank}: {self._late(rank, last_binds[rank])}" for rank in ranks)
-            return f"round {self.number} waits for {'; '.join(late)}"
+            late = [f"rank {rank}: {self._late(rank, last_binds[rank])}" for rank in ranks[:NAMED_MAX]]
+            more = [f"{len(ranks) - NAMED_MAX} more"] if len(ranks) > NAMED_MAX else []
+            return f"round {self.number} waits for {'; '.join(late + more)}"
         if self.disputed:
             return f"round {self.number} is not the same on all members"
         missing = self.buckets - len(self.results)

@@ -139,7 +139,7 @@ class Cluster:
         self.dropped: list[tuple[int, StepDropped]] = []
         self.gone: set[int] = set()  # ranks that have finished
         self.poisoned_rounds: set[int] = set()
-        self.kept_max = 0
+        self.unapplied_most = 0
         self.step_bases: list[list[tuple[int, int]]] = [[] for _ in range(members)]  # by rank: step, base
         self.waits_s: list[list[float]] = [[] for _ in range(members)]  # by rank: how long R1 refused each start
         self.errors: list[ProtocolError] = []
@@ -396,7 +396,9 @@ class Cluster:
             return
         learner.life += 1
         learner.alive = mishap.kind == "leave"
-        begins_again = learner.alive and self.machines[rank].phase is Phase.COMPUTING
+        machine = self.machines[rank]
+        # With fixed visibility a learner's step n is in round n, so none is ever left out.
+        begins_again = machine.phase is Phase.COMPUTING and (learner.alive or machine.settings.visibility == "fixed")
         self._leave(rank, "died" if mishap.kind == "die" else "idle")
         if begins_again:
             learner.steps_begun -= 1
@@ -449,7 +451,7 @@ class Cluster:
         assert machine.committed <= machine.complete <= machine.decided
         assert machine.applied <= machine.complete, "R1"
         assert machine.decided <= machine.complete + self.staleness + 1
-        self.kept_max = max(self.kept_max, machine.rounds_kept)
+        self.unapplied_most = max(self.unapplied_most, machine.decided - machine.applied)
         assert machine.rounds_kept <= 3 * (self.staleness + 1), "memory is bounded"
         self._check_progress()
 
@@ -495,6 +497,14 @@ class Cluster:
     @property
     def mean_contributors(self) -> float:
         return sum(len(completion.binds) for completion in self.completions.values()) / self.rounds
+
+    def mean_contributors_until(self, round_: int) -> float:
+        """Of the rounds up to `round_`."""
+        return sum(len(completion.binds) for k, completion in self.completions.items() if k <= round_) / round_
+
+    def speed(self, rank: int) -> float:
+        """Of what the learner would reach alone."""
+        return self.steps * self.timing.step_s[rank] / self.learners[rank].finished_s
 
     @property
     def void_rounds(self) -> set[int]:

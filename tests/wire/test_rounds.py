@@ -1,13 +1,10 @@
-"""The round machine, rule by rule, and in clusters in virtual time."""
-
-from random import Random
-from typing import Literal
+"""The round machine, rule by rule. What follows from the rules together: `tests/sim`."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.messages.rounds import Bind, Call, Null, Poison, Seal
+from meshwire.messages.rounds import Bind, Call, Null, Poison, SampleBlock, Seal
 from meshwire.roundevents import (
     Broadcast,
     Committed,
@@ -24,15 +21,20 @@ from meshwire.roundevents import (
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.rounds import RoundMachine
 from meshwire.steptimes import DEADLINE_STEPS_MIN, StepTimes, percentile_95
-from tests.sim.roundcluster import Cluster, Mishap, Timing
+from meshwire.syncmode import Straggler, Visibility
 
 # One machine by hand.
 
-Straggler = Literal["carry", "wait"]
-
 
 def machine(
-    *, members: int = 2, rank: int = 0, buckets: int = 2, s: int = 1, straggler: Straggler = "carry"
+    *,
+    members: int = 2,
+    rank: int = 0,
+    buckets: int = 2,
+    s: int = 1,
+    straggler: Straggler = "carry",
+    visibility: Visibility = "eager",
+    unapplied_max: int = 1 << 30,
 ) -> RoundMachine:
     return RoundMachine(
         RoundSettings(
@@ -44,6 +46,8 @@ def machine(
             staleness=s,
             straggler=straggler,
             rtt_s=0.01,
+            visibility=visibility,
+            unapplied_max=unapplied_max,
         )
     )
 
@@ -113,7 +117,7 @@ def test_start_at_most_s_rounds_ahead() -> None:
     one.receive(1, seal(1), 2.0)
     assert one.may_start()[1].endswith("round 1 waits for the results of 2 of 2 buckets")
     assert isinstance(results(one, 1, 0b11, 2.0)[0], RoundComplete)
-    assert one.may_start() == (False, "rounds 1 to 1 are complete and to be applied first")
+    assert one.may_start() == (False, "it has applied 0 of the 1 rounds that are to be applied first")
     assert one.learner_applied(1, 2.0) == [LearnerMayStart(1)]
 
 
@@ -486,6 +490,203 @@ def test_a_learner_that_breaks_the_contract_is_named() -> None:
     assert one.phase is Phase.BOUNDARY
 
 
+def other(of: RoundMachine, *rounds: int, base: int = 0) -> None:
+    """Rank 1 contributes to these rounds."""
+    for round_ in rounds:
+        for message in (bind(round_, base, step=round_), seal(round_)):
+            assert not errors(of.receive(1, message, 0.0))
+
+
+def test_fixed_visibility_is_a_function_of_the_step() -> None:
+    """R8: round k is visible exactly at the start of step k+s+1, however early it is complete."""
+    one = machine(s=1, straggler="wait", visibility="fixed")
+    step(one, 1, 0.0, 1.0)
+    other(one, 1)
+    results(one, 1, 0b11, 2.0)
+    assert (one.complete, one.visible) == (1, 0)
+    assert errors(one.learner_applied(1, 1.0)), "no earlier"
+    assert one.may_start()[0]
+    one.start_step(2, 1.0)
+    for bucket in (0, 1):
+        one.bucket_ready(2, bucket, 1.0, weight=1.0)
+    assert one.visible == 1, "its result may be laid out while the step is still computed"
+    assert errors(one.learner_applied(1, 1.0)), "R1: and applied at the boundary"
+    one.seal(2, b"\x01", (0,), 2.0)
+    assert one.may_start() == (False, "it has applied 0 of the 1 rounds that are to be applied first"), "no later"
+    assert one.learner_applied(1, 2.0) == [LearnerMayStart(1)]
+    step(one, 3, 2.0, 3.0)
+    assert one.may_start()[1].startswith("2 rounds ahead, 1 allowed: round 2 waits for rank 1")
+
+
+def test_fixed_visibility_is_lifted_for_a_flush() -> None:
+    """R8: an absent learner is brought up to date, begins its next step on that, and never goes back."""
+    one = machine(s=2, straggler="wait", visibility="fixed")
+    for number in (1, 2):
+        step(one, number, number, number + 1.0)
+        other(one, number)
+        results(one, number, 0b11, 2.0)
+    assert (one.complete, one.visible) == (2, 0)
+    one.absent("in a barrier", 3.0)
+    assert one.visible == 2
+    assert not errors(one.learner_applied(2, 3.0))
+    assert one.receive(1, bind(3, 2, step=3), 3.0) == [], "fixed: it is not passed over, it will be back"
+    assert one.may_null() == (False, "its learner is absent, and every round waits for it (R8)")
+    assert one.present(3.0) == [LearnerMayStart(2)]
+    bound = step(one, 3, 3.0, 4.0)[0]
+    assert bound == Broadcast(bind(3, 2, step=3))
+    assert one.visible == 1
+    assert one.may_start()[0]
+
+
+def test_fixed_visibility_passes_over_who_has_gone() -> None:
+    """R5, R8: the others go on without a learner that has finished; `absent` again says that an absent one has."""
+    one = machine(s=1, straggler="wait", visibility="fixed")
+    one.absent("in a barrier", 0.0)
+    assert one.receive(1, bind(1), 0.0) == []
+    assert one.absent("finished", 1.0, gone=True) == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    assert one.may_start() == (False, "absent: finished")
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_absent_learner_is_passed_over_as_far_as_its_rounds_can_be_kept(gone: bool) -> None:
+    """R5, M1: no further than `unapplied_max` rounds beyond those it has applied, unless none will ever be."""
+    one = machine(s=1, unapplied_max=3)
+    one.absent("stopped", 0.0, gone=gone)
+    for number in range(1, 6):
+        one.receive(1, bind(number, base=number - 1), 0.0)
+        one.receive(1, seal(number), 0.0)
+        one.receive(1, Call(round=number), 0.0)
+        if one.decided == number:
+            results(one, number, 0b10, 1.0)
+            one.peer_complete(1, number, 0.0)
+        if not gone and number == 4:
+            break
+    if gone:
+        assert one.complete == 5
+        return
+    assert one.decided == 3
+    assert one.may_null() == (False, "its learner has applied 0: rounds up to 3 can be kept for it")
+    assert one.learner_applied(1, 1.0) == [Broadcast(Null(round=4)), ContributeNothing(4)]
+
+
+def test_a_bind_carries_what_goes_with_it() -> None:
+    """X1, X2, X4a: sample blocks, the claim and batch sizes are those of the first bucket."""
+    one = machine()
+    block = SampleBlock(epoch=0, first=0, end=8)
+    one.start_step(1, 0.0)
+    (sent, _) = one.bucket_ready(1, 0, 0.0, weight=8.0, samples=(block,), claim=3, sizes=(8, 4))
+    assert sent == Broadcast(Bind(round=1, step=1, base=0, weight=8.0, samples=(block,), claim=3, sizes=(8, 4)))
+    assert one.bucket_ready(1, 1, 0.0, weight=8.0, claim=9) == [Contribute(1, 1)]
+
+
+def test_a_step_that_was_left_begins_again_under_its_number() -> None:
+    """R5: a learner that goes idle in a step without a gradient has it dropped; begun again, its buckets count."""
+    one = machine(s=1)
+    one.start_step(4, 0.0)
+    assert one.absent("waits for samples", 0.1) == [StepDropped(4, "its learner is absent: waits for samples (R5)")]
+    assert one.bucket_ready(4, 0, 0.2, weight=1.0) == [], "of the first try"
+    one.present(1.0)
+    assert Broadcast(bind(1, step=4)) in step(one, 4, 1.0, 2.0)
+
+
+@pytest.mark.parametrize("ready", [0, 1])
+def test_a_learner_goes_on_after_it_was_cut_off(ready: int) -> None:
+    """V2, R5: nulls moved d while its step was given up; at its boundary it catches up, and its next step counts."""
+    one, now_s = alone_of_two(s=2)
+    one.start_step(6, now_s)
+    for bucket in range(ready):
+        one.bucket_ready(6, bucket, now_s, weight=1.0)
+    for number in (6, 7, 8):
+        one.receive(1, bind(number, base=5, step=number), now_s)
+        one.receive(1, seal(number), now_s)
+    one.receive(1, Call(round=8), now_s)
+    while one.phase in (Phase.COMPUTING, Phase.BOUND) and one.decided < 8:
+        one.timer(one.deadline() or 0.0)
+    assert one.decided == 8
+    later_s = now_s + 100.0
+    if not ready:
+        assert isinstance(one.bucket_ready(6, 0, later_s, weight=1.0)[0], StepDropped)
+    one.bucket_ready(6, 1, later_s, weight=1.0)
+    assert not errors(one.seal(6, b"\x01", (0,), later_s))
+    assert one.may_start()[1].startswith("3 rounds ahead, 2 allowed: round 6 waits for the results")
+    for number in (6, 7, 8):
+        for bucket in range(2):
+            void = number == 6 and ready == 1
+            contributors, weight = (0b11, 2.0) if void else (0b10, 1.0)
+            one.result_ready(
+                number, bucket, later_s, contributors=contributors, weight=weight, poisoned=void, squared_norm=0.0
+            )
+    assert one.learner_applied(8, later_s) == [LearnerMayStart(8)]
+    assert Broadcast(bind(9, base=8, step=7)) in step(one, 7, later_s, later_s + 1.0)
+
+
+def test_waiting_says_for_whom_and_why() -> None:
+    """What a daemon can know of the others: computing in the round, not yet in it, or results on their way."""
+    one = machine(members=4, s=1)
+    step(one, 1, 0.0, 1.0)
+    one.receive(1, bind(1, step=3), 1.0)
+    one.receive(2, bind(1, step=2), 1.0)
+    one.receive(2, seal(1), 1.0)
+    one.receive(3, Null(round=1), 1.0)
+    assert one.waiting() == "round 1 waits for rank 1: it computes step 3 on base 0"
+    one.receive(1, seal(1), 1.0)
+    assert one.waiting() == "round 1 waits for the results of 2 of 2 buckets"
+    results(one, 1, 0b111, 3.0)
+    late = (
+        "rank 1: its last contribution is of step 3, to round 1; rank 2: its last contribution is of step 2, to round 1"
+    )
+    assert one.waiting() == (
+        f"round 2 waits for rank 0: its last contribution is of step 1, to round 1; {late}; "
+        "rank 3: it has contributed to no round yet"
+    )
+
+
+def test_the_squared_norm_of_a_round() -> None:
+    """O4: of all buckets, rounded once; of a void round it means nothing."""
+    for poisoned in (False, True):
+        one = machine(s=1)
+        step(one, 1, 0.0, 1.0)
+        other(one, 1)
+        one.result_ready(1, 1, 0.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=1e-16)
+        (done,) = one.result_ready(1, 0, 0.0, contributors=0b11, weight=2.0, poisoned=poisoned, squared_norm=1.0)
+        assert isinstance(done, RoundComplete)
+        assert done.squared_norm == (0.0 if poisoned else 1.0 + 1e-16)
+
+
+OVERFLOW = Poison(bucket=0, parameter="layer.weight", reason="the scaled gradient is not finite", overflow=True)
+LOST = Poison(bucket=0, parameter="", reason="its learner is absent")
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "overflow", "not_finite"),
+    [
+        ((OVERFLOW,), None, True, False),
+        ((OVERFLOW, OVERFLOW), OVERFLOW, True, False),
+        ((OVERFLOW, NAN), None, False, True),
+        ((NAN, OVERFLOW), None, False, True),
+        ((OVERFLOW,), NAN, False, True),
+        ((OVERFLOW,), LOST, False, False),
+        ((), LOST, False, False),
+    ],
+)
+def test_what_made_a_round_void(
+    own: tuple[Poison, ...], theirs: Poison | None, overflow: bool, not_finite: bool
+) -> None:
+    """O6, V1, V2: an overflow of a scaler and a lost learner are no error; a gradient that is not finite is one."""
+    one = machine(s=1)
+    one.start_step(1, 0.0)
+    for bucket in range(2):
+        one.bucket_ready(1, bucket, 0.0, weight=1.0, poison=own[bucket] if bucket < len(own) else None)
+    one.seal(1, b"\x01", (0,), 0.0)
+    one.receive(1, bind(1), 0.0)
+    one.receive(1, seal(1, poison=theirs), 0.0)
+    one.result_ready(1, 0, 0.0, contributors=0b11, weight=2.0, poisoned=True, squared_norm=0.0)
+    (done,) = one.result_ready(1, 1, 0.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0)
+    assert isinstance(done, RoundComplete)
+    assert done.void
+    assert (done.overflow, done.not_finite) == (overflow, not_finite)
+
+
 MESSAGES = st.one_of(
     st.builds(bind, st.integers(1, 9), st.integers(0, 9), st.floats(0.1, 9.0)),
     st.builds(seal, st.integers(1, 9), st.binary(max_size=2), st.lists(st.integers(), max_size=2).map(tuple)),
@@ -529,113 +730,23 @@ def test_step_deadline_formula() -> None:
     assert quick.deadline_s() == 2.0
 
 
+def test_what_a_deadline_does_not_learn_from() -> None:
+    """V2: neither the first step, which compiles and allocates, nor how long a stopped one was stopped."""
+    times = StepTimes()
+    for step_s in (60.0, 1.0, 1.0, 1.0, 1.0):
+        times.add(step_s)
+    assert times.deadline_s() == 3.0
+    times.add(600.0)
+    assert times.deadline_s() == 9.0, "it counts as 3 s: what is slower for good is found out by and by"
+
+
 def test_late_after_formula() -> None:
     """R3: one median step, at least 2 RTT."""
     times = StepTimes()
     assert times.late_after_s(0.01, 0.3) == 0.3
+    times.add(7.0)
+    assert times.late_after_s(0.01, 0.3) == 7.0, "the first step stands in for the median"
     for step_s in (1.0, 2.0, 9.0):
         times.add(step_s)
     assert times.late_after_s(0.01, 0.3) == 2.0
     assert times.late_after_s(1.5, 0.3) == 3.0
-
-
-# Clusters.
-
-
-def random_cluster(seed: int, members: int, s: int) -> Cluster:
-    """Everything at random: speeds up to 1:6, delays up to a step, links, mishaps of every kind."""
-    random = Random(seed)
-    steps = random.randint(3, 14)
-    buckets = random.randint(1, 4)
-    mishaps = tuple(
-        Mishap(
-            rank=random.randrange(members),
-            step=random.randint(1, steps),
-            kind=random.choice(["idle", "die", "hang", "poison"]),
-            bucket=random.randint(0, buckets),
-            for_s=random.choice([0.0, 0.5, 3.0, 30.0]),
-        )
-        for _ in range(random.choice([0, 1, 2, 6]))
-    )
-    return Cluster(
-        seed,
-        members=members,
-        staleness=s,
-        steps=steps,
-        straggler=random.choice(["carry", "carry", "wait"]),
-        buckets=buckets,
-        mishaps=mishaps,
-        timing=Timing(
-            step_s=tuple(random.choice([1.0, 1.0, 1.3, 3.0, 6.0]) for _ in range(members)),
-            jitter=random.choice([0.0, 0.1, 0.5]),
-            delay_s=(0.0, random.choice([0.001, 0.05, 1.0])),
-            exchange_s=(0.0, random.choice([0.01, 0.3, 1.5])),
-        ),
-    )
-
-
-@pytest.mark.parametrize("members", range(1, 7))
-@pytest.mark.parametrize("s", range(5))
-def test_every_schedule_keeps_the_rules_and_ends(s: int, members: int) -> None:
-    """R0 to R8, V1, V2, G3, G5 at every event, and the progress argument: every learner makes all its steps."""
-    for seed in range(8):
-        random_cluster(seed * 1000 + s * 10 + members, members, s).run()
-
-
-@pytest.mark.parametrize("members", [2, 4])
-@pytest.mark.parametrize("s", [1, 2, 4])
-@pytest.mark.parametrize("exchange_s", [0.3, 1.5])
-def test_equal_learners_share_every_round(members: int, s: int, exchange_s: float) -> None:
-    """Equal learners with 10 % jitter make at most 1.05 rounds a step with at least 0.95 m contributors."""
-    timing = Timing((1.0,) * members, 0.1, exchange_s=(0.8 * exchange_s, exchange_s))
-    cluster = Cluster(1, members=members, staleness=s, steps=100, timing=timing).run()
-    assert cluster.rounds <= 1.05 * cluster.steps
-    assert cluster.mean_contributors >= 0.95 * members
-
-
-@pytest.mark.parametrize(("s", "straggler"), [(0, "carry"), (0, "wait"), (1, "wait"), (3, "wait")])
-def test_lockstep_has_every_member_in_every_round(s: int, straggler: Straggler) -> None:
-    """R7, R8: BSP, and classic SSP, with one learner three times slower."""
-    timing = Timing((1.0, 1.0, 3.0), 0.1)
-    cluster = Cluster(2, members=3, staleness=s, steps=30, straggler=straggler, timing=timing).run()
-    assert cluster.rounds == 30
-    assert cluster.mean_contributors == 3
-    assert cluster.calls == 0
-
-
-def test_a_slow_learner_costs_the_others_nothing() -> None:
-    """R4: one of three learners is 3x slower; with s=3 the others keep above 0.9 of their own speed."""
-    steps = 60
-    timing = Timing((1.0, 1.0, 3.0), 0.02, exchange_s=(0.5, 0.8))
-    cluster = Cluster(3, members=3, staleness=3, steps=steps, timing=timing).run()
-    assert max(learner.finished_s for learner in cluster.learners[:2]) <= steps / 0.9
-    shared = [completion for round_, completion in cluster.completions.items() if round_ <= steps]
-    assert sum(len(completion.binds) for completion in shared) / len(shared) >= 2.2
-
-
-@pytest.mark.parametrize("kind", ["poison", "die", "hang"])
-@pytest.mark.parametrize("s", [0, 2])
-def test_a_mishap_after_the_bind_costs_one_round(s: int, kind: Literal["poison", "die", "hang"]) -> None:
-    """V1, V2: the round that the step was bound to is void on all members; no member is lost."""
-    mishap = Mishap(rank=1, step=20, kind=kind, bucket=1, for_s=30.0)
-    timing = Timing((1.0,) * 3, 0.1)
-    cluster = Cluster(4, members=3, staleness=s, steps=40, timing=timing, mishaps=(mishap,)).run()
-    (void,) = cluster.void_rounds
-    assert cluster.binds[void][1].step == 20
-    assert len(cluster.cut_offs) == (kind == "hang")
-
-
-def test_a_stopped_learner_is_passed_over_when_s_is_positive() -> None:
-    """R5: stopped before it has bound, it is cut off at its step deadline; nothing is void."""
-    mishap = Mishap(rank=1, step=20, kind="hang", bucket=0, for_s=30.0)
-    timing = Timing((1.0,) * 3, 0.1)
-    passed = Cluster(5, members=3, staleness=2, steps=40, timing=timing, mishaps=(mishap,)).run()
-    assert [rank for rank, _ in passed.cut_offs] == [1]
-    assert [(rank, dropped.step) for rank, dropped in passed.dropped] == [(1, 20)]
-    assert not passed.void_rounds
-    assert max(passed.learners[rank].finished_s for rank in (0, 2)) < 40 * 1.1 + 4.0
-
-    waited = Cluster(5, members=3, staleness=0, steps=40, timing=timing, mishaps=(mishap,)).run()
-    assert not waited.cut_offs
-    assert not waited.dropped
-    assert waited.mean_contributors == 3
