@@ -70,17 +70,20 @@ class Memory:
         return [(at, why) for at, (enough, why) in checked if not enough]
 
     def remedies(self) -> list[str]:
-        """Options with which it would fit, the least change first."""
+        """Options with which it would fit, with the largest bound first."""
         smallest_bytes = min(size for size in self.available if size is not None)
         smaller = CODECS[CODEC_SMALL].value_bytes < CODECS[self.codec].value_bytes
         found = []
-        for codec in (CODEC_SMALL, self.codec) if smaller else (self.codec,):
-            for bound in range(self.sync.staleness, -1, -1):
+        most = -1  # the largest bound so far: another codec is worth it if it allows more
+        for codec in (self.codec, CODEC_SMALL) if smaller else (self.codec,):
+            for bound in range(self.sync.staleness, most, -1):
                 if fits(self.needed(codec, bound).total_bytes, smallest_bytes)[0]:
+                    most = bound
                     changed = [f"--codec {codec}"] if codec != self.codec else []
                     sync = self.sync.model_copy(update={"staleness": bound})
                     found.append(" ".join(changed + ([f"--sync {sync.text()}"] if sync != self.sync else [])))
                     break
+        found.reverse()  # what keeps the bound comes first
         lacking = {at for at, _ in self.too_small()}
         others = [member.name for at, member in enumerate(self.members) if at not in lacking]
         return [*found, *([f"--on {','.join(others)}"] if others else [])]

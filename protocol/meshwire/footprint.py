@@ -110,14 +110,13 @@ def footprint(size: ModelSize, values: int, encoded_bytes: int, coefficient: flo
 
 
 def retained_bytes(encoded_bytes: int, staleness: int) -> int:
-    """What a daemon keeps encoded when nobody is late. With s > 0 raw slots are free again once encoded (M1), so each
-    round has two vectors: this member's own, and what it passes on. With s=0 the own one stays in the raw slot.
+    """What a daemon keeps encoded while every learner computes.
 
-    A learner that has applied round a has contributed up to a+s+1 (R1). No member's learner is behind that by more
-    than the others may be ahead of it, s+1 again, and one round is on its way to being committed (G5).
+    A learner takes part in the rounds up to s+1 after those that it has applied (R1), and one that is complete here may
+    not be so everywhere (G5). A learner that is late has fewer rounds of its own and, in exchange, as many of the
+    others'. For one that does not compute at all its daemon keeps more, up to a limit of its own.
     """
-    rounds = 2 * (staleness + 1) + 1
-    return rounds * round_bytes(encoded_bytes, staleness)
+    return (staleness + 1) * round_bytes(encoded_bytes, staleness) + encoded_bytes
 
 
 def fits(total_bytes: int, available_bytes: int) -> tuple[bool, str]:

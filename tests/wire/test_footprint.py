@@ -5,7 +5,7 @@ import pytest
 from meshwire.codec import CODECS
 from meshwire.exchange import EncodedLayout
 from meshwire.footprint import ModelSize, fits, footprint, retained_bytes
-from meshwire.local import MemoryLayout
+from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
 
@@ -22,8 +22,12 @@ SGD = ModelSize(
 
 
 def test_the_example_of_the_rule() -> None:
-    """M1: 124 M parameters, s=2, AdamW, fp16: about 4.0 GB, which is eight vectors: base, view, gradients, two of the
-    optimizer, two raw slots, one result slot. With c = 0 there is no view, and it is one less."""
+    """M1: 124 M parameters, s=2, AdamW, fp16: about 4.0 GB + 1.5 GB retained.
+
+    The former is eight vectors: base, view, gradients, two of the optimizer, two raw slots, one result slot; with c = 0
+    there is no view, and it is one less. The latter is three rounds of two encoded vectors; a fourth round may not be
+    complete everywhere.
+    """
     values = 124_000_000
     tensors = tuple(
         TensorSpec(name=f"block{i}", shape=(values // 124,), dtype="float32", kind="parameter") for i in range(124)
@@ -42,6 +46,8 @@ def test_the_example_of_the_rule() -> None:
     with_view = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.25, staleness=2)
     own_and_retained = with_view.own_gradients + with_view.retained
     assert (with_view.total_bytes - own_and_retained) / 1e9 == pytest.approx(4.0, abs=0.05)
+    assert with_view.retained - encoded_bytes == 3 * round_bytes(encoded_bytes, 2)
+    assert 3 * round_bytes(encoded_bytes, 2) / 1e9 == pytest.approx(1.5, abs=0.05)
     plain = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.0, staleness=2)
     assert (plain.total_bytes - plain.retained) / 1e9 == pytest.approx(3.5, abs=0.05)
 

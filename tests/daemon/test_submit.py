@@ -1,0 +1,248 @@
+"""`submit`: how the devices keep in step, and the dry run with the memory of every device (M1)."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from meshtrain.cli import measuring
+from meshtrain.cli.dryrun import Memory
+from meshtrain.cli.errors import CliError
+from meshtrain.cli.measuring import NotMeasured, measure
+from meshtrain.cli.progress import Stages
+from meshwire.footprint import Measurement, ModelSize
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.local import GetPeers, GetStatus, Peers, PeerSummary, Submit
+from meshwire.syncmode import sync_settings
+from tests.daemon.fakedaemon import BERT, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, run
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+MIB = 2**20
+WAIT_S = 10.0
+SCRIPT = """
+import sys
+import torch
+import meshtrain as mt
+
+print("reads", (mt.data_dir() / "a.bin").stat().st_size, sys.argv[1:])
+model = torch.nn.Linear(1000, 1000, bias=False)
+mt.prepare(model, torch.optim.AdamW(model.parameters()))
+print("trains")
+"""
+VALUES = 1_000_000
+
+
+def sent(endpoint: Endpoint, *options: str) -> Submit:
+    endpoint.answers[Submit] = accepting({})
+    assert run("submit", *options, "-d", "train.py").exit_code == 0
+    body: Submit = endpoint.of_type(Submit)[-1]
+    return body
+
+
+@pytest.mark.usefixtures("project")
+def test_what_is_not_asked_for_is_left_to_the_daemon(endpoint: Endpoint) -> None:
+    body = sent(endpoint)
+    assert (body.sync, body.straggler, body.visibility, body.own, body.shares) == ("bsp", None, None, None, None)
+    assert body.hash_every == 0
+
+
+@pytest.mark.usefixtures("project")
+def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) -> None:
+    options = ["--straggler", "wait", "--visibility", "fixed", "--own", "1/m", "--shares", "equal"]
+    body = sent(endpoint, "--sync", "ssp:3", *options, "--hash-every", "5")
+    assert (body.sync, body.straggler, body.visibility, body.own, body.shares) == (
+        "ssp:3",
+        "wait",
+        "fixed",
+        "1/m",
+        "equal",
+    )
+    assert body.hash_every == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sync", "ssp:x"], "use bsp, or ssp:S"),
+        (["--sync", "ssp:65"], "from 0 to 64"),
+        (["--straggler", "carry"], "--straggler carry needs a bound above 0"),
+        (["--sync", "ssp:2", "--straggler", "carry", "--visibility", "fixed"], "--visibility fixed needs"),
+        (["--sync", "ssp:2", "--visibility", "fixed", "--shares", "speed"], "needs --shares equal"),
+        (["--own", "2"], "--own 2: use"),
+        (["--codec", "fp8"], "there is no codec 'fp8'"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_what_does_not_go_together_is_refused_before_files_are_read(
+    endpoint: Endpoint, options: list[str], said: str
+) -> None:
+    """R7, R8, X4a: in words, with exit code 2, and the daemon never hears of it."""
+    shown = run("submit", *options, "--data", "no such folder", "train.py")
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+    assert endpoint.asked == []
+
+
+def test_help_shows_the_bound_first_and_the_rest_below() -> None:
+    """A beginner sees --sync; what goes with it has a section of its own after everything else."""
+    text = run("submit", "--help").stdout
+    common, _, rest = text.partition("Keeping in step")
+    assert "--sync MODE" in common
+    for option in ("--straggler carry|wait", "--visibility eager|fixed", "--own 0|1/m|1", "--shares equal|speed"):
+        assert option not in common
+        assert option in rest
+    assert "--sync ssp:2" in rest.partition("Examples:")[2]
+
+
+# --- the dry run ---
+
+
+def peers_with(memory_bytes: int | None) -> Peers:
+    bert = PeerSummary(
+        device=BERT,
+        name="bert",
+        state="linked",
+        address=None,
+        rtt_s=None,
+        software=SOFTWARE,
+        cores=4,
+        memory_bytes=memory_bytes,
+    )
+    return Peers(peers=(bert,))
+
+
+@pytest.fixture
+def measured(endpoint: Endpoint, project: Path) -> Endpoint:
+    (project / "train.py").write_text(SCRIPT)
+    endpoint.answers[Submit] = accepting({})
+    endpoint.answers[GetStatus] = STATUS
+    endpoint.answers[GetPeers] = peers_with(16 * 1024 * MIB)
+    return endpoint
+
+
+def dry_run(*options: str) -> Any:
+    return run("submit", "--dry-run", "--data", "sets [1]", *options, "train.py", "--lr", "1")
+
+
+def test_the_dry_run_measures_the_script_and_sums_up_every_devices_memory(measured: Endpoint) -> None:
+    """M1: bsp with AdamW: parameters, gradients, two of the optimizer, raw and result slot, two encoded rounds."""
+    shown = dry_run("--json")
+    assert shown.exit_code == 0, shown.stderr
+    memory = json.loads(shown.stdout)["memory"]
+    assert memory["optimizer"] == "AdamW"
+    assert memory["parts"]["optimizer"] == 8 * VALUES
+    assert memory["needed_bytes"] == pytest.approx(8 * 4 * VALUES, rel=0.01)
+    here, there = memory["members"]
+    assert (here["name"], here["memory_bytes"]) == ("anna", psutil.virtual_memory().total)
+    assert (there["name"], there["memory_bytes"], there["fits"]) == ("bert", 16 * 1024 * MIB, True)
+    assert [body.dry_run for body in measured.of_type(Submit)] == [True]
+
+
+def test_a_device_that_is_too_small_is_named_with_what_would_fit(measured: Endpoint) -> None:
+    measured.answers[GetPeers] = peers_with(31 * MIB)
+    shown = dry_run("--sync", "ssp:2")
+    assert shown.exit_code == 1
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert next(row for row in rows if row[:1] == ["bert"])[1:3] == ["31.0", "MiB"]
+    assert next(row for row in rows if row[:1] == ["bert"])[-1] == "NO"
+    assert next(row for row in rows if row[:1] == ["anna"])[-1] == "yes"
+    assert ["raw", "slots"] in [row[:2] for row in rows]
+    assert "error: bert has 31.0 MiB of memory, and the job takes" in shown.stderr
+    assert "try: --sync bsp or --on anna" in shown.stderr
+
+
+def test_memory_that_is_not_known_is_no_reason_to_refuse(measured: Endpoint) -> None:
+    measured.answers[GetPeers] = peers_with(None)
+    shown = dry_run()
+    assert shown.exit_code == 0
+    assert next(line.split() for line in shown.stdout.splitlines() if line.startswith("bert"))[-1] == "-"
+
+
+def test_a_script_that_fails_shows_its_last_lines_and_the_rest_goes_on(measured: Endpoint, project: Path) -> None:
+    (project / "train.py").write_text("print('begins')\nraise ValueError('no such thing')\n")
+    shown = dry_run()
+    assert shown.exit_code == 0
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == [".gitignore", "train.py", "a.bin"]
+    assert "train.py ended with exit code 1 before it called mt.prepare:\n  begins\n" in shown.stderr
+    assert "  ValueError: no such thing\n" in shown.stderr
+    assert measured.of_type(GetPeers) == []
+
+
+def test_a_script_that_takes_too_long_is_ended_with_all_it_started(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock strikes once the script has started another process."""
+    note = project / "child"
+    (project / "train.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "open('note', 'w').write(str(child.pid))\n"
+        "os.rename('note', 'child')\n"
+        "child.wait()\n"
+    )
+    monkeypatch.setattr(measuring, "POLL_S", 0.05)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: 1000.0 * note.exists()))
+    with pytest.raises(CliError, match=r"has not come to mt\.prepare in 120 s"), Stages() as stages:
+        measure(project, "train.py", (), {}, None, stages)
+    deadline_s = time.monotonic() + WAIT_S
+    while runs(int(note.read_text())):
+        assert time.monotonic() < deadline_s, "what the script has started outlives it"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_measured_script_gets_arguments_environment_and_data(project: Path) -> None:
+    (project / "train.py").write_text(
+        "import os, sys\nprint(sys.argv[1:], os.environ['A'], os.environ['MESHTRAIN_DATA'])\n"
+    )
+    with pytest.raises(NotMeasured) as caught, Stages() as stages:
+        measure(project, "train.py", ("--x", "1"), {"A": "b"}, Path("sets [1]"), stages)
+    said = f"train.py ended before it called mt.prepare:\n  ['--x', '1'] b {project / 'sets [1]'}"
+    assert str(caught.value) == said
+
+
+# --- what would fit ---
+
+
+def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") -> Memory:
+    manifest = ModelManifest(
+        tensors=(TensorSpec(name="w", shape=(VALUES,), dtype="float32", kind="parameter"),), optimizer=""
+    )
+    size = ModelSize(
+        parameters=4 * VALUES,
+        frozen=0,
+        buffers=0,
+        optimizer="SGD",
+        optimizer_state=0,
+        optimizer_known=True,
+        adaptive=False,
+    )
+    members = MEMBERS[: len(available)]
+    return Memory(Measurement(manifest=manifest, size=size), codec, sync_settings(sync), members, tuple(available))
+
+
+def test_what_keeps_the_largest_bound_is_proposed_first() -> None:
+    """fp16 if that allows more than the chosen codec; the largest bound with that one; without the small device."""
+    needed = memory_of(sys.maxsize, sys.maxsize)
+    full, half = needed.needed().total_bytes, needed.needed("fp16").total_bytes
+    smaller = needed.needed(staleness=5).total_bytes
+    assert memory_of(full, full).too_small() == []
+    assert [at for at, _ in memory_of(full, full - 1).too_small()] == [1]
+    assert memory_of(full, half).remedies()[0] == "--codec fp16"
+    assert memory_of(full, smaller).remedies()[-2:] == ["--sync ssp:5", "--on anna"]
+    assert memory_of(full, needed.needed(staleness=0).total_bytes).remedies() == ["--sync bsp", "--on anna"]
+    assert memory_of(full, half, codec="fp16", sync="ssp:8").too_small() == []
+    assert memory_of(full, 0).remedies() == ["--on anna"]
+    assert memory_of(0, 0).remedies() == []

@@ -1,0 +1,89 @@
+"""How the members keep in step: what a person typed, made into settings or refused (R7, R8, O2, X4a)."""
+
+import pytest
+from pydantic import ValidationError
+
+from meshwire import limits
+from meshwire.syncmode import SyncSettings, own_coefficient, sync_settings
+
+
+def test_bsp_and_a_bound_of_zero_are_the_same() -> None:
+    """R7: s=0 is BSP bit for bit, so nothing may tell them apart."""
+    assert sync_settings("bsp") == sync_settings("ssp:0")
+    assert sync_settings("ssp:0").text() == "bsp"
+
+
+def test_defaults_follow_the_bound() -> None:
+    """R8: with s > 0 late learners are carried; without a bound there is nothing to carry."""
+    assert sync_settings("bsp") == SyncSettings(
+        staleness=0, straggler="wait", visibility="eager", own="auto", shares="speed"
+    )
+    assert sync_settings("ssp:2") == SyncSettings(
+        staleness=2, straggler="carry", visibility="eager", own="auto", shares="speed"
+    )
+
+
+def test_fixed_visibility_brings_what_it_needs() -> None:
+    """R8, X4a: reproducible, so nobody is carried and no speed decides."""
+    made = sync_settings("ssp:2", visibility="fixed")
+    assert (made.straggler, made.shares) == ("wait", "equal")
+    assert not made.claims
+
+
+@pytest.mark.parametrize("straggler", ["carry", "wait"])
+@pytest.mark.parametrize("shares", ["equal", "speed"])
+def test_samples_are_claimed_unless_every_round_can_be_planned(straggler: str, shares: str) -> None:
+    """X2, X4: a deal can be planned only if every member takes part in every round with a batch of equal size."""
+    made = sync_settings("ssp:1", straggler=straggler, shares=shares)
+    assert made.claims == (straggler == "carry" or shares == "speed")
+
+
+@pytest.mark.parametrize("bound", range(0, limits.STALENESS_MAX + 1, 16))
+def test_text_is_what_is_typed(bound: int) -> None:
+    made = sync_settings(f"ssp:{bound}")
+    assert made.staleness == bound
+    assert sync_settings(made.text()) == made
+
+
+@pytest.mark.parametrize(
+    "sync",
+    ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:٣", "ssp: 2", "SSP:2", "asp", f"ssp:{limits.STALENESS_MAX + 1}"],
+)
+def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
+    with pytest.raises(ValueError, match="use bsp, or ssp:S with a bound S from 0 to 64"):
+        sync_settings(sync)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sync": "bsp", "straggler": "carry"}, "--straggler carry needs a bound above 0, and --sync bsp has none"),
+        ({"sync": "ssp:0", "straggler": "carry"}, "--sync ssp:0 has none"),
+        ({"sync": "ssp:2", "straggler": "carry", "visibility": "fixed"}, "--visibility fixed needs --straggler wait"),
+        ({"sync": "ssp:2", "visibility": "fixed", "shares": "speed"}, "--visibility fixed needs --shares equal"),
+        ({"sync": "ssp:2", "straggler": "drop"}, "--straggler drop: use carry or wait"),
+        ({"sync": "ssp:2", "visibility": "x"}, "--visibility x: use eager or fixed"),
+        ({"sync": "ssp:2", "own": "1/2"}, "--own 1/2: use auto or 0 or 1/m or 1"),
+        ({"sync": "ssp:2", "shares": "fair"}, "--shares fair: use equal or speed"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(options: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("/", "\\/")):
+        sync_settings(**options)
+
+
+@pytest.mark.parametrize(
+    ("own", "adaptive", "coefficient"),
+    [("auto", False, 0.25), ("auto", True, 0.0), ("0", False, 0.0), ("1/m", True, 0.25), ("1", True, 1.0)],
+)
+def test_the_share_of_own_gradients(own: str, adaptive: bool, coefficient: float) -> None:
+    """O2: by default 1/m with SGD and 0 with adaptive optimizers."""
+    made = sync_settings("ssp:2", own=own)
+    assert own_coefficient(made.own, 4, adaptive=adaptive) == coefficient
+
+
+def test_settings_from_another_peer_are_checked() -> None:
+    with pytest.raises(ValidationError):
+        SyncSettings(staleness=limits.STALENESS_MAX + 1)
+    with pytest.raises(ValidationError):
+        SyncSettings.load({"staleness": 1, "straggler": "drop"})
