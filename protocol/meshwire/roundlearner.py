@@ -1,5 +1,6 @@
 """What a daemon knows of its learner, and what follows: may it start, may it be passed over, is it overdue."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -87,7 +88,7 @@ class Learner:
             return complete
         return min(complete, max(decided - self.settings.staleness, 0))
 
-    def may_start(self, decided: int, complete: int, waiting: str) -> Decision:
+    def may_start(self, decided: int, complete: int, waiting: Callable[[], str]) -> Decision:
         """R1: may it begin a step. `waiting` says what the oldest incomplete round waits for."""
         ahead = decided - self.applied
         allowed = f"{ahead} rounds ahead, {self.settings.staleness} allowed"
@@ -98,7 +99,7 @@ class Learner:
         if self.applied < (visible := self.visible(decided, complete)):
             return False, f"it has applied {self.applied} of the {visible} rounds that are to be applied first"
         if ahead > self.settings.staleness:
-            return False, f"{allowed}: {waiting}"
+            return False, f"{allowed}: {waiting()}"
         return True, allowed
 
     def may_null(self, decided: int, complete: int) -> Decision:

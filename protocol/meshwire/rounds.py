@@ -91,7 +91,7 @@ class RoundMachine:
 
     def may_start(self) -> Decision:
         """R1: may the learner begin a step, and if not, which round waits for whom."""
-        return self._learner.may_start(self.decided, self.complete, self.waiting())
+        return self._learner.may_start(self.decided, self.complete, self.waiting)
 
     def may_null(self) -> Decision:
         """R4, R5: may this daemon null the next round, provided that it is called."""
