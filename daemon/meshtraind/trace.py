@@ -22,7 +22,7 @@ BUFFER_BYTES = 1 << 16
 class Trace:
     """Writes lines with the monotonic time, which all processes of one machine share.
 
-    A trace is worth less than its job: where it cannot be written, it ends with a warning that names the file.
+    A trace is worth less than its job: at what cannot be written, it ends with a warning that names the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,13 +34,13 @@ class Trace:
             self._end(error)
 
     def write(self, what: str, **values: Any) -> None:
-        """One line. Raises TypeError for values that JSON cannot hold exactly."""
+        """One line."""
         if self._file is None:
             return
-        line = json.dumps({"t_s": time.monotonic(), "what": what, **values}, default=plain, separators=(",", ":"))
+        entry = {"t_s": time.monotonic(), "what": what, **values}
         try:
-            self._file.write(line + "\n")
-        except OSError as error:
+            self._file.write(json.dumps(entry, default=plain, separators=(",", ":")) + "\n")
+        except (OSError, TypeError) as error:
             self._end(error)
 
     def chunk(self, header: Header) -> None:
@@ -61,7 +61,7 @@ class Trace:
             self._file.close()
             self._file = None
 
-    def _end(self, error: OSError) -> None:
+    def _end(self, error: OSError | TypeError) -> None:
         log.warning("the trace %s ends here, the job goes on: %s", self._path, error)
         file, self._file = self._file, None
         if file is not None:
@@ -70,7 +70,7 @@ class Trace:
 
 
 def plain(value: Any) -> dict[str, Any]:
-    """`default` of json.dumps: what JSON has no form for. Raises TypeError."""
+    """`default` of json.dumps: what JSON has no form for. Raises TypeError for what a replay could not read."""
     match value:
         case bytes():
             return {"hex": value.hex()}

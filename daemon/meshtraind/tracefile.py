@@ -99,7 +99,7 @@ class TraceFile:
             raise TraceError(line, "an input that does not say how many lines belong to it")
         try:
             checked = _ARGUMENTS[name].model_validate(_revived(entry.get("arguments")))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(line, f"{name}: {_short(error)}") from None
         return Input(line, name, dict(checked), tuple(self._recorded(name) for _ in range(count)))
 
@@ -108,7 +108,10 @@ class TraceFile:
         if entry is None:
             raise TraceError(self._line + 1, f"the trace breaks off among the lines that belong to {name}")
         del entry["t_s"]
-        return Recorded(self._line, canonical(entry))
+        try:
+            return Recorded(self._line, canonical(entry))
+        except RecursionError as error:
+            raise TraceError(self._line, str(error)) from None
 
     def _read_settings(self) -> RoundSettings:
         entry = self._next()

@@ -78,11 +78,21 @@ def ran_lines(folder: Path, lines: list[str]) -> tuple[int, dict[str, Any]]:
 # What was recorded
 
 
-@pytest.mark.parametrize(("staleness", "straggler"), [(0, "wait"), (1, "carry"), (2, "wait"), (4, "carry")])
-@pytest.mark.parametrize("seed", range(3))
-def test_the_same_inputs_have_the_same_effects(tmp_path: Path, seed: int, staleness: int, straggler: str) -> None:
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"staleness": 0, "straggler": "wait"},
+        {"staleness": 1},
+        {"staleness": 2, "straggler": "wait"},
+        {"staleness": 2, "straggler": "wait", "visibility": "fixed"},
+        {"staleness": 4},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", range(2))
+def test_the_same_inputs_have_the_same_effects(tmp_path: Path, seed: int, mode: dict[str, Any]) -> None:
     """The machine is a function of its inputs and `now_s`, all of which are in the trace, exactly."""
-    cluster = recorded(tmp_path, seed, staleness=staleness, straggler=straggler)
+    cluster = recorded(tmp_path, seed, **mode)
     for rank, machine in enumerate(cluster.machines):
         with TraceFile(tmp_path / f"{rank}.jsonl") as trace:
             assert trace.settings == machine.settings
@@ -403,6 +413,18 @@ def test_flipped_bytes_are_answered_with_an_exit_code(tmp_path: Path, lines: lis
     assert {1, 2} <= codes <= {0, 1, 2}
 
 
+@pytest.mark.parametrize("depth", [300, 600, 900, 980, 1000, 5000])
+def test_deep_nesting_is_answered_with_an_exit_code(tmp_path: Path, depth: int) -> None:
+    nested = "[" * depth + "]" * depth
+    path = tmp_path / "deep.jsonl"
+    for line in (
+        start_step().replace('"step": 1', f'"step": {nested}'),
+        start_step(lines=1) + "\n" + f'{{"t_s": 0.0, "what": "Call", "deep": {nested}}}',
+    ):
+        path.write_text(header() + "\n" + line + "\n")
+        assert ran(path)[0] in (1, 2)
+
+
 # The command and the disk
 
 
@@ -444,6 +466,16 @@ def test_a_trace_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest
         round_machine(SETTINGS, trace).start_step(1, 0.0)
         trace.close()
     assert str(tmp_path / "no folder" / "trace.jsonl") in caplog.text
+
+
+def test_a_value_that_no_trace_can_hold_ends_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trace = Trace(tmp_path / "trace.jsonl")
+    trace.write("first", good=1.0)
+    trace.write("second", bad={1, 2})
+    trace.write("third")
+    trace.close()
+    assert "cannot hold {1, 2}" in caplog.text
+    assert [json.loads(line)["what"] for line in (tmp_path / "trace.jsonl").read_text().splitlines()] == ["first"]
 
 
 def test_an_input_that_breaks_the_machine_is_in_the_trace(tmp_path: Path) -> None:
