@@ -8,16 +8,18 @@ import contextlib
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.localmesh import LocalDaemon, LocalMesh, LocalMeshError, Say
 from meshtrain.packing import scan, scan_data
 from meshwire import limits
-from meshwire.messages.job import Fetch, Fetched, JobSummary
+from meshwire.messages.job import Fetch, Fetched, JobSummary, Metrics
 from meshwire.messages.local import Cancel, Submit, Submitted, Watch, Watched
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina", "hugo")
@@ -52,10 +54,28 @@ class DemoSettings:
 
 
 @dataclass(frozen=True)
+class PeerResult:
+    """One peer's part.
+
+    Attributes:
+        step_s: median of its last steps.
+        nulls: rounds that went on without it.
+        age: how many rounds were missing in the weights that its gradients were computed with, as a mean.
+    """
+
+    name: str
+    steps: int
+    step_s: float
+    nulls: int
+    age: float
+
+
+@dataclass(frozen=True)
 class DemoResult:
     """What was measured. Losses in nats per character, means over all peers.
 
     Attributes:
+        by_peer: in the order of the ranks.
         bytes_sent: on the sockets between the peers, all peers together, as counted by the kernel.
         payload_bytes_max: largest of any peer: encoded gradients alone.
         bytes_dense_fp32: what a dense fp32 ring would have sent as payload, all peers together.
@@ -77,11 +97,13 @@ class DemoResult:
     hashes_compared: int
     parameters: int
     counted_by: str
+    by_peer: tuple[PeerResult, ...]
     losses: tuple[float, ...]
 
     def as_json(self) -> dict[str, Any]:
         """The last line of `meshtrain demo --json`."""
-        plain = {name: value for name, value in self.__dict__.items() if name != "losses"}
+        plain = asdict(self)
+        del plain["losses"]
         return {**plain, "seconds": round(self.seconds, 3)}
 
 
@@ -163,6 +185,7 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
         on=(),
         peers=settings.peers,
         sync=settings.sync,
+        shares="equal",  # the peers share one machine: measured speeds would say who got its cores last
         codec=settings.codec,
         on_nan="stop",
         seed=settings.seed,
@@ -175,7 +198,7 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
 
 def _result(settings: DemoSettings, first: LocalDaemon, summary: JobSummary, seconds: float) -> DemoResult:
     ranks = [_read_metrics(first, summary.job, rank) for rank in range(settings.peers)]
-    losses = [sum(step) / len(step) for step in zip(*(rank["losses"] for rank in ranks), strict=True)]
+    losses = mean_losses([rank["losses"] for rank in ranks])
     reports = [report.metrics for report in summary.ranks]
     exchange_s = sum(metrics.exchange_s for metrics in reports)
     exposed_s = sum(metrics.exposed_s for metrics in reports)
@@ -197,8 +220,22 @@ def _result(settings: DemoSettings, first: LocalDaemon, summary: JobSummary, sec
         hashes_compared=summary.hashes_compared,
         parameters=parameters,
         counted_by="kernel" if all(metrics.counter == "kernel" for metrics in reports) else "link",
+        by_peer=tuple(peer_result(summary.members[report.rank].name, report.metrics) for report in summary.ranks),
         losses=tuple(losses),
     )
+
+
+def mean_losses(ranks: Sequence[Sequence[float]]) -> list[float]:
+    """The mean loss of every step, over the ranks that took so many: with s > 0 some take more than others."""
+    steps = zip_longest(*ranks)
+    return [fmean(loss for loss in step if loss is not None) for step in steps]
+
+
+def peer_result(name: str, metrics: Metrics) -> PeerResult:
+    """One peer's part, from what its daemon reported last."""
+    contributions = sum(metrics.ages)
+    age = sum(age * count for age, count in enumerate(metrics.ages)) / contributions if contributions else 0.0
+    return PeerResult(name=name, steps=metrics.step, step_s=metrics.step_s, nulls=metrics.nulls, age=age)
 
 
 def _read_metrics(daemon: LocalDaemon, job: str, rank: int) -> dict[str, Any]:

@@ -55,7 +55,12 @@ app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 
 app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
 app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)
 app.command(
-    epilog=examples("meshtrain demo", "meshtrain demo --peers 4 --codec fp16", "meshtrain demo --steps 300 --json")
+    epilog=examples(
+        "meshtrain demo",
+        "meshtrain demo --sync ssp:2",
+        "meshtrain demo --peers 4 --codec fp16",
+        "meshtrain demo --steps 300 --json",
+    )
 )(demo)
 app.add_typer(bench, name="bench")
 app.command(epilog=examples("meshtrain version"))(version)

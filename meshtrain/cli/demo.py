@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshtrain.cli.errors import CliError, UsageError, reported
-from meshtrain.cli.terminal import console, say
+from meshtrain.cli.terminal import console, human_step, print_table, say
+from meshwire.syncmode import sync_settings
 from meshwire.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from meshtrain.demo import DemoResult
+    from meshtrain.demo import DemoResult, PeerResult
     from meshwire.messages.job import JobSummary
 
 CURVE_WIDTH = 60
@@ -24,7 +25,9 @@ BARS = "▁▂▃▄▅▆▇█"
 def demo(
     peers: Annotated[int, typer.Option(help="How many daemons, each as one laptop.", min=1, max=8)] = 3,
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 100,
-    sync: Annotated[str, typer.Option(help="How the peers keep in step.")] = "bsp",
+    sync: Annotated[
+        str, typer.Option(metavar="MODE", help="How the peers keep in step: bsp, or ssp:S as in `meshtrain submit`.")
+    ] = "bsp",
     codec: Annotated[str, typer.Option(help="How gradients travel: fp32, fp16 or bf16.")] = "fp32",
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
@@ -36,8 +39,10 @@ def demo(
     """
     from meshtrain.demo import DemoError, DemoSettings, run_demo
 
-    if sync != "bsp":
-        raise UsageError(f"--sync {sync} is not built yet", "meshtrain demo --sync bsp")
+    try:
+        staleness = sync_settings(sync).staleness
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     settings = DemoSettings(peers=peers, steps=steps, sync=sync, codec=codec, seed=seed)
     for name in ("SIGTERM", "SIGHUP"):  # e.g. the terminal's window was closed; as with ctrl-C, nothing is left behind
         if hasattr(signal, name):
@@ -51,7 +56,7 @@ def demo(
     if as_json:
         print(json.dumps(result.as_json()), flush=True)
     else:
-        _print_result(result)
+        _print_result(result, staleness)
     if not result.replicas_equal:
         raise CliError("the replicas are not bit-equal")
 
@@ -105,14 +110,14 @@ def _table(summary: "JobSummary", steps: int) -> "Table":
             report.state,
             str(metrics.step),
             f"{loss:.3f}" if loss is not None else "-",
-            f"{metrics.step_s * 1000:.0f} ms" if metrics.step_s else "-",
+            human_step(metrics.step_s) if metrics.step_s else "-",
             f"{max(0.0, overlap):.0%}" if overlap is not None else "-",
             f"{metrics.sent_bytes / 1e6:.1f} MB",
         )
     return table
 
 
-def _print_result(result: "DemoResult") -> None:
+def _print_result(result: "DemoResult", staleness: int) -> None:
     out = console()
     dense = result.bytes_dense_fp32
     share = f", {result.bytes_sent / dense:.0%} of a dense fp32 ring's payload" if dense else ""
@@ -125,11 +130,19 @@ def _print_result(result: "DemoResult") -> None:
     out.print(f"sent    {result.bytes_sent / 1e6:.1f} MB{share}; {result.overlap:.0%} of the exchange overlapped")
     out.print(f"equal   {equal}: the replicas' hashes were compared {result.hashes_compared} times")
     out.print()
+    columns = ("PEER", "STEPS", "STEP TIME", "NULLS", *(["MEAN AGE"] if staleness else []))
+    print_table(columns, [_peer_row(peer, staleness) for peer in result.by_peer])
+    out.print()
     out.print("The same on two laptops in one network:")
     out.print("  both:   meshtrain up")
     out.print("  first:  meshtrain pair                 (shows a code)")
     out.print("  second: meshtrain pair 483-917         (type the code that the first one shows)")
     out.print("  either: meshtrain init --example gpt && meshtrain submit train.py")
+
+
+def _peer_row(peer: "PeerResult", staleness: int) -> tuple[str, ...]:
+    age = (f"{peer.age:.2f}",) if staleness else ()
+    return printable(peer.name), str(peer.steps), human_step(peer.step_s), str(peer.nulls), *age
 
 
 def _curve(losses: tuple[float, ...]) -> str:

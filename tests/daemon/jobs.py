@@ -47,7 +47,11 @@ mt.finish()
 
 
 def submission(folder: Path, text: str, /, **options: Any) -> Submit:
-    """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already."""
+    """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already.
+
+    `options` are fields of `Submit`. Batches are of equal size unless they say otherwise, so that every round's samples
+    are planned (X4) and the same in every run.
+    """
     work = folder / "work"
     work.mkdir(exist_ok=True)
     (work / "train.py").write_text(textwrap.dedent(text))
@@ -71,6 +75,10 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
         "on": (),
         "peers": None,
         "sync": "bsp",
+        "straggler": None,
+        "visibility": None,
+        "own": None,
+        "shares": "equal",
         "codec": "fp32",
         "on_nan": "stop",
         "seed": 1,

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
+
+from meshtrain.cli.app import app
+from meshtrain.demo import DemoResult, mean_losses, peer_result
+from meshwire.messages.job import Metrics
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -50,3 +55,69 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert not alive
     kept = f"meshtrain-{os.getuid()}"  # where sockets were
     assert not [path for path in tmp_path.glob("meshtrain-*") if path.name != kept or list(path.iterdir())]
+
+
+def test_the_curve_holds_ranks_that_took_more_steps_than_others() -> None:
+    """With s > 0 a rank may be passed over, and takes fewer steps than there are rounds (R4)."""
+    assert mean_losses([[4.0, 2.0], [2.0, 4.0]]) == [3.0, 3.0]
+    assert mean_losses([[4.0], [2.0, 1.0, 0.5], [0.0, 3.0]]) == [2.0, 2.0, 0.5]
+    assert mean_losses([[4.0], []]) == [4.0]
+
+
+def test_the_age_of_a_peer_is_the_mean_over_its_contributions() -> None:
+    """R0: `ages` counts contributions by age."""
+    metrics = Metrics(step=8, step_s=0.2, nulls=3, ages=(4, 0, 4))
+    made = peer_result("anna", metrics)
+    assert (made.name, made.steps, made.step_s, made.nulls, made.age) == ("anna", 8, 0.2, 3, 1.0)
+    assert peer_result("anna", Metrics()).age == 0.0
+
+
+def result() -> DemoResult:
+    return DemoResult(
+        peers=2,
+        rounds=9,
+        loss_first=4.0,
+        loss_last=3.0,
+        unigram_entropy=3.1,
+        samples=100,
+        seconds=2.0,
+        bytes_sent=10**6,
+        bytes_dense_fp32=10**6,
+        overlap=0.5,
+        replicas_equal=True,
+        payload_bytes_max=10**6,
+        hashes_compared=3,
+        parameters=1000,
+        counted_by="kernel",
+        by_peer=(
+            peer_result("anna", Metrics(step=9, step_s=0.02, ages=(6, 2))),
+            peer_result("bert", Metrics(step=6, step_s=1.5, nulls=3, ages=(6,))),
+        ),
+        losses=(4.0, 3.0),
+    )
+
+
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+def test_the_demo_ends_with_a_line_for_each_peer(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ages only where there can be any: with s=0 every one is 0 (R7)."""
+    monkeypatch.setattr("meshtrain.demo.run_demo", lambda *_: result())
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    shown = CliRunner().invoke(app, ["demo", "--sync", sync], catch_exceptions=False)
+    assert shown.exit_code == 0
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    age = [["0.25"], ["0.00"]] if sync == "ssp:2" else [[], []]
+    assert ["anna", "9", "20", "ms", "0", *age[0]] in rows
+    assert ["bert", "6", "1.5", "s", "3", *age[1]] in rows
+    assert ("MEAN AGE" in shown.stdout) == (sync == "ssp:2")
+
+
+def test_the_demo_refuses_a_mode_that_does_not_exist() -> None:
+    shown = CliRunner().invoke(app, ["demo", "--sync", "asp"])
+    assert shown.exit_code == 2
+    assert "use bsp, or ssp:S" in shown.stderr
+
+
+def test_the_json_of_the_demo_has_the_peers_and_no_curve() -> None:
+    plain = json.loads(json.dumps(result().as_json()))
+    assert plain["by_peer"][1] == {"name": "bert", "steps": 6, "step_s": 1.5, "nulls": 3, "age": 0.0}
+    assert "losses" not in plain
