@@ -4,18 +4,8 @@ Pure: inputs in, a list of effects out (`roundevents`), `now_s` of any monotonic
 input that breaks the rules becomes a `ProtocolError` effect, never an exception, and changes nothing. Links deliver a
 member's messages in the order of its effects.
 
-Three points that the rules leave open, and how they are settled here:
-
-- *Lockstep.* With s=0 (R7) and with `wait` (R8) a computing learner never nulls, so a call could move absent members
-  only. They need not be asked: a bind is their call. No call is ever sent then, a ring with an absent member overlaps
-  as well as any other, and a job whose learners finish one after the other leaves no round behind.
-- *How far an absent member goes.* R5 lets it null without limit as far as its learner is concerned. Its daemon nulls
-  no further than s+1 rounds past those it holds whole, as far as a learner could get: this bounds what any member
-  keeps to 3(s+1) rounds. The progress argument stands: the member that is furthest back holds whole what it decided.
-- *Deadlines.* Time runs from the learner's last move (start, bind, seal, apply), and not while it waits for peers. A
-  learner that is not bound has a deadline (R5) only where nulls may stand in for it: in lockstep a long evaluation
-  between two steps must not cost its samples. For the same reason a bound one that passed it there voids its round
-  (V2) and no further one: were others to go on without it, it would be lost to the job.
+What the rules leave open, and how it is settled here, stands in RULES.md after R9: lockstep, how far an absent member
+goes, fixed visibility, deadlines.
 """
 
 from meshwire import limits
