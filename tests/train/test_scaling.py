@@ -39,18 +39,20 @@ class Loop:
         self.scaler = scaler
         self.scaling = Scaling(scaler)
         self.boundaries = 0
-        self.skips = 0
         self.unscaled = 0
+        self.steps = 0
         self.optimizer.register_step_post_hook(self._stepped)
-        self.scaling.watch(self.optimizer, self._skipped, self._on_unscaled)
+        self.scaling.watch(self.optimizer, self._after_step, self._on_unscaled)
 
     def _stepped(self, *_: object) -> None:
-        self.scaling.stepped()
+        self.steps += 1
+
+    def _after_step(self) -> None:
         self.boundaries += 1
 
-    def _skipped(self) -> None:
-        self.skips += 1
-        self.boundaries += 1
+    @property
+    def skips(self) -> int:
+        return self.boundaries - self.steps
 
     def _on_unscaled(self) -> None:
         self.unscaled += 1
@@ -102,8 +104,8 @@ def test_equals_training_without_a_scaler(make: Any, clip: float | None, options
     for number in range(STEPS):
         loop.step(number, clip=clip)
     assert_close(loop.model, plain(list(range(STEPS)), clip, make))
-    assert (loop.boundaries, loop.skips) == (STEPS, 0)
-    assert loop.unscaled == (STEPS if loop.scaling.active else 0)
+    assert loop.steps == STEPS
+    assert (loop.boundaries, loop.unscaled) == ((STEPS, STEPS) if loop.scaling.active else (0, 0))
 
 
 def test_scale_is_that_of_the_step() -> None:
@@ -167,43 +169,20 @@ def test_overflow_of_another_peer_shrinks_all_scalers_alike() -> None:
     assert_close(loops[0].model, plain([0, 2]))
 
 
-@pytest.mark.parametrize("clip", [None, 0.05])
-def test_void_round_without_overflow(clip: float | None) -> None:
-    """O1: p.grad is None everywhere, where torch's scaler would assert; nothing changes, the scale neither."""
-    loop = Loop(cpu_scaler())
-
-    def nothing(loop: Loop) -> None:
-        loop.model.zero_grad()
-
-    loop.step(0, clip=clip)
-    loop.step(1, clip=clip, exchange=nothing)
-    loop.step(2, clip=clip)
-    assert_close(loop.model, plain([0, 2], clip))
-    assert (loop.boundaries, loop.skips, loop.scaling.begin()) == (3, 1, 1024.0)
-
-
-def test_update_without_a_step_is_still_an_error() -> None:
-    loop = Loop(cpu_scaler())
-    loop.step(0)
-    with pytest.raises(AssertionError, match="No inf checks"):
-        loop.scaler.update()
-    loop.scaler.update(64.0)
-    assert loop.scaling.begin() == 64.0
-
-
 def test_other_optimizers_of_the_same_scaler() -> None:
-    """Their steps are no steps of the learner, and they are not kept from anything by a void round."""
+    """Their steps are no steps of the learner."""
     loop = Loop(cpu_scaler())
     other = net()
     optimizer = momentum(other)
     for number in range(2):
         loop.scaler.scale(other(batch(number)).square().mean()).backward()
-        loop.scaler.step(loop.optimizer)  # without a gradient
+        loop.scaler.unscale_(optimizer)
         loop.scaler.step(optimizer)
-        loop.scaler.update()
+        assert (loop.boundaries, loop.unscaled) == (number, number)
         optimizer.zero_grad()
-    assert (loop.boundaries, loop.skips) == (2, 2)
+        loop.step(number)
     assert_close(other, plain([0, 1]))
+    assert_close(loop.model, plain([0, 1]))
 
 
 def test_step_that_raises_is_no_boundary() -> None:
