@@ -48,6 +48,7 @@ class ClaimedDeal(Sampler[list[Any]]):
 
     def __init__(self, loader: DataLoader[Any], world_size: int, seed: int, staleness: int) -> None:
         self._order = LoaderOrder(loader, world_size, seed)
+        self._space = self._order.space()
         self._prefetch = _prefetch_factor(loader) * loader.num_workers
         self._staleness = staleness
         self._orders: dict[int, Sequence[Any]] = {}
@@ -66,7 +67,7 @@ class ClaimedDeal(Sampler[list[Any]]):
 
     def space(self) -> SampleSpace:
         """What the daemon is told."""
-        return self._order.space()
+        return self._space
 
     # What the daemon says
 
@@ -154,7 +155,7 @@ class ClaimedDeal(Sampler[list[Any]]):
 
     def __len__(self) -> int:
         """With equal shares, in rounds; how many batches this learner gets follows from its speed."""
-        return self._order.rounds(self._order.total)
+        return self._order.rounds(self._space.total)
 
     def _drawable(self) -> bool:
         return bool(self._queue) and self._queue[0].epoch <= self.epoch
@@ -166,11 +167,11 @@ class ClaimedDeal(Sampler[list[Any]]):
     def _order_of(self, epoch: int) -> Sequence[Any]:
         if epoch not in self._orders:
             order = self._order.of(epoch)
-            if len(order) != self._order.total:
+            if len(order) != self._space.total:
                 raise NotSupported(
-                    f"the loader's sampler gives {len(order)} in epoch {epoch + 1} and {self._order.total} in its "
-                    "first one, and all peers deal by that number: let __len__ and every epoch agree, or submit with "
-                    "--shares equal --straggler wait"
+                    f"the loader's sampler gives {len(order)} in epoch {epoch + 1}, and its length was "
+                    f"{self._space.total} when the job began, by which all peers deal: give every epoch that length, "
+                    "or submit with --shares equal --straggler wait"
                 )
             self._orders = {known: self._orders[known] for known in self._orders if known >= self.epoch - 1}
             self._orders[epoch] = order
