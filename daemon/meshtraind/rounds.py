@@ -16,13 +16,13 @@ from meshtraind.memory import SharedMemory
 from meshtraind.recorder import round_machine
 from meshtraind.roundstats import RoundStats
 from meshtraind.trace import Trace
-from meshtraind.turn import Turn
+from meshtraind.turn import Turn, round_done
 from meshwire import limits
 from meshwire.exchange import Part
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
-from meshwire.messages.local import LearnerBucket, LearnerSealed, LearnerStepped, RoundDone, SampleSpace, StepLost
+from meshwire.messages.local import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace, StepLost
 from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan
 from meshwire.roundevents import (
@@ -360,24 +360,7 @@ class Rounds:
         own = self._own.pop(done.round, None)
         if done.void:
             log.warning("job %s: round %d is void: %s", self._spec.job, done.round, done.reason)
-        gradient_broken = not done.poisons or any(poison.parameter for poison in done.poisons.values())
-        stop = done.void and gradient_broken and not done.overflow and self._spec.on_nan == "stop"
-        self._turn.complete(
-            RoundDone(
-                round=done.round,
-                step=own.step if own is not None else 0,
-                void=done.void,
-                reason=done.reason[: limits.ERROR_CHARS_MAX],
-                overflow=done.overflow,
-                stop=stop,
-                weight=done.weight,
-                contributors=done.contributors,
-                used=done.used,
-                integers=done.integers,
-                hyperparameters=done.hyperparameters,
-                squared_norm=done.squared_norm,
-            )
-        )
+        self._turn.complete(round_done(done, own.step if own is not None else 0, on_nan=self._spec.on_nan))
         if self._dealing is not None and (wrong := self._dealing.complete(done)):
             self._fail(f"round {done.round}: {wrong}")
 

@@ -5,11 +5,37 @@ slot (M1), so a round is given when it is complete, visible (R8), decoded, and a
 """
 
 from collections.abc import Callable
+from typing import Literal
 
+from meshwire import limits
 from meshwire.messages.local import BarrierPassed, RoundDone, Start
+from meshwire.roundevents import RoundComplete
 from meshwire.roundlearner import Phase
 from meshwire.rounds import RoundMachine
 from meshwire.wiretypes import Wire
+
+
+def round_done(done: RoundComplete, own_step: int, *, on_nan: Literal["stop", "skip"]) -> RoundDone:
+    """What the learner is told of a round.
+
+    Args:
+        own_step: of this learner that is in it; 0: none.
+    """
+    broken = not done.poisons or any(poison.parameter for poison in done.poisons.values())  # not just cut off (V2)
+    return RoundDone(
+        round=done.round,
+        step=own_step,
+        void=done.void,
+        reason=done.reason[: limits.ERROR_CHARS_MAX],
+        overflow=done.overflow,
+        stop=done.void and broken and not done.overflow and on_nan == "stop",
+        weight=done.weight,
+        contributors=done.contributors,
+        used=done.used,
+        integers=done.integers,
+        hyperparameters=done.hyperparameters,
+        squared_norm=done.squared_norm,
+    )
 
 
 class Turn:
