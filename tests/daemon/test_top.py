@@ -106,6 +106,26 @@ def test_top_json_is_one_line_per_update_until_the_end(endpoint: Endpoint) -> No
     assert [document["ranks"][0]["metrics"]["waiting_for"] for document in documents[:2]] == [LATE, None]
 
 
+def test_top_on_a_terminal_is_drawn_anew_until_the_job_ends(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stays is the last table and the outcome."""
+
+    def watch(_: Wire, emit: Emit) -> Wire:
+        emit(Watched(summary=running(rounds=41)))
+        return Watched(summary=running(rounds=42).model_copy(update={"state": "failed"}))
+
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the pipe for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    endpoint.answers[GetJobs] = known_jobs(running())
+    endpoint.answers[Watch] = watch
+    shown = run("top")
+    assert shown.exit_code == 0
+    assert f"{JOB} train running, round 41" in shown.stdout
+    assert shown.stdout.count(f"{JOB} train failed, round 42") == 1
+    assert f"job {JOB} (train) failed after 35 s, 42 rounds" in shown.stderr
+
+
 def test_ctrl_c_ends_top_and_not_the_job(endpoint: Endpoint) -> None:
     over = threading.Event()
 
