@@ -179,11 +179,10 @@ class Rounds:
         self._turn.wants_to_start(message.step + 1)
         self._perform([])
 
-    def idle(self, reason: str) -> None:
-        """No step will follow for now (R5)."""
+    def idle(self, reason: str, *, last: bool = False) -> None:
+        """No step will follow for now (R5), or, if it is the `last` time, ever: rounds are still applied."""
         self._turn.idle()
-        if self._machine.phase is not Phase.ABSENT:
-            self._perform(self._machine.absent(reason, self._now()))
+        self._perform(self._machine.absent(reason, self._now(), gone=last))
 
     def back(self) -> None:
         """No longer idle."""
@@ -201,7 +200,7 @@ class Rounds:
         """The learner waits for all others. Returns the last round it has contributed to."""
         self._turn.enter_barrier(number)
         if self._machine.settings.staleness:
-            self.idle("the end of its part" if number == 0 else f"barrier {number}")
+            self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=number == 0)
         return self._machine.decided
 
     def all_in_barrier(self, newest_round: int) -> None:

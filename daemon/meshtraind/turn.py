@@ -21,14 +21,13 @@ def round_done(done: RoundComplete, own_step: int, *, on_nan: Literal["stop", "s
     Args:
         own_step: of this learner that is in it; 0: none.
     """
-    broken = not done.poisons or any(poison.parameter for poison in done.poisons.values())  # not just cut off (V2)
     return RoundDone(
         round=done.round,
         step=own_step,
         void=done.void,
         reason=done.reason[: limits.ERROR_CHARS_MAX],
         overflow=done.overflow,
-        stop=done.void and broken and not done.overflow and on_nan == "stop",
+        stop=done.not_finite and on_nan == "stop",
         weight=done.weight,
         contributors=done.contributors,
         used=done.used,
