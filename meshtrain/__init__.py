@@ -6,6 +6,7 @@ makes an ordinary training script part of a job; without a job all functions do 
 torch is imported by the first call, not by the import of this package.
 """
 
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, overload
@@ -35,6 +36,7 @@ __all__ = [
     "UsageError",
     "barrier",
     "base",
+    "clip_grad_norm_",
     "data_dir",
     "device",
     "finish",
@@ -44,6 +46,7 @@ __all__ = [
     "output_dir",
     "prepare",
     "rank",
+    "steps",
     "world_size",
 ]
 
@@ -53,19 +56,23 @@ L = TypeVar("L")
 
 
 @overload
-def prepare(model: M, optimizer: O) -> tuple[M, O]: ...
+def prepare(model: M, optimizer: O, *, scaler: "torch.amp.GradScaler | None" = None) -> tuple[M, O]: ...
 @overload
-def prepare(model: M, optimizer: O, loader: L) -> tuple[M, O, L]: ...
-def prepare(model: M, optimizer: O, loader: L | None = None) -> tuple[M, O] | tuple[M, O, L]:
+def prepare(model: M, optimizer: O, loader: L, *, scaler: "torch.amp.GradScaler | None" = None) -> tuple[M, O, L]: ...
+def prepare(
+    model: M, optimizer: O, loader: L | None = None, *, scaler: "torch.amp.GradScaler | None" = None
+) -> tuple[M, O] | tuple[M, O, L]:
     """Makes model, optimizer and data loader take part in the job; call it once, before the training loop.
 
-    From then on `p.grad` holds the average over all peers, weighted by their samples, when `loss.backward()` returns.
-    All peers start from the first one's parameters, buffers and optimizer state. The model is moved to `device()`
-    if it lies on the CPU; batches of the returned loader come on that device.
+    With `--sync bsp`, `p.grad` then holds the average over all peers, weighted by their samples, when `loss.backward()`
+    returns. With `--sync ssp:S` it keeps this peer's own gradient, and `optimizer.step()` applies the averages that
+    have arrived. All peers start from the first one's parameters, buffers and optimizer state. The model is moved to
+    `device()` if it lies on the CPU; batches of the returned loader come on that device.
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
             Without it, or over an IterableDataset, each peer draws for itself and counts as one sample a step.
+        scaler: the GradScaler that the script steps the optimizer with.
 
     Returns:
         The same model and optimizer, and a loader of the same kind.
@@ -77,8 +84,32 @@ def prepare(model: M, optimizer: O, loader: L | None = None) -> tuple[M, O] | tu
     from meshtrain.train import api
 
     if loader is None:
-        return api.world().prepare(model, optimizer)
-    return api.world().prepare_with_loader(model, optimizer, loader)
+        return api.world().prepare(model, optimizer, scaler)
+    return api.world().prepare_with_loader(model, optimizer, loader, scaler)
+
+
+def clip_grad_norm_(parameters: "torch.Tensor | Iterable[torch.Tensor]", max_norm: float) -> "torch.Tensor":
+    """Clips by the norm of the averages; call it where `torch.nn.utils.clip_grad_norm_` would stand (O4).
+
+    With `--sync ssp:S` the averages arrive later than the gradients that are in `p.grad`, so the limit counts for the
+    rounds to come, and the norm returned is that of the newest one applied; torch's own function is refused there.
+
+    Raises:
+        UsageError: with `--sync ssp:S`, for some of the parameters only.
+    """
+    from meshtrain.train import api
+
+    return api.world().clip_grad_norm_(parameters, max_norm)
+
+
+def steps(count: int) -> Iterator[int]:
+    """Numbers of steps, from 1, until the job has had `count` rounds: the same end on all peers (X6).
+
+    A peer that is late, or joins later, takes fewer steps than there are rounds.
+    """
+    from meshtrain.train import api
+
+    return api.world().steps(count)
 
 
 def log(**values: "float | torch.Tensor") -> None:
@@ -118,7 +149,7 @@ def device() -> "torch.device":
 
 
 def barrier() -> None:
-    """Returns when every peer has called it."""
+    """Returns when every peer has called it. The models of all are equal then, also with `--sync ssp:S`."""
     from meshtrain.train import api
 
     api.world().barrier()
@@ -153,7 +184,10 @@ def output_dir() -> Path:
 
 
 def finish() -> None:
-    """Ends this peer's part: the others no longer wait for it. Done at the end of the script in any case."""
+    """Ends this peer's part; the model then holds the final state, the same on all peers. Save results after it.
+
+    Done at the end of the script in any case. With `--sync ssp:S` it waits for the other peers' last rounds.
+    """
     from meshtrain.train import api
 
     api.world().finish()

@@ -1,7 +1,7 @@
 """A world of one: what the API does when the script runs without a job. Nothing is changed."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TypeVar
@@ -33,14 +33,24 @@ class Alone:
     def __init__(self) -> None:
         self._device: torch.device | None = None
 
-    def prepare(self, model: M, optimizer: O) -> tuple[M, O]:
+    def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """The same objects."""
         self._device = device_of(model)
         return model, optimizer
 
-    def prepare_with_loader(self, model: M, optimizer: O, loader: L) -> tuple[M, O, L]:
+    def prepare_with_loader(
+        self, model: M, optimizer: O, loader: L, scaler: torch.amp.GradScaler | None = None
+    ) -> tuple[M, O, L]:
         """The same objects."""
         return *self.prepare(model, optimizer), loader
+
+    def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """torch's own."""
+        return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """1 to `count`."""
+        return iter(range(1, count + 1))
 
     def log(self, values: Mapping[str, object]) -> None:
         """Nobody watches."""

@@ -1,6 +1,7 @@
 """O5: buffers in a round. Floats travel as weighted differences from the base, integers as their maximum."""
 
 import hashlib
+from collections.abc import Mapping
 
 import torch
 
@@ -11,10 +12,16 @@ from meshwire.plan import Plan, Span
 
 
 class Buffers:
-    """The buffers of a model and their state after the last round."""
+    """The buffers of a model and their state after the last round.
 
-    def __init__(self, tensors: ModelTensors, plan: Plan) -> None:
+    Args:
+        staleness: the bound s. With s > 0 a round may lack the learner that has counted farthest, so integers never go
+            back: neither in the base, nor in a model that has counted on meanwhile.
+    """
+
+    def __init__(self, tensors: ModelTensors, plan: Plan, staleness: int) -> None:
         specs = tensors.manifest.tensors
+        self._ascending = staleness > 0
         self._places = tensors.places
         self._spans: list[Span] = [span for span in plan.spans if specs[span.tensor].kind == "buffer"]
         self._integers = [index for index, spec in enumerate(specs) if spec.in_seal]
@@ -46,16 +53,40 @@ class Buffers:
         position = 0
         for index in self._integers:
             base = self._base[index]
-            values = integers[position : position + base.numel()]
-            base.copy_(torch.tensor(values, dtype=base.dtype).view(base.shape))
+            received = torch.tensor(integers[position : position + base.numel()], dtype=base.dtype).view(base.shape)
+            base.copy_(_larger(received, base) if self._ascending else received)
             position += base.numel()
         self.restore()
 
     @torch.no_grad()
     def restore(self) -> None:
-        """The base into the model: after a void round nothing of it remains."""
+        """The base into the model, where the next step's differences are taken from it.
+
+        After a void round of s=0 nothing of it remains.
+        """
         for index, base in self._base.items():
-            self._places[index].tensor().copy_(base)
+            tensor = self._places[index].tensor()
+            counts = self._ascending and not base.is_floating_point()
+            tensor.copy_(_larger(tensor, base) if counts else base)
+
+    @torch.no_grad()
+    def show_base(self) -> dict[int, torch.Tensor]:
+        """The base into the model, whatever that holds. Returns what it held, for `show`."""
+        held = {index: self._places[index].tensor().detach().clone() for index in self._base}
+        self.show(self._base)
+        return held
+
+    @torch.no_grad()
+    def show(self, values: Mapping[int, torch.Tensor]) -> None:
+        """These values into the model."""
+        for index, value in values.items():
+            self._places[index].tensor().copy_(value)
+
+
+def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Elementwise, in Python: torch.maximum does not know all unsigned types."""
+    values = list(map(max, a.flatten().tolist(), b.flatten().tolist()))
+    return torch.tensor(values, dtype=a.dtype).view(a.shape)
 
 
 def base_hash(tensors: ModelTensors, buffers: Buffers) -> bytes:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any, TypeVar
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, JobStopped, MeshtrainError
@@ -13,20 +14,29 @@ SILENCE_TIMEOUT_S = 30.0  # a daemon says about once a second for whom a learner
 LINGER_S = 2.0  # for the daemon to read the last messages
 START_TIMEOUT_S = 7200.0  # longer than the daemon's own patience with slow members, whose error says more
 
+N = TypeVar("N", bound=Wire)
+OnRound = Callable[[RoundDone], None]
+
 
 class Channel:
-    """The connection with the rules of a job: signs of life, stops, rounds in order.
+    """The connection with the rules of a job: signs of life, stops, and a queue of rounds.
 
     Attributes:
-        waited_s: time spent in `wait_round`, since the beginning.
-        applied: the newest round that was handed out.
+        rounds: that have arrived and are not taken yet, in order.
+        waited_s: time spent without a notice in `wait`, since the beginning.
+        stopped: whether the daemon has said that the job ends.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._rounds: deque[RoundDone] = deque()
+        self._handlers: dict[type[Wire], Callable[[Any], None]] = {}
+        self.rounds: deque[RoundDone] = deque()
         self.waited_s = 0.0
-        self.applied = 0
+        self.stopped = False
+
+    def route(self, kind: type[N], handler: Callable[[N], None]) -> None:
+        """Notices of this type go to `handler` as they are read."""
+        self._handlers[kind] = handler
 
     def tell(self, body: Wire) -> None:
         """Sends a notice. Raises ConnectionLost."""
@@ -48,32 +58,33 @@ class Channel:
         while (notice := self._client.next_notice(0.0)) is not None:
             self._take(notice)
 
-    def wait_round(self, step: int) -> RoundDone:
-        """The round to which `step` was bound, once it is complete.
+    def wait(self, until: Callable[[], bool], what: str, on_round: OnRound | None = None) -> None:
+        """Takes notices until `until()` is true. Every wait of a learner is this one.
 
-        Raises JobStopped; ConnectionLost without a sign of life for SILENCE_TIMEOUT_S; MeshtrainError when rounds
-        went on without this learner.
+        Args:
+            what: is waited for, for the error.
+            on_round: is given the rounds as they arrive; None leaves them in the queue.
+
+        Raises:
+            JobStopped: the daemon ends the job.
+            ConnectionLost: no sign of life from it for SILENCE_TIMEOUT_S.
         """
-        began_s = time.monotonic()
-        reason = "the round"
-        while not self._rounds:
+        reason = "it has not said for what"
+        while True:
+            while on_round is not None and self.rounds:
+                on_round(self.rounds.popleft())
+            if until():
+                return
+            began_s = time.monotonic()
             notice = self._client.next_notice(SILENCE_TIMEOUT_S)
+            self.waited_s += time.monotonic() - began_s
             if notice is None:
                 raise ConnectionLost(
-                    f"no sign of life from the daemon for {SILENCE_TIMEOUT_S:.0f} s; step {step} waits for {reason}"
+                    f"no sign of life from the daemon for {SILENCE_TIMEOUT_S:.0f} s; {what} waits: {reason}"
                 )
             if isinstance(notice, Waiting):
                 reason = notice.reason
             self._take(notice)
-        self.waited_s += time.monotonic() - began_s
-        done = self._rounds.popleft()
-        if done.step != step or done.round != self.applied + 1:
-            raise MeshtrainError(
-                f"round {done.round} was averaged without step {step} of this peer, which had been cut off for its "
-                "silence, and its model is behind the others': submit the job again"
-            )
-        self.applied = done.round
-        return done
 
     def close(self) -> None:
         """Ends the connection once the daemon has read what was sent."""
@@ -82,10 +93,13 @@ class Channel:
     def _take(self, notice: Wire) -> None:
         match notice:
             case RoundDone():
-                self._rounds.append(notice)
+                self.rounds.append(notice)
             case Stop(reason=reason):
+                self.stopped = True
                 raise JobStopped(f"the job ends: {reason}")
             case Waiting():
                 pass  # the sign of life is that it came
+            case _ if type(notice) in self._handlers:
+                self._handlers[type(notice)](notice)
             case _:
                 raise MeshtrainError(f"the daemon sent {type(notice).__name__} to a learner: versions differ")

@@ -103,14 +103,20 @@ class Untouched:
         """The step has ended: from now on gradients may change."""
         self._seen = None
 
-    def check(self) -> None:
-        """Before the step. Raises UsageError that names the first gradient that is another than remembered."""
+    def changed(self) -> str | None:
+        """The first gradient that is another than remembered, and how, as words after which "between" can follow."""
         for (name, parameter), (gradient, version) in zip(self._parameters, self._seen or (), strict=False):
             replaced = parameter.grad is not gradient
             if replaced or (gradient is not None and gradient._version != version):
-                raise UsageError(
-                    f"the gradient of {name} was {'replaced' if replaced else 'changed'} between backward() and "
-                    "optimizer.step(). With a bound above 0 that has no effect: it has been sent already, and what "
-                    "is applied are the means of rounds, later. To clip, call mt.clip_grad_norm_(parameters, "
-                    "max_norm), which clips every round by the norm of its means (O4); else use --sync bsp"
-                )
+                return f"the gradient of {name} was {'replaced' if replaced else 'changed'}"
+        return None
+
+    def check(self) -> None:
+        """Before the step. Raises UsageError that names the first gradient that is another than remembered."""
+        if changed := self.changed():
+            raise UsageError(
+                f"{changed} between backward() and optimizer.step(). With a bound above 0 that has no effect: it has "
+                "been sent already, and what is applied are the means of rounds, later. To clip, call "
+                "mt.clip_grad_norm_(parameters, max_norm), which clips every round by the norm of its means (O4); else "
+                "use --sync bsp"
+            )

@@ -1,4 +1,4 @@
-"""From a backward pass to averaged gradients: hooks fill the buckets, the end of the pass waits for the round (O1).
+"""From a backward pass to the daemon: hooks fill the buckets. With s=0 the end of the pass waits for the round (O1).
 
 Gradients are copied into shared memory as they become ready, and a bucket leaves as soon as it and all before it are
 full: the exchange runs while earlier layers are still computed (WFBP).
@@ -8,67 +8,86 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import CodeType
 
 import torch
 from torch.autograd import Variable
 from torch.utils.checkpoint import CheckpointFunction
 
-from meshtrain.errors import NonFiniteGradient, NotSupported, UsageError
+from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.applying import Applying
 from meshtrain.train.buffers import Buffers
 from meshtrain.train.channel import Channel
-from meshtrain.train.drawn import DrawnSamples
-from meshtrain.train.slots import Slots, view
-from meshtrain.train.tensors import ModelTensors
-from meshwire.messages.local import LearnerBucket, LearnerSealed, RoundDone
-from meshwire.messages.rounds import Poison, SampleBlock
-from meshwire.plan import Bucket, Plan
+from meshtrain.train.clipping import Untouched
+from meshtrain.train.drawn import DrawnSamples, Taken
+from meshtrain.train.means import Means
+from meshtrain.train.overlay import Overlay
+from meshtrain.train.scaling import Scaling
+from meshtrain.train.slots import view
+from meshwire.messages.local import LearnerBucket, LearnerSealed, RoundDone, StepLost
+from meshwire.messages.rounds import Poison
+from meshwire.plan import Bucket
 
 REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
 
 
-class Gradients:
-    """Averages the gradients of one model, one round per synchronised backward pass.
+@dataclass(frozen=True)
+class StepParts:
+    """What goes with the gradients of a step.
 
-    Args:
-        named: adds the peers' names to a reason that names ranks.
+    Attributes:
+        applying: takes rounds into the base.
+        staleness: the bound s.
+        pack: the options of the optimizer for the bind of a step (O3).
+    """
+
+    means: Means
+    buffers: Buffers
+    overlay: Overlay
+    applying: Applying
+    drawn: DrawnSamples
+    scaling: Scaling
+    untouched: Untouched
+    staleness: int
+    pack: Callable[[int], bytes]
+
+
+class Gradients:
+    """Sends the gradients of one model, one round per synchronised backward pass.
 
     Attributes:
         step: number of the step that is being computed, from 1.
-        done: its round, once the backward pass has ended; None before.
-        samples: the samples that this step has contributed.
+        sealed: whether its backward pass has ended.
+        done: s=0: its round, which is in `p.grad` and not in the base; None before the pass has ended, and for a lost
+            step.
+        hyperparameters: what its bind said.
+        samples: how many this step covers.
     """
 
-    def __init__(
-        self,
-        tensors: ModelTensors,
-        plan: Plan,
-        slots: Slots,
-        buffers: Buffers,
-        channel: Channel,
-        drawn: DrawnSamples,
-        named: Callable[[str], str],
-    ) -> None:
-        specs = tensors.manifest.tensors
-        self._tensors = tensors
+    def __init__(self, parts: StepParts, channel: Channel) -> None:
+        plan, specs = parts.means.plan, parts.means.tensors.manifest.tensors
+        self._parts = parts
         self._plan = plan
-        self._slots = slots
-        self._buffers = buffers
+        self._tensors = parts.means.tensors
         self._channel = channel
-        self._drawn = drawn
-        self._named = named
         self._spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._bucket_of = {index: bucket.index for bucket in plan.buckets for index in bucket.spans}
         self._lock = threading.RLock()  # a model on several devices has several backward threads
         self._paused = 0
-        self._accumulated = False
-        self._task: int | None = None  # autograd's id of the running synchronised pass
-        self._raw = slots.raw(1)
-        self._weight = 1.0
+        self._raw = parts.means.slots.raw(1)
+        self._taken = Taken(1.0, (), 0)
+        self._scale = 1.0
         self.step = 1
+        self.sealed = False
         self.done: RoundDone | None = None
-        self.samples: tuple[SampleBlock, ...] = ()
+        self.hyperparameters = b""
+        self.samples = 0
+        self._task: int | None = None  # autograd's id of the running synchronised pass
+        self._accumulated = False
+        self._poisoned = False
+        self._lost = False
         self._filled: set[int] = set()  # spans that hold a gradient
         self._used: set[int] = set()  # their tensors
         self._open: list[int] = []  # spans that are missing, by bucket
@@ -91,15 +110,23 @@ class Gradients:
         """Called before the optimizer steps. Raises UsageError when it would step on gradients of this peer alone."""
         if self._task is not None:
             raise UsageError("optimizer.step() after a backward pass that failed: this step cannot be completed")
-        if self._accumulated and self.done is None:
+        if self._accumulated and not self.sealed:
             raise UsageError(
                 "optimizer.step() after backward passes under mt.no_sync() only: "
                 "run the last backward() of a step outside of it"
             )
 
+    def lost(self, notice: StepLost) -> None:
+        """A step of this learner is in no round (V2, R5)."""
+        self._parts.overlay.drop(notice.step)
+        if notice.step == self.step and notice.retry:
+            self._lost = True
+            self.samples = 0
+
     def next_step(self) -> None:
-        """The optimizer has stepped on the round."""
+        """The step has ended."""
         self.step += 1
+        self._parts.untouched.forget()
         self._reset_step()
 
     def close(self) -> None:
@@ -128,14 +155,17 @@ class Gradients:
     def _begin(self, task: int) -> None:
         if _inside_reentrant_checkpoint():
             raise NotSupported(_REENTRANT)
-        if self.done is not None:
+        if self.sealed:
             raise UsageError(
                 "a second backward() before optimizer.step(): to accumulate gradients, run all but the last "
                 "backward() of a step under `with mt.no_sync():` (O6)"
             )
         self._task = task
-        self._weight, self.samples = self._drawn.take()
-        self._raw = self._slots.raw(self.step)
+        self._scale = self._parts.scaling.begin()
+        self._taken = self._parts.drawn.take(self.step)
+        self.samples = int(self._taken.weight) if self._taken.blocks else 0
+        self.hyperparameters = self._parts.pack(self.step)
+        self._raw = self._parts.means.slots.raw(self.step)
         Variable._execution_engine.queue_callback(self._finish)
 
     def _refuse_second(self) -> None:
@@ -153,11 +183,11 @@ class Gradients:
             raise NotSupported(
                 f"{span.name} has a sparse gradient, which cannot be averaged: use sparse=False in its module (O6)"
             )
-        place = view(self._raw, span, gradient.shape)
+        place, factor = view(self._raw, span, gradient.shape), self._taken.weight / self._scale
         if gradient.dtype is torch.float32 and gradient.device.type == "cpu":
-            torch.mul(gradient, self._weight, out=place)
+            torch.mul(gradient, factor, out=place)
         else:
-            place.copy_(gradient).mul_(self._weight)
+            place.copy_(gradient).mul_(factor)
         self._filled.add(index)
         self._used.add(span.tensor)
         self._open[self._bucket_of[index]] -= 1
@@ -166,13 +196,17 @@ class Gradients:
         """Strictly in the plan's order: a bucket that is full early waits for those before it."""
         while self._next < len(self._open) and not self._open[self._next]:
             bucket = self._plan.buckets[self._next]
+            poison = self._poison(bucket)
+            self._poisoned |= poison is not None
             self._channel.tell(
                 LearnerBucket(
                     step=self.step,
                     bucket=bucket.index,
-                    weight=self._weight,
-                    samples=self.samples,
-                    poison=self._poison(bucket),
+                    weight=self._taken.weight,
+                    samples=self._taken.blocks,
+                    hyperparameters=self.hyperparameters,
+                    claim=self._taken.claim,
+                    poison=poison,
                 )
             )
             self._next += 1
@@ -184,8 +218,13 @@ class Gradients:
         for index in bucket.spans:
             span = self._plan.spans[index]
             if not _finite(self._raw[span.start : span.start + span.count]):
-                kind = "gradient" if index in self._filled else "buffer"
-                return Poison(bucket=bucket.index, parameter=span.name, reason=f"its {kind} holds NaN or infinity")
+                is_gradient = index in self._filled
+                return Poison(
+                    bucket=bucket.index,
+                    parameter=span.name,
+                    reason=f"its {'gradient' if is_gradient else 'buffer'} holds NaN or infinity",
+                    overflow=is_gradient and self._parts.scaling.active,
+                )
         raise AssertionError("padding between two tensors stays zero")
 
     # Its end
@@ -196,17 +235,19 @@ class Gradients:
             for index in self._spans:
                 if index not in self._filled:
                     self._fill_unreached(index)
-            self._buffers.write(self._raw, self._weight)
+            buffers = self._parts.buffers
+            buffers.write(self._raw, self._taken.weight)
             for index in self._buffer_spans:
                 self._open[self._bucket_of[index]] -= 1
             self._send_full()
-            self._channel.tell(
-                LearnerSealed(step=self.step, used=self._used_bitmap(), integers=self._buffers.integers())
-            )
-            done = self._channel.wait_round(self.step)
+            self._channel.tell(LearnerSealed(step=self.step, used=self._used_bitmap(), integers=buffers.integers()))
+            if self._parts.staleness == 0:
+                self._take_round()
+            elif not self._poisoned:  # what is not finite would spread over the view, and from there for ever
+                self._parts.overlay.keep(self.step, self._scale)
             self._task = None
-            self.done = done
-            self._take(done)
+            self.sealed = True
+            self._parts.untouched.remember()
 
     def _fill_unreached(self, index: int) -> None:
         """A parameter that this pass did not reach counts with what it has accumulated, else with zero."""
@@ -217,23 +258,37 @@ class Gradients:
         self._raw[span.start : span.start + span.count].zero_()
         self._open[self._bucket_of[index]] -= 1
 
-    def _take(self, done: RoundDone) -> None:
-        if done.void:
-            self._buffers.restore()
-            for index in self._spans:
-                self._parameter(index).grad = None
-            if done.stop:
-                raise NonFiniteGradient(done.round, self._named(done.reason))
+    def _take_round(self) -> None:
+        """O1: `p.grad` becomes the average; None after a void round, and in a lost step."""
+        rounds = self._channel.rounds
+        self._channel.wait(
+            lambda: self._lost or (bool(rounds) and rounds[0].step == self.step), f"step {self.step} for its round"
+        )
+        if self._lost:
+            self._forget_gradients()
             return
-        for index in self._spans:
-            parameter, span = self._parameter(index), self._plan.spans[index]
-            if not done.used[span.tensor // 8] >> span.tensor % 8 & 1:
+        self.done = done = rounds.popleft()
+        if done.void:
+            self._parts.buffers.restore()
+            self._forget_gradients()
+        self._parts.applying.check(done)
+        if done.void:
+            return
+        for parameter, mean in self._parts.means.of(done):
+            if mean is None:
                 parameter.grad = None
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(view(self._slots.result, span, parameter.shape))
-        self._buffers.take(self._slots.result, done.integers)
+            parameter.grad.copy_(mean)
+            if self._parts.scaling.active:
+                parameter.grad.mul_(self._scale)
+        self._parts.buffers.take(self._parts.means.slots.result, done.integers)
+
+    def _forget_gradients(self) -> None:
+        """A GradScaler must see an overflow on every peer, so that all of them skip the step and shrink alike."""
+        for parameter in self._parts.means.parameters():
+            parameter.grad = torch.full_like(parameter, float("inf")) if self._parts.scaling.active else None
 
     def _used_bitmap(self) -> bytes:
         bits = bytearray(-(-len(self._tensors.manifest.tensors) // 8))
@@ -244,8 +299,11 @@ class Gradients:
     # State
 
     def _reset_step(self) -> None:
+        self.sealed = False
         self.done = None
-        self._accumulated = False
+        self.samples = 0
+        self._task = None
+        self._accumulated = self._poisoned = self._lost = False
         self._filled = set()
         self._used = set()
         self._open = [len(bucket.spans) for bucket in self._plan.buckets]

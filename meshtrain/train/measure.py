@@ -34,11 +34,13 @@ class Measuring(Alone):
         told = os.environ.get(MEASURE_VARIABLE)
         return cls(Path(told)) if told else None
 
-    def prepare(self, model: M, optimizer: O) -> tuple[M, O]:
+    def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """Never returns. Raises what it raises in a job, and SystemExit."""
         self._end(model, optimizer)
 
-    def prepare_with_loader(self, model: M, optimizer: O, loader: L) -> tuple[M, O, L]:
+    def prepare_with_loader(
+        self, model: M, optimizer: O, loader: L, scaler: torch.amp.GradScaler | None = None
+    ) -> tuple[M, O, L]:
         """Never returns. Raises what it raises in a job, and SystemExit."""
         self._end(model, optimizer)
 

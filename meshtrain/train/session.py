@@ -4,7 +4,8 @@ import logging
 import os
 import random
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -13,35 +14,41 @@ import numpy as np
 import torch
 
 from meshtrain.client import Client
-from meshtrain.errors import ConnectionLost, NotSupported, UsageError
+from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
 from meshtrain.train import optimizers, tensors
 from meshtrain.train.alone import local_data_dir
-from meshtrain.train.buffers import Buffers, base_hash
 from meshtrain.train.channel import Channel
+from meshtrain.train.claimed import ClaimedDeal, ClaimedLoader
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.drawn import DrawnSamples
+from meshtrain.train.engine import Engine, EngineSettings
 from meshtrain.train.environment import Environment
-from meshtrain.train.gradients import Gradients
 from meshtrain.train.loader import Deal, DealtLoader, dealable
-from meshtrain.train.optimizerhooks import StepBoundary
+from meshtrain.train.means import Means
+from meshtrain.train.memory import learner_bytes
+from meshtrain.train.scaling import Scaling
 from meshtrain.train.slots import Slots
 from meshtrain.train.startstate import StartState
-from meshtrain.train.tensors import ModelTensors
 from meshwire import limits
 from meshwire.messages.local import (
     Attach,
+    BarrierPassed,
+    EpochOver,
+    Grant,
     LearnerBarrier,
-    LearnerHash,
     LearnerIdle,
     LearnerLog,
     LearnerModel,
     LearnerReady,
     LearnerState,
     LearnerWelcome,
+    SampleSpace,
     StateTask,
+    StepLost,
 )
 from meshwire.plan import plan_buckets
 from meshwire.samples import epoch_seed
+from meshwire.syncmode import own_coefficient
 
 log = logging.getLogger("meshtrain")
 
@@ -54,21 +61,15 @@ class Session:
     """What `meshtrain`'s functions do inside a job."""
 
     def __init__(self, client: Client, welcome: LearnerWelcome, memory_fd: int) -> None:
-        if welcome.staleness != 0:
-            client.close()
-            raise NotSupported(
-                f"the daemon asks for the staleness bound {welcome.staleness}; this version knows only 0"
-            )
         self._pid = os.getpid()
         self._channel = Channel(client)
         self._welcome = welcome
         self._memory_fd = memory_fd
         self._drawn = DrawnSamples()
         self._device: torch.device | None = None
-        self._model: ModelTensors | None = None
-        self._buffers: Buffers | None = None
-        self._gradients: Gradients | None = None
-        self._boundary: StepBoundary | None = None
+        self._prepared = False
+        self._engine: Engine | None = None
+        self._deal: ClaimedDeal | None = None
         self._barriers = 0
         self._hashed_round = 0
         self._finished = False
@@ -96,29 +97,40 @@ class Session:
 
     # Preparation
 
-    def prepare(self, model: M, optimizer: O) -> tuple[M, O]:
+    def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
         """Without a loader: every peer draws its own samples (X6)."""
         self._check_unprepared()
         self._draw_apart("no loader was given to mt.prepare")
-        self._join(model, optimizer, "no loader")
+        self._join(model, optimizer, scaler, "no loader")
         return model, optimizer
 
-    def prepare_with_loader(self, model: M, optimizer: O, loader: L) -> tuple[M, O, L]:
+    def prepare_with_loader(
+        self, model: M, optimizer: O, loader: L, scaler: torch.amp.GradScaler | None = None
+    ) -> tuple[M, O, L]:
         """With the loader whose samples are dealt."""
         self._check_unprepared()
         given = dealable(loader)
         if given is None:
             self._draw_apart("the loader reads an IterableDataset")
-            self._join(model, optimizer, "an iterable data set")
+            self._join(model, optimizer, scaler, "an iterable data set")
             return model, optimizer, loader
-        deal = Deal(given, self.rank, self.world_size, self._welcome.spec.seed)
+        seed, sync = self._welcome.spec.seed, self._welcome.spec.sync
+        if sync.claims:
+            deal = self._deal = ClaimedDeal(given, self.world_size, seed, sync.staleness)
+            self._channel.route(Grant, lambda notice: deal.grant(notice.blocks))
+            self._channel.route(EpochOver, lambda notice: deal.epoch_over(notice.epoch))
+            self._drawn.start_counting(deal.bind)
+            self._join(model, optimizer, scaler, deal.describe(), deal.space())
+            claimed = ClaimedLoader(given, deal, self._drawn.add, self.device, self._channel.wait, self._end_epoch)
+            return model, optimizer, cast(L, claimed)
+        planned = Deal(given, self.rank, self.world_size, seed)
         self._drawn.start_counting()
-        self._join(model, optimizer, deal.describe())
-        return model, optimizer, cast(L, DealtLoader(given, deal, self._drawn.add, self.device))
+        self._join(model, optimizer, scaler, planned.describe(), planned.space())
+        return model, optimizer, cast(L, DealtLoader(given, planned, self._drawn.add, self.device))
 
     def _check_unprepared(self) -> None:
         self._check_running()
-        if self._model is not None:
+        if self._prepared:
             raise UsageError(
                 "mt.prepare was called before: a job trains one model with one optimizer; put several models into one "
                 "nn.ModuleDict and prepare that"
@@ -136,29 +148,67 @@ class Session:
             why,
         )
 
-    def _join(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, samples: str) -> None:
+    def _join(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        described: str,
+        samples: SampleSpace | None = None,
+    ) -> None:
         optimizers.check(optimizer)
         self._device = move_model(model, optimizer, best_device())
         specs, places = tensors.collect(model)
         layout = optimizers.describe(optimizer, specs, places)
-        self._model = tensors.build(model, f"{layout}; loader: {samples}")
-        size_bytes = len(self._model.manifest.pack())
+        built = tensors.build(model, f"{layout}; loader: {described}")
+        self._prepared = True
+        size_bytes = len(built.manifest.pack())
         if size_bytes > limits.MODEL_BYTES_MAX:
             raise NotSupported(
-                f"the description of this model's {len(self._model.manifest.tensors)} tensors has {size_bytes} bytes, "
+                f"the description of this model's {len(built.manifest.tensors)} tensors has {size_bytes} bytes, "
                 f"at most {limits.MODEL_BYTES_MAX} are possible: use fewer tensors, or shorter names of modules"
             )
-        plan = plan_buckets(self._model.manifest, self._welcome.spec.bucket_bytes)
-        slots = Slots(self._memory_fd, plan, self._welcome.staleness)
+        sync = self._welcome.spec.sync
+        adaptive = type(optimizer) is not torch.optim.SGD
+        coefficient = own_coefficient(sync.own, self.world_size, adaptive=adaptive) if sync.staleness else 0.0
+        plan = plan_buckets(built.manifest, self._welcome.spec.bucket_bytes)
+        slots = Slots(self._memory_fd, plan, sync.staleness)
         self._ask(
-            LearnerModel(manifest=self._model.manifest, memory_bytes=slots.layout.total_bytes), "agreement on the model"
+            LearnerModel(
+                manifest=built.manifest,
+                memory_bytes=slots.layout.total_bytes,
+                learner_bytes=learner_bytes(built, optimizer, coefficient, sync.staleness),
+                samples=samples,
+            ),
+            "agreement on the model",
         )
-        self._take_over_start(StartState(self._model, optimizer))
-        self._buffers = Buffers(self._model, plan)
-        self._gradients = Gradients(
-            self._model, plan, slots, self._buffers, self._channel, self._drawn, self._with_names
+        self._take_over_start(StartState(built, optimizer))
+        self._engine = Engine(
+            optimizer,
+            Means(built, plan, slots),
+            self._channel,
+            self._drawn,
+            Scaling(scaler),
+            EngineSettings(sync.staleness, coefficient, self._welcome.spec.hash_every),
+            self._with_names,
         )
-        self._boundary = StepBoundary(optimizer, self._model, self._gradients, self._channel, self._after_round)
+        self._channel.route(StepLost, self._step_lost)
+        self._engine.boundary.wait_start()
+
+    def _step_lost(self, notice: StepLost) -> None:
+        assert self._engine is not None
+        self._engine.gradients.lost(notice)
+        if self._deal is not None:
+            self._deal.step_lost(notice.step, notice.retry)
+
+    def _end_epoch(self, epoch: int) -> None:
+        """X4: this peer has got all that it will get of an epoch."""
+        assert self._engine is not None
+        assert self._deal is not None
+        deal, number = self._deal, epoch + 1
+        self._engine.boundary.idle(
+            f"the samples of epoch {number} are used up", lambda: deal.is_over(epoch), f"the end of epoch {number}"
+        )
 
     def _take_over_start(self, state: StartState) -> None:
         task = self._ask(LearnerState(units=state.digests()), "comparison of the start states")
@@ -175,17 +225,6 @@ class Session:
 
     # Training
 
-    def _after_round(self, round_: int) -> None:
-        every = self._welcome.spec.hash_every
-        if every and round_ % every == 0:
-            self._tell_hash(round_)
-
-    def _tell_hash(self, round_: int) -> None:
-        assert self._model is not None
-        assert self._buffers is not None
-        self._hashed_round = round_
-        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(self._model, self._buffers)))
-
     def log(self, values: Mapping[str, Any]) -> None:
         """Sends numbers to whoever watches the job. Raises UsageError for what is not a number."""
         self._check_running()
@@ -200,43 +239,70 @@ class Session:
                 numbers.append((name, float(value.detach() if isinstance(value, torch.Tensor) else value)))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise UsageError(f"mt.log({name}=...): not one number: {error}") from error
-        step = self._gradients.step if self._gradients is not None else 0
+        step = self._engine.gradients.step if self._engine is not None else 0
         self._channel.tell(LearnerLog(step=step, values=tuple(numbers)))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """O6. Before `prepare` nothing is sent in any case."""
-        return self._gradients.no_sync() if self._gradients is not None else nullcontext()
+        return self._engine.gradients.no_sync() if self._engine is not None else nullcontext()
 
     def base(self) -> AbstractContextManager[None]:
-        """O7: with s=0 the model itself is the base."""
-        return nullcontext()
+        """O7: with s=0 the model itself is the base, and so it is before `prepare` and after `finish`."""
+        if self._engine is None or self._finished or self._welcome.spec.sync.staleness == 0:
+            return nullcontext()
+        return self._engine.boundary.base()
+
+    def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """O4. Before `prepare` and after `finish` torch's own."""
+        if self._engine is None or self._finished:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        return self._engine.boundary.clip_grad_norm_(parameters, max_norm)
+
+    def steps(self, count: int) -> Iterator[int]:
+        """Numbers of this learner's steps until the job has had `count` rounds."""
+        self._check_running()
+        if self._engine is None:
+            raise UsageError("mt.steps before mt.prepare: it counts the rounds of what was prepared")
+        while not self._finished and self._engine.boundary.decided < count:
+            yield self._engine.gradients.step
 
     def barrier(self) -> None:
         """Returns when every peer's learner has entered its barrier of the same number."""
         self._check_running()
         self._barriers += 1
-        self._ask(LearnerBarrier(number=self._barriers), f"barrier {self._barriers}")
+        if self._engine is not None:
+            self._engine.boundary.barrier(self._barriers)
+        else:
+            self._barrier_unprepared(self._barriers)
+
+    def _barrier_unprepared(self, number: int) -> None:
+        passed: list[BarrierPassed] = []
+        self._channel.route(BarrierPassed, passed.append)
+        self._channel.tell(LearnerBarrier(number=number))
+        self._channel.wait(lambda: bool(passed), f"barrier {number}")
+        if passed[0].error is not None:
+            raise RequestError(passed[0].error)
 
     def finish(self) -> None:
-        """Tells the daemon that no step will follow (R5), and the hash of the final base. Later calls do nothing.
+        """Takes the last rounds (s>0), and tells the daemon that no step will follow (R5). Later calls do nothing.
 
-        From then on model and optimizer are ordinary ones again.
+        From then on model and optimizer are ordinary ones again, and the model holds the base. A script that ends by an
+        error does not wait for the last rounds.
         """
         if self._finished or os.getpid() != self._pid:
             return
         self._finished = True
+        engine = self._engine
         try:
-            if self._gradients is not None:
-                self._channel.tell(LearnerIdle(reason="it has finished"))
-                # Between backward() and step() there is no base: buffers are of the new round, parameters are not.
-                if self._gradients.done is None and self._channel.applied > self._hashed_round:
-                    self._tell_hash(self._channel.applied)
+            if engine is not None:
+                if self._welcome.spec.sync.staleness and not self._channel.stopped and sys.exc_info()[0] is None:
+                    engine.boundary.flush()
+                self._channel.tell(LearnerIdle(reason="it has finished", finished=True))
+                engine.tell_last_hash()
         finally:
             self._channel.close()
-            if self._gradients is not None:
-                self._gradients.close()
-            if self._boundary is not None:
-                self._boundary.close()
+            if engine is not None:
+                engine.close()
 
     # Facts
 

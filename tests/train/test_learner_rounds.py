@@ -67,9 +67,10 @@ def test_weight_is_the_samples_drawn_since_the_last_bind() -> None:
         assert [bind.weight for bind in binds] == [4.0, 8.0, 8.0, 4.0]
         covered = [(block.first, block.end) for bind in binds for block in bind.samples]
         assert covered == [(0, 4), (4, 8), (8, 12), (12, 16)]
-        assert [applied.samples for _, applied in daemon.applied] == [4, 8, 0, 4]
-        assert [(applied.round, applied.step) for _, applied in daemon.applied] == [(n, n) for n in range(1, 5)]
-        assert daemon.idle == {0}
+        assert [stepped.samples for _, stepped in daemon.stepped] == [4, 8, 0, 4]
+        assert [stepped.step for _, stepped in daemon.stepped] == [1, 2, 3, 4]
+        assert [applied.round for _, applied in daemon.applied] == [1, 2, 3, 4]
+        assert [idle.finished for _, idle in daemon.idle] == [True]
         assert set(daemon.hashes) == {4}, "hash_every=0: at the end only"
 
 

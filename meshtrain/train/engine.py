@@ -1,0 +1,100 @@
+"""What a prepared learner consists of, put together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from meshtrain.train.applying import Applying, BaseParts
+from meshtrain.train.boundary import Boundary
+from meshtrain.train.buffers import Buffers, base_hash
+from meshtrain.train.channel import Channel
+from meshtrain.train.clipping import Clipping, Untouched
+from meshtrain.train.drawn import DrawnSamples
+from meshtrain.train.gradients import Gradients, StepParts
+from meshtrain.train.hyperparameters import Hyperparameters
+from meshtrain.train.means import Means
+from meshtrain.train.overlay import Overlay
+from meshtrain.train.scaling import Scaling
+from meshwire.messages.local import LearnerHash
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the members of the job keep in step.
+
+    Attributes:
+        staleness: the bound s.
+        coefficient: c, of the learner's own gradients that no round has covered (O2).
+        hash_every: rounds between two hashes of the base; 0: at the end only.
+    """
+
+    staleness: int
+    coefficient: float
+    hash_every: int
+
+
+class Engine:
+    """From the backward pass to the base, of one model and optimizer.
+
+    Args:
+        named: adds the peers' names to a reason that names ranks.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        means: Means,
+        channel: Channel,
+        drawn: DrawnSamples,
+        scaling: Scaling,
+        settings: EngineSettings,
+        named: Callable[[str], str],
+    ) -> None:
+        self._channel = channel
+        self._settings = settings
+        self._hashed = 0
+        original = optimizer.step
+        base = self._base = BaseParts(
+            optimizer=optimizer,
+            means=means,
+            buffers=Buffers(means.tensors, means.plan, settings.staleness),
+            overlay=Overlay(means.parameters(), optimizer, settings.coefficient),
+            hyperparameters=Hyperparameters(optimizer),
+            clipping=Clipping(),
+        )
+        self._applying = Applying(base, original, channel, named, self._after_round)
+        step = StepParts(
+            means=means,
+            buffers=base.buffers,
+            overlay=base.overlay,
+            applying=self._applying,
+            drawn=drawn,
+            scaling=scaling,
+            untouched=Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")]),
+            staleness=settings.staleness,
+            pack=lambda step: base.hyperparameters.pack(base.clipping.bound, clip_known=step > 1),
+        )
+        self.gradients = Gradients(step, channel)
+        self.boundary = Boundary(base, step, original, self.gradients, channel)
+
+    def tell_last_hash(self) -> None:
+        """Of the final base."""
+        self.boundary.show_base_for_good()
+        # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
+        if self.gradients.done is None and self._applying.applied > self._hashed:
+            self._tell_hash(self._applying.applied)
+
+    def close(self) -> None:
+        """Model and optimizer are ordinary ones again."""
+        self.gradients.close()
+        self.boundary.close()
+
+    def _after_round(self, round_: int) -> None:
+        if self._settings.hash_every and round_ % self._settings.hash_every == 0:
+            self._tell_hash(round_)
+
+    def _tell_hash(self, round_: int) -> None:
+        self._hashed = round_
+        base = self._base
+        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(base.means.tensors, base.buffers)))

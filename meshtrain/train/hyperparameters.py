@@ -1,0 +1,112 @@
+"""O3: the options of a round are those of its leader, so schedules may differ between peers without an error.
+
+The leader of a round is the contributor with the largest step of its own (tie: the lowest rank). Its values travel
+with its bind, and are in force on all peers while they apply the round.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import msgpack
+import numpy as np
+import torch
+from pydantic import Field, ValidationError
+from torch.optim import Optimizer
+
+from meshtrain.errors import MeshtrainError
+from meshtrain.train.optimizers import Options, options, set_option
+from meshwire.messages.rounds import Bytes
+from meshwire.wiretypes import Wire
+
+# How a step is computed, not what: it may differ between machines.
+LOCAL = frozenset({"foreach", "fused", "capturable", "differentiable"})
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Value = bool | int | Finite | tuple[bool | int | Finite, ...]
+GroupValues = dict[str, Value]
+
+
+class RoundOptions(Wire):
+    """What a bind says of its learner's optimizer.
+
+    Attributes:
+        groups: the numbers among the options of each param group, as when `mt.prepare` was called.
+        clip: given to `mt.clip_grad_norm_` in the step before; None without it (O4).
+        clip_known: false in a learner's first step, which has not come so far.
+    """
+
+    groups: tuple[GroupValues, ...]
+    clip: Annotated[float, Field(ge=0)] | None = None  # infinite: only the norm was asked for
+    clip_known: bool = False
+
+
+class Hyperparameters:
+    """The options of one optimizer that travel."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._names = [sorted(_numbers(group)) for group in optimizer.param_groups]
+
+    def pack(self, clip: float | None, *, clip_known: bool) -> bytes:
+        """The values now, for a bind.
+
+        Raises MeshtrainError when they are no longer what they were at `mt.prepare`, e.g. a learning rate of NaN.
+        """
+        try:
+            return RoundOptions(groups=self._values(), clip=clip, clip_known=clip_known).pack()
+        except (KeyError, ValidationError) as error:
+            raise MeshtrainError(f"the options of {self._name} cannot be told to the other peers: {error}") from error
+
+    def unpack(self, packed: Bytes) -> RoundOptions:
+        """What another peer has packed. Raises MeshtrainError when it does not suit this optimizer."""
+        try:
+            found = RoundOptions.load(msgpack.unpackb(packed))
+        except (ValueError, msgpack.UnpackException, ValidationError) as error:
+            raise MeshtrainError(f"the options of a round cannot be read: {error}") from error
+        shapes = [{name: _shape(value) for name, value in group.items()} for group in found.groups]
+        if shapes != [{name: _shape(value) for name, value in group.items()} for group in self._values()]:
+            raise MeshtrainError(f"the options of a round are not those of {self._name} on this peer")
+        return found
+
+    @contextmanager
+    def in_force(self, groups: tuple[GroupValues, ...]) -> Iterator[None]:
+        """Inside, the optimizer has these values; afterwards its own again."""
+        own = self._values()
+        self._set(groups)
+        try:
+            yield
+        finally:
+            self._set(own)
+
+    @property
+    def _name(self) -> str:
+        return type(self._optimizer).__name__
+
+    def _values(self) -> tuple[GroupValues, ...]:
+        groups = zip(self._names, self._optimizer.param_groups, strict=False)  # groups may be added later: frozen ones
+        return tuple({name: _number(group[name]) for name in names} for names, group in groups)
+
+    def _set(self, groups: tuple[GroupValues, ...]) -> None:
+        for values, group in zip(groups, self._optimizer.param_groups, strict=False):
+            for name, value in values.items():
+                set_option(group, name, value)
+
+
+def _numbers(group: Options) -> set[str]:
+    return {name for name, value in options(group).items() if name not in LOCAL and _shape(_number(value)) is not None}
+
+
+def _number(value: Any) -> Any:
+    """A number out of what holds a single one."""
+    return value.item() if isinstance(value, torch.Tensor | np.generic) and math.prod(value.shape) == 1 else value
+
+
+def _shape(value: Any) -> int | None:
+    """How many values it has, -1 for a single one; None for what does not travel."""
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return -1
+    if isinstance(value, tuple) and all(_shape(item) == -1 for item in value):
+        return len(value)
+    return None

@@ -1,0 +1,36 @@
+"""The means of a round in the result slot, as each parameter's own."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from meshtrain.train.slots import Slots, view
+from meshtrain.train.tensors import ModelTensors
+from meshwire.messages.local import RoundDone
+from meshwire.plan import Plan
+
+
+@dataclass(frozen=True)
+class Means:
+    """Reads the result slot of one model."""
+
+    tensors: ModelTensors
+    plan: Plan
+    slots: Slots
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All that are trained, in the plan's order."""
+        return [parameter for _, parameter in self._places()]
+
+    def of(self, done: RoundDone) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Every trained parameter with its mean, fp32 in shared memory, or None when nobody has used it (O5)."""
+        for index, parameter in self._places():
+            span = self.plan.spans[index]
+            used = done.used[span.tensor // 8] >> span.tensor % 8 & 1
+            yield parameter, view(self.slots.result, span, parameter.shape) if used else None
+
+    def _places(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for index, span in enumerate(self.plan.spans):
+            if self.tensors.manifest.tensors[span.tensor].kind == "parameter":
+                yield index, self.tensors.places[span.tensor].tensor()
