@@ -45,7 +45,7 @@ def model_size(tensors: ModelTensors, optimizer: Optimizer) -> ModelSize:
         optimizer=type(optimizer).__name__,
         optimizer_state=state,
         optimizer_known=known,
-        adaptive=not isinstance(optimizer, torch.optim.SGD),
+        adaptive=type(optimizer) is not torch.optim.SGD,
     )
 
 
