@@ -140,8 +140,7 @@ class ClaimedDeal(Sampler[list[Any]]):
         """
         if not self.is_over(self.epoch) and not self._unbound:
             wait_until_over(self.epoch)
-        if not self._drawable():  # a step that was lost meanwhile brings its samples back
-            self.epoch += 1
+        self.epoch += 1
 
     def is_over(self, epoch: int) -> bool:
         """Whether the daemon has said so."""

@@ -270,6 +270,18 @@ def test_a_step_claims_what_is_missing(staleness: int, accumulate: int) -> None:
     assert handed_out == blocks(len(handed_out))
 
 
+def test_a_claim_covers_what_workers_have_in_hand() -> None:
+    """X2: workers * prefetch besides."""
+    deal, _, _ = claimed(loader=DataLoader(Numbers(1000), num_workers=2, prefetch_factor=3))
+    deal.grant(blocks(32))
+    drawn = iter(deal)
+    for _ in range(26):
+        next(drawn)
+    for _ in range(25):
+        deal.handed_out()
+    assert deal.bind(1, blocks(1)) == 2 * 3 + 2 + 1 - 7
+
+
 def test_a_lost_step_brings_its_samples_back_and_takes_its_claim_back() -> None:
     """R5: only if no bind has named them; the newest step only."""
     deal, loader, handed_out = claimed()
