@@ -73,11 +73,13 @@ class Boundary:
 
         @functools.wraps(original)
         def step(closure: Callable[[], Any] | None = None) -> Any:
+            # For learning rate schedulers: with s>0 the first steps apply nothing, and are steps all the same.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
             if self._closed:
                 return original(closure)
             return self._step(closure)
 
-        # As a learning rate scheduler marks a step that it watches: whenever it is made, it leaves this one in place.
+        # As a scheduler marks a step that it watches: whenever it is made, it leaves this one in place.
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         self._before = optimizer.__dict__.get("step")
         optimizer.step = step  # type: ignore[method-assign]
