@@ -31,7 +31,7 @@ class Ledger:
         first_batches: granted to each member before round 1, in turns by rank.
 
     Raises:
-        ValueError: when an epoch holds no batch at all because of `drop_last`.
+        ValueError: when `drop_last` leaves nothing, an epoch being shorter than one batch of each member.
 
     Attributes:
         sizes: units a batch, by rank, of what is granted from now on (X4a).
