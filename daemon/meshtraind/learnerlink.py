@@ -237,12 +237,11 @@ class LearnerLink:
         self.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
 
     def sign_of_life(self) -> None:
-        """Tells a learner that is blocked what it waits for."""
+        """Tells the learner what it waits for; of what it waits for within a step, samples, its daemon does not know."""
         waiting = self.rounds.waiting() if self.rounds is not None else None
-        if waiting is None and self._answering:
-            waiting = "what it has asked for is being worked on"
-        if waiting is not None:
-            self.notify(Waiting(reason=waiting[: limits.ERROR_CHARS_MAX]))
+        if waiting is None:
+            waiting = "what it has asked for is being worked on" if self._answering else "rounds of other members"
+        self.notify(Waiting(reason=waiting[: limits.ERROR_CHARS_MAX]))
 
     def close(self) -> None:
         """Closes connection and trace, and lets go of the rounds' memory."""

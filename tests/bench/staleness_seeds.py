@@ -130,7 +130,7 @@ def compare(mesh: LocalMesh, folder: Path, way: str, options: argparse.Namespace
         f"| {' '.join(map(str, ages)).rstrip(' 0')} | {'PASS' if within else 'FAIL'} |",
         flush=True,
     )
-    return within
+    return bool(within)
 
 
 def _losses(values: list[float]) -> str:

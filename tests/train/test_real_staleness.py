@@ -164,7 +164,8 @@ def test_fixed_with_c_1_is_delayed_gradient_averaging(mesh: LocalMesh, tmp_path:
     )  # fmt: skip
     assert summary.state == "succeeded", summary.error
 
-    w, sent = np.zeros((MEMBERS, 4)), []
+    w = np.zeros((MEMBERS, 4))
+    sent: list[np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = []
     for step in range(steps):
         if step > staleness:
             arrived = sent[step - staleness - 1]
@@ -225,7 +226,7 @@ def test_the_stability_bound_of_delayed_gradients(mesh: LocalMesh, tmp_path: Pat
 @pytest.mark.parametrize(("sync", "layer"), [("ssp:2", None), ("ssp:2", 3), ("bsp", 3)])
 def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str, layer: int | None) -> None:
     """SIGSTOP for 5 s. R5 if it had not bound its step, V2 if it had: the others stand still no longer than its step
-    deadline + 0.5 s, and the log says so."""
+    deadline + 0.5 s, and the log says so. With s=0 its round is void then, and the next one waits for it (R7)."""
     step_s, stop_step = 0.12, 15
     script = paced.options(
         values=40_000, sample_s=step_s / 4, batch=4, slowness=(1.0,) * MEMBERS, rounds=60,
@@ -239,7 +240,8 @@ def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str
     longest_s = max(step.ended_s - step.began_s for step in ranks[2][: stop_step - 1])
     deadline_s = max(DEADLINE_FACTOR * longest_s, DEADLINE_S_MIN)
     stood_s = max(paced.standstill_s(ranks[rank][5:]) for rank in (0, 1))
-    assert stood_s <= deadline_s + 0.5
+    if sync != "bsp":
+        assert stood_s <= deadline_s + 0.5
     metrics = summary.ranks[2].metrics
     log = mesh.daemons[2].log_path.read_text()
     assert f"job {summary.job}: the learner was cut off" in log
