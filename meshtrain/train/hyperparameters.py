@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgpack
 import numpy as np
 import torch
-from pydantic import Field, ValidationError
+from pydantic import Field, StrictBool, StrictInt, ValidationError
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError
@@ -23,9 +23,8 @@ from meshwire.wiretypes import Wire
 # How a step is computed, not what: it may differ between machines.
 LOCAL = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-Value = bool | int | Finite | tuple[bool | int | Finite, ...]
-GroupValues = dict[str, Value]
+Number = StrictBool | StrictInt | Annotated[float, Field(strict=True, allow_inf_nan=False)]
+GroupValues = dict[str, Number | tuple[Number, ...]]
 
 
 class RoundOptions(Wire):
