@@ -4,6 +4,7 @@ Reads input.txt in the data folder; writes metrics.json, and on the main machine
 """
 
 import argparse
+import itertools
 import json
 
 import torch
@@ -19,7 +20,7 @@ from meshtrain.examples.text import unigram_entropy
 def parse_arguments() -> argparse.Namespace:
     default = GPTConfig()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100, help="optimizer steps")
+    parser.add_argument("--steps", type=int, default=100, help="rounds of averaging")
     parser.add_argument("--batch-size", type=int, default=16, help="windows per step and machine")
     parser.add_argument("--lr", type=float, default=2e-3, help="learning rate of AdamW")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the text")
@@ -46,18 +47,18 @@ def main() -> None:
 
     losses: list[float] = []
     samples = 0
-    while len(losses) < args.steps:
-        for x, y in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-            loss.backward()
-            optimizer.step()
-            mt.log(loss=loss)
-            losses.append(loss.item())
-            samples += len(x)
-            if len(losses) == args.steps:
-                break
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))  # epoch after epoch
+    for _ in mt.steps(args.steps):
+        x, y = next(batches)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        loss.backward()
+        optimizer.step()
+        mt.log(loss=loss)
+        losses.append(loss.item())
+        samples += len(x)
 
+    mt.finish()  # now the model is the same on all machines
     output = mt.output_dir()
     if mt.is_main():
         torch.save(model.state_dict(), output / "model.pt")
@@ -70,7 +71,6 @@ def main() -> None:
         "unigram_entropy": unigram_entropy(text),
     }
     (output / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n", encoding="utf-8")
-    mt.finish()
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ class Overlay:
 
     @torch.no_grad()
     def show_view(self) -> None:
-        """What the parameters hold now is the base; then they hold the view."""
-        if not self._coefficient or not self._own or not self._shows_base:
+        """The parameters hold the view, made anew: of the base as they hold it now, if they do."""
+        self.show_base()
+        if not self._own:
             return
         for parameter, base in zip(self._parameters, self._base, strict=True):
             base.copy_(parameter)
