@@ -299,5 +299,5 @@ class Ring:
         member.executor.forget(member.forgotten)
 
     def _seen(self, member: Member, memory: memoryview) -> None:
-        if not any(memory.obj is slot for slot in member.slots):
+        if id(memory.obj) not in map(id, member.slots):
             member.memory[id(memory.obj)] = memory.obj

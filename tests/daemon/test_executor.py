@@ -129,7 +129,13 @@ async def test_a_slot_opened_late_is_filled_in_slices() -> None:
 async def test_memory_is_used_again_and_given_back(staleness: int, codec: str) -> None:
     """M1: no more areas than rounds that can be in memory, two to a round if s > 0; none survives `close`."""
     ring = Ring(3, codec, staleness, seed=4)
-    await ring.play({number: offers(3, seed=number % 3) for number in range(1, 6 * (staleness + 1))})
+    last = 6 * (staleness + 1)
+    await ring.play({number: offers(3, seed=number % 3) for number in range(1, last)})
+    for rank, offer in enumerate(offers(3, seed=last)):
+        ring.rounds = {last: [offer] * 3}
+        ring.contribute(rank, offer)  # a round is on its way when all ends
+    while senders := [rank for rank in range(3) if ring.members[rank].link.queue]:
+        ring.deliver(senders[0])
     encoded_bytes = EncodedLayout(PLAN, CODECS[codec]).total_bytes
     references: list[weakref.ref[object]] = []
     for member in ring.members:
