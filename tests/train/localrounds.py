@@ -61,6 +61,7 @@ class LocalLearner:
     pending: int | None = None  # the step that waits for its Start
     given: int = 0  # the newest round that was put into the result slot
     lost: bool = False  # what still comes of this step is ignored
+    sealed: bool = False  # when it became absent
     buckets: list[LearnerBucket] = field(default_factory=list)  # of this step
     barrier: int | None = None
     barriers: int = 0
@@ -177,7 +178,8 @@ class LocalRounds:
             case LearnerStepped(step=step):
                 at = f"rank {rank} has stepped step {step}, and is {learner.phase.value} of step {learner.step}"
                 assert (learner.phase, learner.step) == (Phase.SEALED, step), at
-                assert self._staleness or learner.applied == learner.decided, f"O1: before its round was applied: {at}"
+                own = max((n for n, round_ in self.rounds.items() if round_.steps.get(rank) == step), default=0)
+                assert self._staleness or learner.applied >= own, f"O1: before its round was applied: {at}"
                 learner.phase, learner.pending = Phase.BOUNDARY, step + 1
             case LearnerIdle(reason=reason, finished=finished):
                 learner.finished = finished
@@ -185,7 +187,7 @@ class LocalRounds:
             case LearnerBack():
                 assert learner.phase is Phase.ABSENT, f"rank {rank} is back, but was {learner.phase.value}"
                 assert learner.barrier is None, f"rank {rank} is back, but in barrier {learner.barrier}"
-                learner.phase = Phase.BOUNDARY
+                learner.phase = Phase.SEALED if learner.sealed else Phase.BOUNDARY
             case LearnerBarrier(number=number):
                 self._enter_barrier(learner, number)
         self._settle()
@@ -254,9 +256,13 @@ class LocalRounds:
         learner.applied = round_
 
     def _absent(self, learner: LocalLearner, reason: str) -> None:
-        """R5. A step that has begun and not bound begins again later; one in its backward pass is cut off (V2)."""
-        sealed = learner.phase is Phase.SEALED and not learner.finished
-        assert not sealed, f"rank {learner.rank} left before the boundary of its step {learner.step}: {reason}"
+        """R5. A step that has begun and not bound begins again later; one in its backward pass is cut off (V2).
+
+        One whose backward pass has ended goes on to its boundary when the learner is back from fetching samples.
+        """
+        learner.sealed = learner.phase is Phase.SEALED
+        in_barrier = learner.sealed and learner.barrier is not None
+        assert not in_barrier, f"rank {learner.rank} left before the boundary of its step {learner.step}: {reason}"
         if learner.phase is Phase.BOUND and not learner.lost:
             self._cut_off(learner, reason)
         if learner.phase is Phase.COMPUTING:

@@ -652,3 +652,89 @@ def test_rounds_without_a_prepared_model_are_not_counted() -> None:
 
     with LocalDaemon(1, sync="ssp:2") as daemon, pytest.raises(MeshtrainError, match=r"before mt\.prepare"):
         daemon.run(script)
+
+
+# Epochs of claimed samples (X4)
+
+SAMPLES = torch.utils.data.TensorDataset(torch.arange(44.0).view(44, 1) / 44)
+
+
+class Mean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = nn.Parameter(torch.zeros(1))
+
+    def forward(self, sample: Tensor) -> Tensor:
+        return 5 * (self.x - sample).square().mean()
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("own", ["0", "1"])
+def test_epoch_ends_with_the_rounds_of_others(staleness: int, own: str) -> None:
+    """X4, R5: who has no samples left applies the rounds of the others, clipped alike (O4), as its base."""
+    models = [Mean() for _ in range(3)]
+    drawn: list[float] = []
+
+    def script(session: Session, rank: int) -> None:
+        optimizer = torch.optim.SGD(models[rank].parameters(), lr=0.1, momentum=0.5)
+        loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
+        model, optimizer, loader = session.prepare_with_loader(models[rank], optimizer, loader)
+        for _ in range(2):
+            for (x,) in loader:
+                drawn.extend(x.flatten().tolist())
+                optimizer.zero_grad()
+                model(x).backward()
+                session.clip_grad_norm_(model.parameters(), 0.3)
+                optimizer.step()
+
+    with LocalDaemon(3, sync=f"ssp:{staleness}", own=own, shares="speed") as daemon:
+        daemon.run(script)
+        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
+        assert set(daemon.hashes) == set(range(1, daemon.round + 1))
+    assert sorted(drawn) == sorted(SAMPLES.tensors[0].flatten().tolist() * 2)
+    assert models[0].x.item() == models[1].x.item() == models[2].x.item() != 0.0
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_idle_learner_keeps_what_it_has_accumulated_and_sent(staleness: int) -> None:
+    """O1, O6: it fetches the next batch between backward() and step(), as prefetching loops do, at an epoch's end."""
+    models = [Mean() for _ in range(2)]
+
+    def script(session: Session, rank: int) -> None:
+        optimizer = torch.optim.SGD(models[rank].parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
+        model, optimizer, loader = session.prepare_with_loader(models[rank], optimizer, loader)
+        batches = iter(loader)
+        batch = next(batches, None)
+        while batch is not None:
+            optimizer.zero_grad()
+            model(batch[0]).backward()
+            assert model.x.grad is not None
+            before = model.x.grad.clone()
+            batch = next(batches, None)
+            assert torch.equal(model.x.grad, before)
+            optimizer.step()
+
+    with LocalDaemon(2, sync=f"ssp:{staleness}", shares="speed") as daemon:
+        daemon.run(script)
+        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
+    assert models[0].x.item() == models[1].x.item() != 0.0
+
+
+def test_clipping_of_its_own_cannot_be_done_by_who_is_idle() -> None:
+    """With s=0 torch's clipping works on the average in p.grad, which a learner without samples has not in hand."""
+
+    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        model = Mean()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
+        model, optimizer, loader = session.prepare_with_loader(model, optimizer, loader)
+        for (x,) in loader:
+            optimizer.zero_grad()
+            model(x).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+
+    told = pytest.raises(UsageError, match=r"mt\.clip_grad_norm_, or submit with --shares equal")
+    with LocalDaemon(2, shares="speed") as daemon, told:
+        daemon.run(script)
