@@ -18,6 +18,7 @@ STEPS = 8
 BATCH = 4
 TOLERANCE = 1e-5
 BOUNDS = [0, 1, 2]
+ONE_EPOCH = 100 * BATCH  # nobody waits at its end, and lets rounds pass
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 Options = list[dict[str, Any]]  # of a param group, by calls of the scheduler
@@ -193,7 +194,8 @@ def test_late_learner(staleness: int, own: str) -> None:
     def plan(daemon: LocalDaemon) -> None:
         daemon.pass_over(0, 2)
 
-    run = Run(staleness, own=own, straggler="carry", schedules=[SCHEDULES["step"], SCHEDULES["cosine"]])
+    schedules = [SCHEDULES["step"], SCHEDULES["cosine"]]
+    run = Run(staleness, total=ONE_EPOCH, own=own, straggler="carry", schedules=schedules)
     daemon = run.train(plan)
     assert daemon.rounds.rounds[2].steps == {1: 2}
     assert daemon.rounds.rounds[3].steps == {0: 2, 1: 3}
@@ -207,7 +209,7 @@ def test_lost_step(retry: bool) -> None:
     def plan(daemon: LocalDaemon) -> None:
         daemon.lose(1, 3, retry=retry)
 
-    run = Run(2, own="1", straggler="carry")
+    run = Run(2, total=ONE_EPOCH, own="1", straggler="carry")
     daemon = run.train(plan)
     void = [number for number, round_ in daemon.rounds.rounds.items() if round_.done and round_.done.void]
     assert void == ([] if retry else [3])
