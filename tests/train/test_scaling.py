@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
 from meshtrain.train.scaling import Scaling
+from meshtrain.train.session import Session
+from tests.train.localdaemon import LocalDaemon
 
 STEPS = 8
 
@@ -211,3 +213,50 @@ def test_closed_scaler_is_an_ordinary_one() -> None:
 def test_what_is_no_scaler() -> None:
     with pytest.raises(UsageError, match=r"takes a torch\.amp\.GradScaler, not a float"):
         Scaling(2.0)  # type: ignore[arg-type]
+
+
+# In a job
+
+
+def train(
+    staleness: int, scaled: bool, infinite: tuple[int, int] = (-1, -1)
+) -> tuple[list[nn.Sequential], LocalDaemon]:
+    """Two learners; the loss of (rank, step) `infinite` overflows once it is scaled."""
+    models = [net() for _ in range(2)]
+
+    def script(session: Session, rank: int) -> None:
+        optimizer = momentum(models[rank])
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+        model, optimizer = session.prepare(models[rank], optimizer, scaler=scaler)
+        for step in range(1, STEPS + 1):
+            loss = model(batch(2 * step + rank)).square().mean()
+            scaler.scale(loss * (1e38 if (rank, step) == infinite else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        halved = scaled and (infinite[0] == rank or (staleness == 0 and infinite[0] >= 0))
+        assert scaler.get_scale() == ((512.0 if halved else 1024.0) if scaled else 1.0)
+
+    visibility = "fixed" if staleness else "eager"
+    with LocalDaemon(2, sync=f"ssp:{staleness}", straggler="wait", visibility=visibility, own="1") as daemon:
+        daemon.run(script)
+    assert daemon.round == STEPS
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q), "replicas differ"
+    return models, daemon
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_job_with_a_scaler_equals_one_without(staleness: int) -> None:
+    assert_close(train(staleness, True)[0][0], train(staleness, False)[0][0])
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_overflow_of_one_peer_voids_its_round_on_all(staleness: int) -> None:
+    """O6: on every peer, nobody stops although --on-nan says so; with s=0 all scales shrink alike."""
+    models, daemon = train(staleness, True, infinite=(1, 3))
+    verdicts = {number: round_.done for number, round_ in daemon.rounds.rounds.items() if round_.done is not None}
+    assert [number for number, done in verdicts.items() if done.void] == [3]
+    assert verdicts[3].overflow
+    assert not verdicts[3].stop
+    assert all(p.isfinite().all() for p in models[0].parameters())
