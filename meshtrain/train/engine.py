@@ -79,8 +79,9 @@ class Engine:
         self.boundary = Boundary(base, step, original, self.gradients, channel)
 
     def tell_last_hash(self) -> None:
-        """Of the final base."""
-        self.boundary.show_base_for_good()
+        """Of the final base, which the model then holds."""
+        if self._settings.staleness:
+            self.boundary.show_base_for_good()
         # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
         if self.gradients.done is None and self._applying.applied > self._hashed:
             self._tell_hash(self._applying.applied)

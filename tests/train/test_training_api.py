@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from meshwire.local import ENDPOINT_VARIABLE, JOB_VARIABLE, MEMORY_FD_VARIABLE, THREADS_VARIABLE, TOKEN_VARIABLE
 from tests.train.localdaemon import LocalDaemon
@@ -76,22 +77,26 @@ def test_without_a_job_the_script_runs_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.pt").exists()
 
 
-def test_in_a_job(tmp_path: Path) -> None:  # noqa: ARG001
-    """The same script on two learners; the end of the script finishes it."""
-    with LocalDaemon(2) as daemon:
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+def test_in_a_job(sync: str) -> None:
+    """The same script on two learners; the end of the script finishes it, with s>0 after a flush."""
+    with LocalDaemon(2, sync=sync) as daemon:
         processes = [start_learner(SCRIPT, daemon, rank) for rank in range(2)]
         outputs = [process.communicate(timeout=60) for process in processes]
         assert [process.returncode for process in processes] == [0, 0], outputs
         assert [out.split()[:5] for out, _ in outputs] == [["0", "2", "True", "2", "1"], ["1", "2", "False", "2", "1"]]
         assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values())
-        assert (daemon.folder / "out1" / "model.pt").exists()
+        states = [torch.load(daemon.folder / f"out{rank}" / "model.pt") for rank in range(2)]
+        assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+        assert set(daemon.hashes[daemon.round]) == {0, 1}
         assert {rank for rank, idle in daemon.idle if idle.finished} == {0, 1}
 
 
-def test_script_that_raises_is_not_finished() -> None:
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+def test_script_that_raises_is_not_finished(sync: str) -> None:
     """V2: what it had begun is void; its exit code tells."""
     script = SCRIPT.replace("mt.barrier()", "raise ValueError('my bug')")
-    with LocalDaemon(1) as daemon:
+    with LocalDaemon(1, sync=sync) as daemon:
         process = start_learner(script, daemon, 0)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 1
