@@ -312,3 +312,22 @@ def test_unused_parameters() -> None:
     assert first["left.weight"] is not None
     assert second["left.weight"] is not None
     torch.testing.assert_close(second["left.weight"], lone.left.weight.grad / 2)  # type: ignore[operator]
+
+
+def test_rate_set_after_backward_counts_at_once() -> None:
+    """O3 at s=0: equal scripts set it equally on all peers, as in one process, although the bind has left before."""
+
+    def script(session: Session, rank: int) -> Tensor:  # noqa: ARG001
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+        session.prepare(model, optimizer)
+        for lr in (1.0, 0.5):
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.step()
+        return model.weight.detach()
+
+    with LocalDaemon(2) as daemon:
+        assert [weight.item() for weight in daemon.run(script)] == [-1.5, -1.5]
