@@ -175,12 +175,15 @@ class Agreement:
         self._tell_all(BarrierReached(job=self._job, rank=self._rank, number=number, round=reached))
         ranks = range(len(self._members))
 
+        def ended() -> set[int]:
+            return self._gone() | {rank for other, rank in self._barriers if other == 0}
+
         def missing() -> list[int]:
             away = [rank for rank in ranks if (number, rank) not in self._barriers]
             return [rank for rank in away if rank not in self._gone()] if number == 0 else away
 
         what = f"to reach barrier {number}" if number else "to finish"
-        await self._until(missing, what, emit, BARRIER_TIMEOUT_S)
+        await self._until(missing, what, emit, BARRIER_TIMEOUT_S, ended if number else self._gone)
         rounds = [self._barriers.pop((number, rank), 0) for rank in ranks]
         return max(rounds)
 
@@ -196,13 +199,22 @@ class Agreement:
         return [rank for rank in (range(len(self._members)) if of is None else of) if rank not in have]
 
     async def _until(
-        self, missing: Callable[[], list[int]], what: str, emit: Emit, timeout_s: float = START_TIMEOUT_S
+        self,
+        missing: Callable[[], list[int]],
+        what: str,
+        emit: Emit,
+        timeout_s: float = START_TIMEOUT_S,
+        ended: Callable[[], set[int]] | None = None,
     ) -> None:
-        """Waits until nobody is missing; tells the learner once a second for whom it waits."""
+        """Waits until nobody is missing; tells the learner once a second for whom it waits.
+
+        Args:
+            ended: ranks that will never come; else those whose scripts have ended.
+        """
         deadline_s = time.monotonic() + timeout_s
         while absent := missing():
             names = ", ".join(f"rank {rank} ({self._members[rank].name})" for rank in absent)
-            if lost := self._gone().intersection(absent):
+            if lost := (ended or self._gone)().intersection(absent):
                 gone = min(lost)
                 raise RequestError(
                     f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain"

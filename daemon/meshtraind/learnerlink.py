@@ -186,6 +186,10 @@ class LearnerLink:
         if isinstance(body, LearnerLog):
             place.metrics.values = body.values
             return
+        if isinstance(body, LearnerBarrier):
+            reached = rounds.enter_barrier(body.number) if rounds is not None else 0
+            place.tasks.spawn(self._barrier(rounds, body.number, reached), f"barrier {body.number}")
+            return
         if rounds is None:
             self._fail(f"{place.who}: the learner sent {type(body).__name__} before it was ready")
             return
@@ -209,17 +213,17 @@ class LearnerLink:
                     rounds.idle(reason)
             case LearnerBack():
                 rounds.back()
-            case LearnerBarrier(number=number):
-                reached = rounds.enter_barrier(number)
-                place.tasks.spawn(self._barrier(rounds, number, reached), f"barrier {number}")
             case _:
                 self._fail(f"{place.who}: a learner does not send {type(body).__name__}")
 
-    async def _barrier(self, rounds: "Rounds", number: int, reached: int) -> None:
+    async def _barrier(self, rounds: "Rounds | None", number: int, reached: int) -> None:
         try:
             newest = await self._place.agreement.barrier(number, reached, self.notify)
         except RequestError as error:
             self.notify(BarrierPassed(number=number, error=str(error)[: limits.ERROR_CHARS_MAX]))
+            return
+        if rounds is None:
+            self.notify(BarrierPassed(number=number, error=None))
         else:
             for rank in range(len(self._place.job.members)):
                 rounds.peer_in_barrier(rank, inside=self._place.agreement.in_barrier(rank))
@@ -237,7 +241,7 @@ class LearnerLink:
         self.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
 
     def sign_of_life(self) -> None:
-        """Tells the learner what it waits for; of what it waits for within a step, samples, its daemon does not know."""
+        """Tells the learner what it waits for. Samples, within a step, are all that this daemon does not know of."""
         waiting = self.rounds.waiting() if self.rounds is not None else None
         if waiting is None:
             waiting = "what it has asked for is being worked on" if self._answering else "rounds of other members"

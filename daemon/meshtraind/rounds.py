@@ -112,7 +112,7 @@ class Rounds:
                 staleness=staleness,
                 straggler=spec.sync.straggler,
                 visibility=spec.sync.visibility,
-                unapplied_max=max(2 * (staleness + 1), UNAPPLIED_BYTES_MAX // self._executor.round_bytes),
+                unapplied_max=max(2 * (staleness + 1), UNAPPLIED_BYTES_MAX // max(1, self._executor.round_bytes)),
                 rtt_s=rtt_s,
             ),
             trace,
@@ -199,7 +199,7 @@ class Rounds:
     def enter_barrier(self, number: int) -> int:
         """The learner waits for all others. Returns the last round it has contributed to."""
         self._turn.enter_barrier(number)
-        if self._machine.settings.staleness:
+        if self._machine.settings.staleness or self._dealing is not None:
             self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=number == 0)
         return self._machine.decided
 

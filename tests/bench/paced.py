@@ -65,7 +65,7 @@ torch.manual_seed(0)
 pace_s = options["sample_s"] * options["slowness"][int(os.environ["RANK"])]
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-data = torch.utils.data.TensorDataset(torch.ones(1_000_000, 1))
+data = torch.utils.data.TensorDataset(torch.ones(30_000, 1))
 loader = torch.utils.data.DataLoader(data, batch_size=options["batch"], shuffle=False)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 steps = []
