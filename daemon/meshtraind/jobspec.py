@@ -24,10 +24,12 @@ from meshwire.wiretypes import Wire
 Emit = Callable[[Wire], None]
 
 
-def check_settings(body: Submit) -> SyncSettings:
+def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
     """How the members keep in step. Raises RequestError for settings that do not exist or do not go together."""
     try:
-        sync = sync_settings(body.sync, body.straggler, body.visibility, body.own, body.shares)
+        sync = sync_settings(
+            body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
+        )
     except ValueError as error:
         raise RequestError(str(error)) from error
     if body.codec not in CODECS:

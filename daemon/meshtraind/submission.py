@@ -1,6 +1,7 @@
 """The submitter's part: from what a person typed to a running job, by two phases (G2)."""
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 from meshtraind.blobwriter import BlobError
@@ -66,7 +67,13 @@ class Submission:
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
-        sync = check_settings(body)  # before anything is copied
+        cores = {self._cores(member) for member in members}
+        sync = check_settings(body, unequal_peers=len(cores) > 1)  # before anything is copied
+        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
+            notes.append(
+                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
+                "(--shares equal: the same for all)"
+            )
         emit(SubmitProgress(text="reading the files"))
         try:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
@@ -178,6 +185,10 @@ class Submission:
                 self._board.ended(end)
             elif device in self._node.links:
                 self._node.links[device].connection.notify(end, job=job_number(spec.job))
+
+    def _cores(self, member: Member) -> int:
+        link = self._node.links.get(member.device)
+        return link.hello.cores if link is not None else os.cpu_count() or 1
 
     def _link(self, member: Member) -> Connection:
         link = self._node.links.get(member.device)

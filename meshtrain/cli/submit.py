@@ -131,7 +131,8 @@ def submit(
             "--shares",
             metavar="equal|speed",
             rich_help_panel=IN_STEP,
-            help="Batches of equal size, or of sizes that follow the measured speed (the default).",
+            help="Batches of equal size, or of sizes that follow the measured speed: the default with a bound above 0, "
+            "and where devices differ in cores.",
         ),
     ] = None,
 ) -> None:

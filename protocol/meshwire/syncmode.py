@@ -24,7 +24,7 @@ class SyncSettings(Wire):
     """A round is applied when it is complete (`eager`), or exactly s+1 steps later (`fixed`, reproducible)."""
     own: Own = "auto"
     """The coefficient c of a learner's own gradients that no round has covered; auto: 1/m with SGD, else 0 (O2)."""
-    shares: Shares = "speed"
+    shares: Shares = "equal"
     """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
 
     @property
@@ -43,8 +43,16 @@ def sync_settings(
     visibility: str | None = None,
     own: str | None = None,
     shares: str | None = None,
+    *,
+    unequal_peers: bool = False,
 ) -> SyncSettings:
     """What a person asked for, with the defaults filled in; None: not asked for.
+
+    Shares follow speed by default where peers that wait for each other would be slower by far: with s=0 they do so
+    only if the peers are known to be unequal, for equal shares give the same run again.
+
+    Args:
+        unequal_peers: whether the members' machines are of different kinds.
 
     Raises:
         ValueError: naming the option, and what is possible instead.
@@ -72,7 +80,7 @@ def sync_settings(
             "straggler": straggler or ("wait" if fixed or staleness == 0 else "carry"),
             "visibility": visibility or "eager",
             "own": own or "auto",
-            "shares": shares or ("equal" if fixed else "speed"),
+            "shares": shares or ("equal" if fixed or (staleness == 0 and not unequal_peers) else "speed"),
         }
     )
 

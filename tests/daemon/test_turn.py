@@ -1,4 +1,4 @@
-"""Whose turn it is: rounds one at a time, each when decoded; Start when nothing visible is left to apply (R1, R8, M1)."""
+"""Whose turn it is: rounds one at a time, each when decoded; Start when no visible one is left (R1, R8, M1)."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast

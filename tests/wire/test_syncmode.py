@@ -16,7 +16,7 @@ def test_bsp_and_a_bound_of_zero_are_the_same() -> None:
 def test_defaults_follow_the_bound() -> None:
     """R8: with s > 0 late learners are carried; without a bound there is nothing to carry."""
     assert sync_settings("bsp") == SyncSettings(
-        staleness=0, straggler="wait", visibility="eager", own="auto", shares="speed"
+        staleness=0, straggler="wait", visibility="eager", own="auto", shares="equal"
     )
     assert sync_settings("ssp:2") == SyncSettings(
         staleness=2, straggler="carry", visibility="eager", own="auto", shares="speed"
@@ -28,6 +28,14 @@ def test_fixed_visibility_brings_what_it_needs() -> None:
     made = sync_settings("ssp:2", visibility="fixed")
     assert (made.straggler, made.shares) == ("wait", "equal")
     assert not made.claims
+
+
+def test_shares_follow_speed_where_a_slower_peer_is_to_be_expected() -> None:
+    """X4a: with s=0 only if the peers are unequal, for the same run again is what BSP is for."""
+    assert sync_settings("bsp").shares == "equal"
+    assert sync_settings("bsp", unequal_peers=True).shares == "speed"
+    assert sync_settings("bsp", shares="equal", unequal_peers=True).shares == "equal"
+    assert sync_settings("ssp:2", visibility="fixed", unequal_peers=True).shares == "equal"
 
 
 @pytest.mark.parametrize("straggler", ["carry", "wait"])
