@@ -20,7 +20,7 @@ from meshwire.messages.job import (
     StateReady,
     StateWant,
 )
-from meshwire.messages.local import StateTask, Waiting
+from meshwire.messages.learner import StateTask, Waiting
 from meshwire.wiretypes import Wire
 
 START_TIMEOUT_S = 1800.0  # a slow laptop may import its libraries and load its data for long

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from meshwire.claims import Ledger, first_batches
-from meshwire.messages.local import EpochOver, Grant, SampleSpace
+from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.roundevents import RoundComplete
 from meshwire.shares import sizes_by_speed
 from meshwire.syncmode import Shares

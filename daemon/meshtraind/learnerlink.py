@@ -20,7 +20,7 @@ from meshtraind.trace import Trace
 from meshwire import limits
 from meshwire.jobs import job_number
 from meshwire.messages.envelope import Done
-from meshwire.messages.local import (
+from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
     LearnerBack,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from meshtraind.connection import Connection
 from meshtraind.job import Job
 from meshwire.messages.job import Metrics, RankReport
-from meshwire.messages.local import LearnerStepped
+from meshwire.messages.learner import LearnerStepped
 
 if TYPE_CHECKING:
     from meshtraind.rounds import Rounds

@@ -16,7 +16,7 @@ from meshwire.footprint import fits, retained_bytes
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import Model
-from meshwire.messages.local import LearnerModel, LearnerState, SampleSpace, StateTask
+from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace, StateTask
 from meshwire.plan import Plan, plan_buckets
 
 PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"

@@ -22,7 +22,7 @@ from meshwire.exchange import Part
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
-from meshwire.messages.local import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace, StepLost
+from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace, StepLost
 from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan
 from meshwire.roundevents import (

@@ -24,7 +24,7 @@ from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from meshwire.messages.job import BarrierReached, BaseHash, End, Generation, RankReport
-from meshwire.messages.local import LearnerHash, LearnerWelcome
+from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
 

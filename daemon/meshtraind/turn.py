@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from meshwire import limits
-from meshwire.messages.local import BarrierPassed, RoundDone, Start
+from meshwire.messages.learner import BarrierPassed, RoundDone, Start
 from meshwire.roundevents import RoundComplete
 from meshwire.roundlearner import Phase
 from meshwire.rounds import RoundMachine

@@ -18,7 +18,7 @@ from meshtrain.train import clipping
 from meshtrain.train.applying import BaseParts
 from meshtrain.train.channel import Channel
 from meshtrain.train.gradients import Gradients, StepParts
-from meshwire.messages.local import (
+from meshwire.messages.learner import (
     BarrierPassed,
     LearnerBack,
     LearnerBarrier,
@@ -236,13 +236,13 @@ class Boundary:
             raise UsageError("mt.barrier() between backward() and optimizer.step(): call it after the step")
         self._leave()
         self._enter(number)
-        if self._staleness:
+        if self._step_parts.absent_in_barriers:
             self.wait_start()
         else:
             self._started = self._gradients.step
 
     def flush(self) -> None:
-        """With s>0, at the end: every round that anybody has contributed to is in the base, and the model holds it."""
+        """At the end: every round that anybody has contributed to is in the base, and the model holds it."""
         if self._gradients.sealed:
             self._tell_stepped()
         self._leave()

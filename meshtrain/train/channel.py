@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, JobStopped, MeshtrainError
-from meshwire.messages.local import RoundDone, Stop, Waiting
+from meshwire.messages.learner import RoundDone, Stop, Waiting
 from meshwire.wiretypes import Wire
 
 SILENCE_TIMEOUT_S = 30.0  # a daemon says about once a second for whom a learner waits

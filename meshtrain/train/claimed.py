@@ -19,7 +19,7 @@ from meshtrain.train.loader import OnBatch, kept_settings
 from meshtrain.train.ordering import LoaderOrder
 from meshwire import limits
 from meshwire.claims import PREFETCH_MAX, first_batches
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 
 log = logging.getLogger("meshtrain")

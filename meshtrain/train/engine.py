@@ -16,7 +16,7 @@ from meshtrain.train.hyperparameters import Hyperparameters
 from meshtrain.train.means import Means
 from meshtrain.train.overlay import Overlay
 from meshtrain.train.scaling import Scaling
-from meshwire.messages.local import LearnerHash
+from meshwire.messages.learner import LearnerHash
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,13 @@ class EngineSettings:
 
     Attributes:
         staleness: the bound s.
+        absent_in_barriers: see `StepParts`.
         coefficient: c, of the learner's own gradients that no round has covered (O2).
         hash_every: rounds between two hashes of the base; 0: at the end only.
     """
 
     staleness: int
+    absent_in_barriers: bool
     coefficient: float
     hash_every: int
 
@@ -73,10 +75,16 @@ class Engine:
             scaling=scaling,
             untouched=Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")]),
             staleness=settings.staleness,
+            absent_in_barriers=settings.absent_in_barriers,
             pack=lambda step: base.hyperparameters.pack(base.clipping.bound, clip_known=step > 1),
         )
         self.gradients = Gradients(step, channel)
         self.boundary = Boundary(base, step, original, self.gradients, channel)
+
+    def flush(self) -> None:
+        """At the end: takes every round that anybody has contributed to, unless this learner is in all of them."""
+        if self._settings.absent_in_barriers:
+            self.boundary.flush()
 
     def tell_last_hash(self) -> None:
         """Of the final base, which the model then holds."""

@@ -25,7 +25,7 @@ from meshtrain.train.means import Means
 from meshtrain.train.overlay import Overlay
 from meshtrain.train.scaling import Scaling
 from meshtrain.train.slots import view
-from meshwire.messages.local import LearnerBucket, LearnerSealed, RoundDone, StepLost
+from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone, StepLost
 from meshwire.messages.rounds import Poison
 from meshwire.plan import Bucket
 
@@ -39,6 +39,8 @@ class StepParts:
     Attributes:
         applying: takes rounds into the base.
         staleness: the bound s.
+        absent_in_barriers: whether rounds go on without a learner that waits for the others: its daemon then tells it
+            to start again.
         pack: the options of the optimizer for the bind of a step (O3).
     """
 
@@ -50,6 +52,7 @@ class StepParts:
     scaling: Scaling
     untouched: Untouched
     staleness: int
+    absent_in_barriers: bool
     pack: Callable[[int], bytes]
 
 

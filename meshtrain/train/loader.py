@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from meshtrain.errors import NotSupported
 from meshtrain.train.device import moved
 from meshtrain.train.ordering import LoaderOrder
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from meshwire.samples import deal
 

@@ -7,7 +7,7 @@ import torch
 
 from meshtrain.train.slots import Slots, view
 from meshtrain.train.tensors import ModelTensors
-from meshwire.messages.local import RoundDone
+from meshwire.messages.learner import RoundDone
 from meshwire.plan import Plan
 
 

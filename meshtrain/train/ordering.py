@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from meshtrain.errors import NotSupported, UsageError
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.samples import epoch_seed, rounds_per_epoch
 
 

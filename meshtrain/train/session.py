@@ -30,8 +30,7 @@ from meshtrain.train.scaling import Scaling
 from meshtrain.train.slots import Slots
 from meshtrain.train.startstate import StartState
 from meshwire import limits
-from meshwire.messages.local import (
-    Attach,
+from meshwire.messages.learner import (
     BarrierPassed,
     EpochOver,
     Grant,
@@ -46,6 +45,7 @@ from meshwire.messages.local import (
     StateTask,
     StepLost,
 )
+from meshwire.messages.local import Attach
 from meshwire.plan import plan_buckets
 from meshwire.samples import epoch_seed
 from meshwire.syncmode import own_coefficient
@@ -189,7 +189,12 @@ class Session:
             self._channel,
             self._drawn,
             Scaling(scaler),
-            EngineSettings(sync.staleness, coefficient, self._welcome.spec.hash_every),
+            EngineSettings(
+                staleness=sync.staleness,
+                absent_in_barriers=sync.staleness > 0 or self._deal is not None,
+                coefficient=coefficient,
+                hash_every=self._welcome.spec.hash_every,
+            ),
             self._with_names,
         )
         self._channel.route(StepLost, self._step_lost)
@@ -284,7 +289,7 @@ class Session:
             raise RequestError(passed[0].error)
 
     def finish(self) -> None:
-        """Takes the last rounds (s>0), and tells the daemon that no step will follow (R5). Later calls do nothing.
+        """Takes the last rounds, and tells the daemon that no step will follow (R5). Later calls do nothing.
 
         From then on model and optimizer are ordinary ones again, and the model holds the base. A script that ends by an
         error does not wait for the last rounds.
@@ -295,8 +300,8 @@ class Session:
         engine = self._engine
         try:
             if engine is not None:
-                if self._welcome.spec.sync.staleness and not self._channel.stopped and sys.exc_info()[0] is None:
-                    engine.boundary.flush()
+                if not self._channel.stopped and sys.exc_info()[0] is None:
+                    engine.flush()
                 self._channel.tell(LearnerIdle(reason="it has finished", finished=True))
                 engine.tell_last_hash()
         finally:

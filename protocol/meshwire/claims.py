@@ -7,7 +7,7 @@ end, and a pointer hands them out as blocks of one batch each. Nobody holds the 
 from collections.abc import Mapping, Sequence, Set
 
 from meshwire import limits
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 
 FIRST_BATCHES = 32  # of each member before round 1, and s more

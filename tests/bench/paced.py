@@ -22,7 +22,6 @@ import torch
 import meshtrain as mt
 
 options = json.loads(sys.argv[1])
-torch.set_num_threads(1)
 LAYERS, FORWARD = 8, 1 / 3  # of a step
 
 
@@ -68,6 +67,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.utils.data.TensorDataset(torch.ones(30_000, 1))
 loader = torch.utils.data.DataLoader(data, batch_size=options["batch"], shuffle=False)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
+torch.set_num_threads(1)  # the stations share this machine's cores
 steps = []
 batches = iter(loader)
 for step in mt.steps(options["rounds"]):

@@ -22,8 +22,9 @@ from meshtraind.tls import Trust
 from meshwire import limits
 from meshwire.header import HEADER_BYTES, Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat
-from meshwire.messages.local import GetJobs, GetStatus, Stop, SubmitProgress
+from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
 from meshwire.wiretypes import Wire
 
 if os.name == "posix":

@@ -6,7 +6,7 @@ import pytest
 
 from meshtraind.dealing import LOOK_EVERY_BINDS, Dealing
 from meshwire.claims import first_batches
-from meshwire.messages.local import EpochOver, Grant, SampleSpace
+from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.roundevents import RoundComplete
 from meshwire.syncmode import Shares

@@ -18,7 +18,8 @@ from meshtraind.rundir import RunDir
 from meshwire import limits
 from meshwire.header import Header, Kind
 from meshwire.messages.envelope import Done
-from meshwire.messages.local import Attach, GetJobs, Stop
+from meshwire.messages.learner import Stop
+from meshwire.messages.local import Attach, GetJobs
 from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0

@@ -23,8 +23,9 @@ from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat, Hello, Software
-from meshwire.messages.local import GetJobs, Stop
+from meshwire.messages.local import GetJobs
 from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.turn import Turn
-from meshwire.messages.local import BarrierPassed, RoundDone, Start
+from meshwire.messages.learner import BarrierPassed, RoundDone, Start
 from meshwire.roundlearner import Phase
 from meshwire.wiretypes import Wire
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from meshtrain.train.claimed import ClaimedDeal, ClaimedLoader
 from meshtrain.train.drawn import DrawnSamples
 from meshwire.claims import Ledger, first_batches
-from meshwire.messages.local import EpochOver, Grant, StepLost
+from meshwire.messages.learner import EpochOver, Grant, StepLost
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.wiretypes import Wire
 

@@ -21,8 +21,7 @@ from meshwire.local import MemoryLayout
 from meshwire.manifest import first_difference
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import BlobRef, JobSpec, Member
-from meshwire.messages.local import (
-    Attach,
+from meshwire.messages.learner import (
     LearnerApplied,
     LearnerBucket,
     LearnerHash,
@@ -37,6 +36,7 @@ from meshwire.messages.local import (
     StateTask,
     Stop,
 )
+from meshwire.messages.local import Attach
 from meshwire.parser import Broken, ControlReceived, FrameParser
 from meshwire.plan import plan_buckets
 from meshwire.syncmode import SyncSettings, sync_settings

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from meshwire.claims import Ledger, first_batches
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
-from meshwire.messages.local import (
+from meshwire.messages.learner import (
     BarrierPassed,
     EpochOver,
     Grant,
@@ -275,7 +275,7 @@ class LocalRounds:
         assert number in (0, learner.barriers + 1), f"barrier {number} after {learner.barriers} by {who}"
         learner.barrier = number
         learner.barriers = number or learner.barriers
-        if self._begun and self._staleness:
+        if self._begun and (self._staleness or self._ledger is not None):
             self._absent(learner, f"barrier {number}")
 
     # What follows

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.claimed import ClaimedDeal, ClaimedLoader
 from meshwire.claims import PREFETCH_MAX, first_batches
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from tests.train.claimcluster import Cluster, Learner
 

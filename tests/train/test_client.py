@@ -13,8 +13,9 @@ from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, RequestError
 from meshwire.header import Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.learner import Waiting
 from meshwire.messages.link import Refuse
-from meshwire.messages.local import Attach, GetStatus, Waiting
+from meshwire.messages.local import Attach, GetStatus
 from meshwire.parser import ControlReceived, FrameParser
 from meshwire.wiretypes import Wire
 

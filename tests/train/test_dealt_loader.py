@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from meshtrain.train.loader import Deal, DealtLoader
 from meshtrain.train.session import Session
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from tests.train.localdaemon import LocalDaemon
 

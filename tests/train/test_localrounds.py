@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.local import (
+from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
     LearnerBack,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshwire import limits
 from meshwire.claims import HELD_BATCHES_MAX, PREFETCH_MAX, Ledger, first_batches
-from meshwire.messages.local import SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 
 

@@ -18,8 +18,9 @@ from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.envelope import _TYPES, Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat, Refuse
-from meshwire.messages.local import GetJobs, Stop
+from meshwire.messages.local import GetJobs
 from meshwire.wiretypes import Wire
 
 # Types whose validators ask for more than their fields' limits.

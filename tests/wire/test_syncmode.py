@@ -1,5 +1,7 @@
 """How the members keep in step: what a person typed, made into settings or refused (R7, R8, O2, X4a)."""
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -75,7 +77,7 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
         ({"sync": "ssp:2", "shares": "fair"}, "--shares fair: use equal or speed"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_name(options: dict[str, str], said: str) -> None:
+def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said.replace("/", "\\/")):
         sync_settings(**options)
 

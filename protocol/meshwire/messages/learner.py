@@ -1,0 +1,218 @@
+"""Messages between a learner and its daemon, on the daemon's local endpoint: `Learner...` from the one, the rest to it.
+
+A learner attaches with `meshwire.messages.local.Attach`. Then the daemon drives it from step to step: it gives it
+rounds to apply, one at a time, and the word to start.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.manifest import ModelManifest
+from meshwire.messages.envelope import message
+from meshwire.messages.job import JobSpec, LogValues, Member, Rank, Text
+from meshwire.messages.local import AnyPath
+from meshwire.messages.rounds import BatchSize, Bytes, Poison, Round, SampleBlock
+from meshwire.wiretypes import Digest, Wire
+
+
+@message("learner.welcome")
+class LearnerWelcome(Wire):
+    """Reply to a learner's `Attach`. The bound s and what goes with it stand in `spec.sync`."""
+
+    spec: JobSpec
+    rank: Rank
+    members: tuple[Member, ...]
+    data_dir: AnyPath | None
+    output_dir: AnyPath
+
+
+class SampleSpace(Wire):
+    """One epoch of a prepared loader; equal on all members."""
+
+    total: Annotated[int, Field(ge=1)]  # samples, or batches if these are dealt whole
+    batch: BatchSize  # of them
+    whole_batches: bool
+    drop_last: bool
+
+
+@message("learner.model")
+class LearnerModel(Wire):
+    """Request: the prepared model. The learner has sized the shared memory for it. Reply: `Done` when all agree."""
+
+    manifest: ModelManifest
+    memory_bytes: int  # of the shared memory
+    learner_bytes: Annotated[int, Field(ge=0)] = 0  # what the learner will hold besides: base, view, optimizer state
+    samples: SampleSpace | None = None  # what a prepared loader reads
+
+
+@message("learner.state")
+class LearnerState(Wire):
+    """Request: digests of this learner's start state by unit (J1). Reply: `StateTask`."""
+
+    units: tuple[Digest, ...]
+
+
+@message("learner.state.task")
+class StateTask(Wire):
+    """Rank 0: write these units as files into `folder`, named by unit number. Others: load them from there."""
+
+    units: tuple[int, ...]
+    folder: AnyPath
+
+
+@message("learner.ready")
+class LearnerReady(Wire):
+    """Request: the state task is done. Reply: `Done` when every member is ready and round 1 may begin."""
+
+
+@message("learner.bucket")
+class LearnerBucket(Wire):
+    """Notice: this bucket of this step lies in the raw slot, multiplied by `weight` (W3).
+
+    All buckets of a step carry the same weight, samples, hyperparameters and claim.
+    """
+
+    step: int
+    bucket: int
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    samples: tuple[SampleBlock, ...] = ()
+    hyperparameters: Bytes = b""
+    claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0
+    poison: Poison | None = None
+
+
+@message("learner.sealed")
+class LearnerSealed(Wire):
+    """Notice: the backward pass of this step has ended, all buckets were sent."""
+
+    step: int
+    used: Bytes
+    integers: tuple[int, ...]
+
+
+@message("learner.applied")
+class LearnerApplied(Wire):
+    """Notice: `round` is in the base, or was void: the result slot is free (R1)."""
+
+    round: Round
+
+
+@message("learner.stepped")
+class LearnerStepped(Wire):
+    """Notice: `step` has ended, the learner stands at its boundary. Answer: the rounds to apply, then `Start`."""
+
+    step: int
+    samples: int
+    step_s: float
+    exposed_s: float  # of this step: waiting for rounds, for Start, for samples
+
+
+@message("learner.log")
+class LearnerLog(Wire):
+    """Notice: values given to mt.log."""
+
+    step: int
+    values: LogValues
+
+
+@message("learner.hash")
+class LearnerHash(Wire):
+    """Notice: digest of the base after `round`."""
+
+    round: int
+    sha256: Digest
+
+
+@message("learner.barrier")
+class LearnerBarrier(Wire):
+    """Notice: it waits for every member's learner, and applies rounds meanwhile. Answer: `BarrierPassed`."""
+
+    number: Annotated[int, Field(ge=0)]  # counted from 1; 0: the end of its part in the job
+
+
+@message("learner.idle")
+class LearnerIdle(Wire):
+    """Notice: no step will follow for now (R5). Answer: rounds to apply as they are complete."""
+
+    reason: Text
+    finished: bool  # none will ever follow
+
+
+@message("learner.back")
+class LearnerBack(Wire):
+    """Notice: no longer idle. Answer: the rounds to apply, then `Start` of the step that had not begun."""
+
+
+@message("round.done")
+class RoundDone(Wire):
+    """Notice to the learner: apply `round`, whose means lie in the result slot unless it is void. In order, one at a
+    time: the next one comes after its `LearnerApplied`."""
+
+    round: Round
+    step: int  # the learner's own that is in it; 0: none
+    void: bool
+    reason: Text  # of a void round
+    overflow: bool  # of a GradScaler was all that made it void
+    stop: bool  # V1 with --on-nan stop: the learner raises
+    weight: float
+    contributors: int
+    used: Bytes
+    integers: tuple[int, ...]
+    hyperparameters: Bytes  # O3: packed; empty when nobody sent any
+    squared_norm: float  # O4: of the means of all parameters
+
+
+@message("start")
+class Start(Wire):
+    """Notice to the learner: begin this step (R1)."""
+
+    step: int
+    decided: Annotated[int, Field(ge=0)]  # rounds that this learner is in or was passed over in
+
+
+@message("step.lost")
+class StepLost(Wire):
+    """Notice to the learner: this step is in no round."""
+
+    step: int
+    reason: Text
+    retry: bool  # its samples were in no bind either (R5): use them again
+
+
+@message("grant")
+class Grant(Wire):
+    """Notice to the learner: these blocks are its own, in this order, one batch each (X2)."""
+
+    blocks: tuple[SampleBlock, ...]
+
+
+@message("epoch.over")
+class EpochOver(Wire):
+    """Notice to the learner: every block of this epoch is in a complete round (X4), or was held by a lost member."""
+
+    epoch: int
+    unused: int  # samples of the latter
+
+
+@message("barrier.passed")
+class BarrierPassed(Wire):
+    """Notice to the learner: all have reached it, and every round of before is applied here."""
+
+    number: int
+    error: Text | None  # why it cannot be passed
+
+
+@message("waiting")
+class Waiting(Wire):
+    """Event or notice, about once a second while the learner is blocked: on what, and a sign of life."""
+
+    reason: Text
+
+
+@message("stop")
+class Stop(Wire):
+    """Notice to the learner: the job ends; raise in the training loop."""
+
+    reason: Text
