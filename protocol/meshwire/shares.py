@@ -35,12 +35,12 @@ def sizes_by_speed(speeds: Sequence[float], batch: int, current: Sequence[int]) 
 
 
 def _in_proportion(speeds: Sequence[float], joint: int) -> list[int]:
-    """Largest remainder, with one sample at least for each. `joint` >= len(speeds)."""
+    """One sample at least for each, and the rest where it lengthens the round least. `joint` >= len(speeds)."""
     total = sum(speeds)
     ideal = [joint * speed / total for speed in speeds]
     sizes = [max(1, int(share)) for share in ideal]
     while (missing := joint - sum(sizes)) > 0:
-        sizes[max(range(len(sizes)), key=lambda rank: ideal[rank] - sizes[rank])] += 1
+        sizes[min(range(len(sizes)), key=lambda rank: (sizes[rank] + 1) / speeds[rank])] += 1
     for _ in range(-missing):
         sizes[max((rank for rank in range(len(sizes)) if sizes[rank] > 1), key=lambda r: sizes[r] - ideal[r])] -= 1
     return sizes
