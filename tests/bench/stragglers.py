@@ -10,7 +10,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
@@ -28,7 +28,7 @@ MEMBERS = len(NAMES)
 SLOWNESS = 3.0
 VALUES = 800_000
 BATCH = 16
-WARM_UP_S = 0.25  # of a run: connections reach their rate, batch sizes settle
+WARM_UP = 0.25  # of a run: connections reach their rate
 STOP_S = 5.0
 GRACE_S = 0.5
 JOB_TIMEOUT_S = 500.0
@@ -52,10 +52,14 @@ class Run:
     steps: list[list[paced.Step]]  # by rank
 
     def window(self) -> tuple[float, float]:
-        """The stretch in which all ranks were at work, without the first part of it."""
+        """The stretch in which all ranks were at work: after its first part, and once batches had their last size."""
         first_s = max(steps[0].began_s for steps in self.steps)
         last_s = min(steps[-1].ended_s for steps in self.steps)
-        return first_s + WARM_UP_S * (last_s - first_s), last_s
+        return max(first_s + WARM_UP * (last_s - first_s), *map(_settled_s, self.steps)), last_s
+
+    def settled_step(self) -> int:
+        """Steps of the first rank before its batches had their last size; 0 if that never changed."""
+        return sum(step.began_s < _settled_s(self.steps[0]) for step in self.steps[0])
 
     def speeds(self) -> list[float]:
         """Samples a second of every rank in the window."""
@@ -64,6 +68,12 @@ class Run:
     def contributors(self) -> float:
         """Mean over all rounds: every contribution is counted under its age."""
         return sum(sum(report.metrics.ages) for report in self.summary.ranks) / max(1, self.summary.rounds)
+
+
+def _settled_s(steps: list[paced.Step]) -> float:
+    """When this rank's batches had the size that they kept."""
+    changed = [step.began_s for before, step in pairwise(steps) if step.samples != before.samples]
+    return changed[-1] if changed else steps[0].began_s
 
 
 def run(daemons: list[StationDaemon], folder: Path, script_options: str, **options: object) -> Run:
@@ -89,7 +99,7 @@ def cases() -> list[Case]:
         Case("bsp, equal", {"sync": "bsp", "shares": "equal"}, slow, 24),
         Case("ssp:3 wait, equal", {"sync": "ssp:3", "straggler": "wait", "shares": "equal"}, slow, 24),
         Case("ssp:3 carry, equal", {"sync": "ssp:3", "straggler": "carry", "shares": "equal"}, slow, 80),
-        Case("bsp, speed", {"sync": "bsp", "shares": "speed"}, slow, 80),
+        Case("bsp, speed", {"sync": "bsp", "shares": "speed"}, slow, 90),
         Case("ssp:3 carry, speed", {"sync": "ssp:3", "straggler": "carry", "shares": "speed"}, slow, 80),
     ]
 
@@ -117,6 +127,7 @@ def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float,
         "ages",
         "nulls",
         "batches",
+        "since step",
         "aim",
     )
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
@@ -136,7 +147,8 @@ def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float,
             f"| {case.name} | {' '.join(f'{speed:.1f}' for speed in speeds)} "
             f"| {' '.join(f'{share:.2f}' for share in shares)} | {of_sum:.2f} | {done.contributors():.2f} "
             f"| {' '.join(map(str, ages))} | {' '.join(str(one.nulls) for one in metrics)} "
-            f"| {' '.join(str(one.batch or BATCH) for one in metrics)} | {aim}: {'PASS' if reached else 'FAIL'} |",
+            f"| {' '.join(str(one.batch or BATCH) for one in metrics)} | {done.settled_step()} "
+            f"| {aim}: {'PASS' if reached else 'FAIL'} |",
             flush=True,
         )
     return met
