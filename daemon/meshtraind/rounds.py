@@ -353,6 +353,7 @@ class Rounds:
                 pass  # whether it waits for that, its turn knows
 
     def _lost(self, step: int, reason: str, *, retry: bool) -> None:
+        self.stats.steps_lost += 1
         self._notify(StepLost(step=step, reason=reason[: limits.ERROR_CHARS_MAX], retry=retry))
 
     def _round_complete(self, done: RoundComplete) -> None:

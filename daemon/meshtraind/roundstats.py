@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from meshwire.messages.rounds import Bind, Null
-from meshwire.roundevents import Broadcast, Effect, LearnerCutOff, RoundComplete, StepDropped
+from meshwire.roundevents import Broadcast, Effect, RoundComplete
 
 
 class RoundStats:
@@ -14,7 +14,7 @@ class RoundStats:
         age: of the newest contribution, None before the first (R0).
         nulls: rounds that went on without this member (R4, R5).
         void_rounds: counted and not applied (V1).
-        steps_lost: cut off or too old (V2, R5).
+        steps_lost: cut off or too old (V2, R5); counted by the caller, who knows which had gradients.
         exchange_s: summed time from a round's bind to its completion.
         round: the newest complete round.
     """
@@ -49,10 +49,6 @@ class RoundStats:
                 bound_at_s = self._bound_at_s.pop(round_, None)
                 if bound_at_s is not None:
                     self.exchange_s += now_s - bound_at_s
-            case StepDropped():
-                self.steps_lost += 1
-            case LearnerCutOff(round=round_) if round_ is not None:
-                self.steps_lost += 1
             case _:
                 pass
 

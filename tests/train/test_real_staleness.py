@@ -251,5 +251,5 @@ def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str
         assert "(R5)" in log
     else:
         assert metrics.void_rounds == 1
-        assert metrics.steps_lost >= 1
+        assert metrics.steps_lost == 1
         assert f"step {stop_step} passed its step deadline" in log
