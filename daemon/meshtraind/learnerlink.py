@@ -186,6 +186,11 @@ class LearnerLink:
         if isinstance(body, LearnerLog):
             place.metrics.values = body.values
             return
+        if isinstance(body, LearnerHash) and rounds is not None:
+            self._tell_hash(body)
+            return
+        if rounds is not None and rounds.finished:
+            return  # its process may have been seen to end before its last words were read
         if isinstance(body, LearnerBarrier):
             reached = rounds.enter_barrier(body.number) if rounds is not None else 0
             place.tasks.spawn(self._barrier(rounds, body.number, reached), f"barrier {body.number}")
@@ -203,8 +208,6 @@ class LearnerLink:
             case LearnerStepped():
                 place.metrics.stepped(body)
                 rounds.stepped(body)
-            case LearnerHash():
-                self._tell_hash(body)
             case LearnerIdle(reason=reason, finished=finished):
                 if finished:
                     rounds.gone(reason)
@@ -220,7 +223,11 @@ class LearnerLink:
         try:
             newest = await self._place.agreement.barrier(number, reached, self.notify)
         except RequestError as error:
-            self.notify(BarrierPassed(number=number, error=str(error)[: limits.ERROR_CHARS_MAX]))
+            text = str(error)[: limits.ERROR_CHARS_MAX]
+            if rounds is None:
+                self.notify(BarrierPassed(number=number, error=text))
+            else:
+                rounds.barrier_broken(text)
             return
         if rounds is None:
             self.notify(BarrierPassed(number=number, error=None))

@@ -24,7 +24,7 @@ from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace, StepLost
 from meshwire.messages.rounds import Bind
-from meshwire.plan import Plan
+from meshwire.plan import Plan, parameter_buckets
 from meshwire.roundevents import (
     Broadcast,
     Committed,
@@ -95,7 +95,7 @@ class Rounds:
             job=job,
             generation=generation,
             staleness=staleness,
-            norm_buckets=_parameter_buckets(plan, manifest),
+            norm_buckets=parameter_buckets(plan, manifest),
             result=_values(memory.result()),
             on_bucket=self._bucket_complete,
             on_result=self._result_decoded,
@@ -130,7 +130,6 @@ class Rounds:
         self._performing = False
         self._committed = 0
         self._forgotten = 0
-        self._gone = False
         self.stats = RoundStats()
         self.samples = 0
         self.finished = False  # the learner takes no further step
@@ -168,6 +167,9 @@ class Rounds:
 
     def applied(self, round_: int) -> None:
         """The learner has applied a round: the result slot is free for the next one."""
+        if not self._turn.holds(round_):
+            self._fail(f"the learner has applied round {round_}, which it was not given (R1)")
+            return
         effects = self._machine.learner_applied(round_, self._now())
         if self._machine.applied == round_:
             self._executor.open_result(round_ + 1)
@@ -175,6 +177,9 @@ class Rounds:
 
     def stepped(self, message: LearnerStepped) -> None:
         """A step has ended; the learner waits for the word to start the next one."""
+        if not self._turn.at_end(message.step):
+            self._fail(f"the learner has ended step {message.step}, which was not at its end")
+            return
         self.samples += message.samples
         self._turn.wants_to_start(message.step + 1)
         self._perform([])
@@ -190,18 +195,24 @@ class Rounds:
 
     def gone(self, reason: str) -> None:
         """No step will ever follow: the learner has finished, or is dead (V2)."""
-        self.finished = True
-        if not self._gone:
-            self._gone = True
+        if not self.finished:
+            self.finished = True
             self._turn.gone()
             self._perform(self._machine.absent(reason, self._now(), gone=True))
 
     def enter_barrier(self, number: int) -> int:
         """The learner waits for all others. Returns the last round it has contributed to."""
+        if self._turn.in_barrier:
+            self._fail(f"the learner entered barrier {number} while it was in another")
         self._turn.enter_barrier(number)
         if self._machine.settings.staleness or self._dealing is not None:
             self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=number == 0)
         return self._machine.decided
+
+    def barrier_broken(self, error: str) -> None:
+        """Some other will never come: the learner goes on, after the rounds that it is to apply."""
+        self._turn.barrier_broken(error)
+        self._perform([])
 
     def all_in_barrier(self, newest_round: int) -> None:
         """So do all others; none has contributed to a round after `newest_round`."""
@@ -277,7 +288,7 @@ class Rounds:
         self._perform(self._machine.start_step(step, self._now()))
 
     def _resume(self) -> None:
-        if self._machine.phase is Phase.ABSENT and not self._gone:
+        if self._machine.phase is Phase.ABSENT and not self.finished:
             self._perform(self._machine.present(self._now()))
 
     def _bucket_complete(
@@ -366,7 +377,7 @@ class Rounds:
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
-        upto = self._committed if self._gone else min(self._committed, self._machine.applied)
+        upto = self._committed if self.finished else min(self._committed, self._machine.applied)
         for round_ in range(self._forgotten + 1, upto + 1):
             self._executor.forget(round_)
         self._forgotten = max(self._forgotten, upto)
@@ -382,11 +393,6 @@ class Rounds:
     def _timer_fired(self) -> None:
         self._timer = None
         self._perform(self._machine.timer(self._now()))
-
-
-def _parameter_buckets(plan: Plan, manifest: ModelManifest) -> int:
-    """How many buckets hold parameters: all but the one of float buffers, which is the last."""
-    return sum(1 for bucket in plan.buckets if manifest.tensors[plan.spans[bucket.spans[0]].tensor].kind == "parameter")
 
 
 def _values(slot: memoryview) -> Values:

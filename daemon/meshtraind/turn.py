@@ -80,8 +80,8 @@ class Turn:
         self._pending_step = step
 
     def idle(self) -> None:
-        """The learner does something else than its step, which has begun and not bound: it will begin it again."""
-        if self._pending_step is None and self._machine.phase is Phase.COMPUTING:
+        """The learner does something else than its step. One that it has not sealed it will begin again."""
+        if self._pending_step is None and self._machine.phase in (Phase.COMPUTING, Phase.BOUND, Phase.GIVEN_UP):
             self._pending_step = self._begun_step
 
     def gone(self) -> None:
@@ -99,6 +99,13 @@ class Turn:
         """So have all others; none has contributed to a newer round before it."""
         self._barrier_round = newest_round
 
+    def barrier_broken(self, error: str) -> None:
+        """Somebody will never reach it: the learner is told, and goes on."""
+        assert self._barrier is not None
+        self._notify(BarrierPassed(number=self._barrier, error=error))
+        self._barrier = None
+        self._resume()
+
     def advance(self) -> None:
         """Tells the learner all that it can be told."""
         while (notice := self._next_notice()) is not None:
@@ -109,6 +116,19 @@ class Turn:
                 self._pending_step = None
                 self._begun_step = notice.step
                 self._start(notice.step)
+
+    def holds(self, round_: int) -> bool:
+        """Whether the learner was given this round, and has not said that it has applied it."""
+        return self._given == round_ > self._machine.applied
+
+    def at_end(self, step: int) -> bool:
+        """Whether this step has begun and is sealed, and the learner has not said that it has ended."""
+        return step == self._begun_step and self._pending_step is None and self._machine.phase is Phase.BOUNDARY
+
+    @property
+    def in_barrier(self) -> bool:
+        """Whether the learner waits for all others."""
+        return self._barrier is not None
 
     @property
     def waits(self) -> bool:

@@ -102,6 +102,11 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
     return Plan(segment_values, total_values, spans, tuple(buckets))
 
 
+def parameter_buckets(plan: Plan, manifest: ModelManifest) -> int:
+    """How many buckets hold parameters: all but the one of float buffers, which is the last."""
+    return sum(1 for bucket in plan.buckets if manifest.tensors[plan.spans[bucket.spans[0]].tensor].kind == "parameter")
+
+
 def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], int]:
     """The spans, and the end of the last one, all aligned."""
     spans: list[Span] = []

@@ -1,0 +1,212 @@
+"""What a learner says in a wrong order ends its job with a sentence; what it says too late, or lost, blocks nobody."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+import pytest
+
+from meshtraind.agreement import Agreement
+from meshtraind.learnerlink import LearnerLink, Place
+from meshtraind.memory import SharedMemory
+from meshtraind.metrics import MetricsKeeper
+from meshtraind.rounds import Rounds
+from meshtraind.tasks import TaskSet
+from meshwire.jobs import new_job_id
+from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.job import BlobRef, JobSpec, Member
+from meshwire.messages.learner import (
+    BarrierPassed,
+    LearnerApplied,
+    LearnerBack,
+    LearnerBarrier,
+    LearnerBucket,
+    LearnerIdle,
+    LearnerSealed,
+    LearnerStepped,
+    RoundDone,
+    Start,
+)
+from meshwire.plan import plan_buckets
+from meshwire.syncmode import sync_settings
+from meshwire.wiretypes import Wire
+
+MANIFEST = ModelManifest(
+    tensors=(
+        TensorSpec(name="weight", shape=(300,), dtype="float32", kind="parameter"),
+        TensorSpec(name="mean", shape=(3,), dtype="float32", kind="buffer"),
+    ),
+    optimizer="SGD",
+)
+PLAN = plan_buckets(MANIFEST, 1024)
+JOB = new_job_id(bytes(4), 0.0)
+
+
+class Peer:
+    """The link to another member, of which nothing comes."""
+
+    def __init__(self) -> None:
+        self.writable = True
+        self.sent: list[Wire] = []
+
+    def notify(self, body: Wire, **_header: int) -> None:
+        self.sent.append(body)
+
+    def send_chunk(self, *_frame: object) -> None:
+        pass
+
+    def on_writable(self, _callback: object) -> Any:
+        return lambda: None
+
+    def socket_bytes_sent(self) -> tuple[int, str]:
+        return 0, "link"
+
+    chunk_payload_bytes_sent = 0
+
+
+class Desk:
+    """A daemon's side of one learner: real rounds, of one member or more, and all that was said."""
+
+    def __init__(self, members: int, sync: str) -> None:
+        settings = sync_settings(sync, shares="equal")
+        self.told: list[Wire] = []
+        self.failed: list[str] = []
+        self.memory = SharedMemory()
+        layout = MemoryLayout.for_bound(PLAN.total_values, settings.staleness)
+        os.ftruncate(self.memory.descriptor, layout.total_bytes)
+        self.memory.map(layout)
+        spec = JobSpec(
+            job=JOB, name="test", submitter="0" * 64, created_at_s=0.0, script="train.py", args=(), env=(),
+            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=settings, codec="fp32", on_nan="stop",
+            seed=0, bucket_bytes=1024, hash_every=0, trace=False,
+        )  # fmt: skip
+        who = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(members))
+        job = cast(Any, SimpleNamespace(spec=spec, rank=0, members=who, ended=False, folder=Path("/none")))
+        self.links = cast(Any, {rank: Peer() for rank in range(1, members)})
+        self.gone: set[int] = set()
+        self.agreement = Agreement(JOB, 0, who, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
+        preparation = cast(Any, SimpleNamespace(manifest=MANIFEST, plan=PLAN, samples=None))
+        self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
+        place = Place(
+            job=job, who="rank 0 (n0)", links=self.links, generation=1, rtt_s=0.001, memory=self.memory,
+            agreement=self.agreement, preparation=preparation, metrics=MetricsKeeper(self.links), tasks=self.tasks,
+        )  # fmt: skip
+        self.link = LearnerLink(place, self.failed.append, lambda _body: None, lambda: None)
+        self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
+        self.link.attach(cast(Any, self.connection))
+        self.link._begin_rounds()
+        self.link._begin()
+
+    @property
+    def rounds(self) -> Rounds:
+        assert self.link.rounds is not None
+        return self.link.rounds
+
+    def say(self, *notices: Wire) -> list[Wire]:
+        """What the daemon tells the learner at that."""
+        self.told.clear()
+        for notice in notices:
+            self.link.notice(notice)
+        return list(self.told)
+
+    def compute(self, step: int, buckets: int = len(PLAN.buckets)) -> list[Wire]:
+        """A step from its first bucket to its seal; without the seal if not all `buckets`."""
+        notices: list[Wire] = [LearnerBucket(step=step, bucket=bucket, weight=1.0) for bucket in range(buckets)]
+        if buckets == len(PLAN.buckets):
+            notices.append(LearnerSealed(step=step, used=b"\x01", integers=()))
+        return self.say(*notices)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        self.link.close()
+        await self.tasks.close()
+        self.memory.close()
+
+
+def stepped(step: int) -> LearnerStepped:
+    return LearnerStepped(step=step, samples=1, step_s=0.1, exposed_s=0.0)
+
+
+def kinds(notices: list[Wire]) -> list[type[Wire]]:
+    return [type(notice) for notice in notices]
+
+
+async def turns() -> None:
+    """The loop's, for tasks that wait for nothing."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("round_", [1, 2], ids=["twice", "not given"])
+async def test_only_the_round_that_was_given_is_applied(round_: int) -> None:
+    """R1: each once, in order."""
+    async with Desk(1, "ssp:2") as desk:
+        assert kinds(desk.compute(1)) == [RoundDone]
+        assert kinds(desk.say(LearnerApplied(round=1), stepped(1))) == [Start]
+        desk.say(LearnerApplied(round=round_))
+        assert desk.failed == [f"rank 0 (n0): the learner has applied round {round_}, which it was not given (R1)"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("step", [1, 2, 3], ids=["twice", "before its seal", "not begun"])
+async def test_only_the_step_that_was_begun_ends(step: int) -> None:
+    """R1: who said so twice would be told to start the step that runs."""
+    async with Desk(1, "ssp:2") as desk:
+        desk.compute(1)
+        assert kinds(desk.say(LearnerApplied(round=1), stepped(1))) == [Start]
+        assert not desk.failed
+        desk.say(stepped(step))
+        assert desk.failed == [f"rank 0 (n0): the learner has ended step {step}, which was not at its end"]
+
+
+@pytest.mark.asyncio
+async def test_a_learner_that_has_finished_says_nothing_more() -> None:
+    """Its process may have been seen to end before its last words were read: nobody waits for it again (R5)."""
+    async with Desk(2, "ssp:2") as desk:
+        desk.rounds.gone("its script has ended")
+        for late in (LearnerBack(), LearnerIdle(reason="idle", finished=False), LearnerBarrier(number=1), stepped(1)):
+            assert desk.say(late) == []
+        await turns()
+        assert not desk.failed
+        assert desk.rounds._machine._learner.gone
+        assert not desk.links[1].sent, "it is in no barrier"
+
+
+@pytest.mark.asyncio
+async def test_one_barrier_at_a_time() -> None:
+    async with Desk(2, "ssp:2") as desk:
+        desk.say(LearnerBarrier(number=1), LearnerBarrier(number=2))
+        assert desk.failed == ["rank 0 (n0): the learner entered barrier 2 while it was in another"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+async def test_a_learner_goes_on_after_a_barrier_that_cannot_be_passed(sync: str) -> None:
+    """A script may catch that error: it is told to start again, as after a barrier that was passed."""
+    async with Desk(2, sync) as desk:
+        desk.gone.add(1)
+        desk.say(LearnerBarrier(number=1))
+        await turns()
+        passed = desk.told[0]
+        assert isinstance(passed, BarrierPassed)
+        assert passed.error == "rank 1 (n1) ended its script; waiting to reach barrier 1 is in vain"
+        assert desk.told[1:] == ([] if sync == "bsp" else [Start(step=1, decided=0)])
+        desk.compute(1)
+        assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_step_left_in_its_backward_pass_is_begun_again() -> None:
+    """V2: it is void, and the learner, which has not sealed it, waits to be told to start."""
+    async with Desk(1, "ssp:2") as desk:
+        desk.compute(1, buckets=1)
+        told = desk.say(LearnerIdle(reason="no samples", finished=False))
+        assert kinds(told) == [RoundDone]
+        assert desk.say(LearnerApplied(round=1), LearnerBack()) == [Start(step=1, decided=1)]
+        assert not desk.failed
