@@ -77,11 +77,15 @@ def scale(parameters: Iterable[torch.Tensor], factor: float) -> None:
 def covers(parameters: torch.Tensor | Iterable[torch.Tensor], trained: Iterable[torch.Tensor]) -> bool:
     """Whether the given parameters are the trained ones, except that those without a gradient may be left out.
 
-    Only then is their norm the one that travels with a round.
+    Only then is their norm the one that travels with a round. Frozen parameters, as `model.parameters()` gives them,
+    add nothing to it.
     """
-    given = {id(p) for p in ([parameters] if isinstance(parameters, torch.Tensor) else parameters)}
+    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     own = list(trained)
-    return given <= {id(p) for p in own} and all(id(p) in given for p in own if p.grad is not None)
+    known, found = {id(p) for p in own}, {id(p) for p in given}
+    return all(id(p) in known for p in given if p.requires_grad or p.grad is not None) and all(
+        id(p) in found for p in own if p.grad is not None
+    )
 
 
 class Untouched:

@@ -90,6 +90,8 @@ def test_all_parameters_or_a_part() -> None:
     assert not covers(weight, model.parameters())
     assert covers(weight, [weight])
     assert not covers([*model.parameters(), nn.Parameter(torch.zeros(1))], model.parameters())
+    frozen = nn.Parameter(torch.zeros(1), requires_grad=False)
+    assert covers([*model.parameters(), frozen], model.parameters()), "as model.parameters() of a partly frozen model"
     bias.grad = None
     assert covers([p for p in model.parameters() if p.grad is not None], model.parameters())
 
