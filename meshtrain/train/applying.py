@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError, NonFiniteGradient
@@ -118,7 +119,7 @@ class Applying:
                 own.append((parameter, parameter.grad))
                 if mean is not None and coefficient != 1.0:
                     mean.mul_(coefficient)
-                parameter.grad = None if mean is None else mean.to(parameter)
+                parameter.grad = None if mean is None else _laid_out(mean, parameter)
             yield
         finally:
             for parameter, gradient in own:
@@ -136,3 +137,11 @@ class Applying:
         finally:
             for name, value in told.items():
                 setattr(optimizer, name, value)
+
+
+def _laid_out(mean: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """The mean as a gradient of this parameter; without a copy if it is like it. Fused optimizers take both, value by
+    value, as they lie in memory."""
+    if mean.stride() == parameter.stride():
+        return mean.to(parameter)
+    return torch.empty_like(parameter).copy_(mean)

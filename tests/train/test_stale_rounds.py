@@ -102,6 +102,31 @@ def test_plain_delay(staleness: int, make: Make) -> None:
     torch.testing.assert_close(models[0].x.detach(), delayed(staleness, make, 20), rtol=1e-5, atol=1e-6)
 
 
+def trained_images(channels_last: bool, fused: bool) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3))
+    images = torch.randn(2, 3, 8, 8)
+
+    def script(session: Session, rank: int) -> list[Tensor]:  # noqa: ARG001
+        model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        session.prepare(model, optimizer)
+        for _ in range(4):
+            step(model, optimizer, images)
+        session.finish()
+        return [parameter.detach().contiguous() for parameter in model.parameters()]
+
+    with LocalDaemon(1, sync="ssp:2", visibility="fixed") as daemon:
+        return daemon.run(script)[0]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_layout_of_parameters_in_memory(fused: bool) -> None:
+    """O2: a mean is a gradient like any other, also for a fused optimizer, which goes through memory in its order."""
+    for ours, plain in zip(trained_images(True, fused), trained_images(False, False), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-3, atol=1e-4)
+
+
 def test_ssp_0_is_bsp() -> None:
     """One engine: s=0 has no path of its own that differs in a bit."""
     bound_0, _ = descend(0, sgd(0.05, momentum=0.9), 10)
