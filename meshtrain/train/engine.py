@@ -82,8 +82,12 @@ class Engine:
         self.boundary = Boundary(base, step, original, self.gradients, channel)
 
     def flush(self) -> None:
-        """At the end: takes every round that anybody has contributed to, unless this learner is in all of them."""
-        if self._settings.absent_in_barriers:
+        """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
+
+        Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
+        the script's, which will not step on it, and none can follow before.
+        """
+        if self._settings.absent_in_barriers and self.gradients.done is None:
             self.boundary.flush()
 
     def tell_last_hash(self) -> None:

@@ -572,6 +572,27 @@ def test_finish_between_backward_and_step() -> None:
     assert torch.equal(first, second)
 
 
+def test_finish_between_backward_and_step_of_a_claimed_epoch() -> None:
+    """With s=0 the script has not stepped on the round in hand: nothing more can be applied, and nobody waits."""
+
+    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        model = Mean()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
+        model, optimizer, loader = session.prepare_with_loader(model, optimizer, loader)
+        for number, (x,) in enumerate(loader):
+            optimizer.zero_grad()
+            model(x).backward()
+            if number == 2:
+                break
+            optimizer.step()
+        session.finish()
+
+    with LocalDaemon(2, shares="speed") as daemon:
+        daemon.run(script)
+        assert set(daemon.hashes) == {1, 2}
+
+
 def test_script_that_raises_does_not_wait_for_the_others() -> None:
     """A flush would wait for peers that go on; finish() in a `finally` must not."""
     ended = threading.Event()
