@@ -71,7 +71,6 @@ class Session:
         self._engine: Engine | None = None
         self._deal: ClaimedDeal | None = None
         self._barriers = 0
-        self._hashed_round = 0
         self._finished = False
 
     @classmethod
