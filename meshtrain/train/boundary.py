@@ -235,11 +235,11 @@ class Boundary:
         if self._gradients.sealed:
             raise UsageError("mt.barrier() between backward() and optimizer.step(): call it after the step")
         self._leave()
-        self._enter(number)
-        if self._step_parts.absent_in_barriers:
-            self.wait_start()
-        else:
-            self._started = self._gradients.step
+        try:
+            self._enter(number)
+        finally:  # told that some peer will never come, it goes on as well
+            if self._passed is not None:
+                self._resume()
 
     def flush(self) -> None:
         """At the end: every round that anybody has contributed to is in the base, and the model holds it."""
@@ -299,6 +299,12 @@ class Boundary:
             raise MeshtrainError(f"the daemon answered barrier {number} with {self._passed.number}: versions differ")
         if self._passed.error is not None:
             raise RequestError(self._passed.error)
+
+    def _resume(self) -> None:
+        if self._step_parts.absent_in_barriers:
+            self.wait_start()
+        else:
+            self._started = self._gradients.step
 
     def _show_view(self) -> None:
         if not self._bases:

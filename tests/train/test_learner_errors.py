@@ -297,6 +297,27 @@ def test_data_sets_that_differ() -> None:
         daemon.run(script)
 
 
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+def test_a_script_may_go_on_after_a_barrier_that_cannot_be_passed(sync: str) -> None:
+    """It is told to start before it computes again: a step that the daemon has not begun is a breach (R1)."""
+
+    def script(session: Session, rank: int) -> None:
+        model, optimizer = prepared(session)
+        if rank == 1:
+            return
+        with pytest.raises(RequestError, match="finished without it"):
+            session.barrier()
+        assert session._engine is not None
+        assert session._engine.boundary._started == 1
+        optimizer.zero_grad()
+        model(X).sum().backward()
+        optimizer.step()
+
+    with LocalDaemon(2, sync=sync) as daemon:
+        daemon.run(script)
+        assert daemon.round == 1
+
+
 def test_stop_is_raised_in_the_loop() -> None:
     with LocalDaemon(2) as daemon:
 
