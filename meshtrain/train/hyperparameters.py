@@ -47,6 +47,7 @@ class Hyperparameters:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._names = [sorted(_numbers(group)) for group in optimizer.param_groups]
+        self._state: list[set[str]] = [set() for _ in self._names]  # names that steps have written
 
     def pack(self, clip: float | None, *, clip_known: bool) -> bytes:
         """The values now, for a bind.
@@ -71,13 +72,20 @@ class Hyperparameters:
 
     @contextmanager
     def in_force(self, groups: tuple[GroupValues, ...]) -> Iterator[None]:
-        """Inside, the optimizer has these values; afterwards its own again."""
+        """Inside, the optimizer has these values; afterwards its own again.
+
+        A number that the step itself writes, such as a count of steps or an estimated rate, is state of the base: it
+        stays as the step has left it, which is the same on all peers, and rounds do not set it any more.
+        """
         own = self._values()
-        self._set(groups)
+        self._set(tuple(self._without_state(groups)))
+        begun = self._values()
         try:
             yield
         finally:
-            self._set(own)
+            for written, before, after in zip(self._state, begun, self._values(), strict=True):
+                written.update(name for name, value in after.items() if value != before[name])
+            self._set(tuple(self._without_state(own)))
 
     @property
     def _name(self) -> str:
@@ -86,6 +94,10 @@ class Hyperparameters:
     def _values(self) -> tuple[GroupValues, ...]:
         groups = zip(self._names, self._optimizer.param_groups, strict=False)  # groups may be added later: frozen ones
         return tuple({name: _number(group[name]) for name in names} for names, group in groups)
+
+    def _without_state(self, groups: tuple[GroupValues, ...]) -> Iterator[GroupValues]:
+        for values, written in zip(groups, self._state, strict=True):
+            yield {name: value for name, value in values.items() if name not in written}
 
     def _set(self, groups: tuple[GroupValues, ...]) -> None:
         for values, group in zip(groups, self._optimizer.param_groups, strict=False):

@@ -11,6 +11,8 @@ from torch import nn
 
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.hyperparameters import Hyperparameters
+from meshtrain.train.session import Session
+from tests.train.localdaemon import LocalDaemon
 
 
 def adamw(**options: Any) -> torch.optim.Optimizer:
@@ -46,6 +48,39 @@ def test_rate_in_a_tensor_stays_the_same_tensor() -> None:
         assert optimizer.param_groups[0]["lr"] is rate
         assert rate.item() == 0.5
     assert rate.item() == torch.tensor(0.1).item()
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a count of its steps among the options, as some optimizers keep what they estimate."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__([{"params": model.parameters(), "count": 0}], lr=0.1)
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["count"] += 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_what_a_step_writes_is_of_the_base(staleness: int) -> None:
+    """O2: it advances with every round, also where binds carry what it was rounds ago and rates that differ."""
+
+    def script(session: Session, rank: int) -> int:
+        model = nn.Linear(3, 1)
+        optimizer = Counting(model)
+        session.prepare(model, optimizer)
+        for number in range(6):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+            optimizer.param_groups[0]["lr"] = 0.1 + number + rank
+        session.finish()
+        assert optimizer.param_groups[0]["lr"] == 5.1 + rank
+        return int(optimizer.param_groups[0]["count"])
+
+    with LocalDaemon(2, sync=f"ssp:{staleness}", straggler="wait") as daemon:
+        assert daemon.run(script) == [6, 6] == [daemon.round] * 2
+        assert all(len(set(ranks.values())) == 1 for ranks in daemon.hashes.values()), "O9: base hashes"
 
 
 def test_what_schedulers_keep_in_the_groups_does_not_travel() -> None:
