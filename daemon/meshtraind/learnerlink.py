@@ -248,11 +248,16 @@ class LearnerLink:
         self.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
 
     def sign_of_life(self) -> None:
-        """Tells the learner what it waits for. Samples, within a step, are all that this daemon does not know of."""
+        """Tells the learner what it waits for. Samples, within a step, are all that this daemon does not know of.
+
+        One that has left much unread computes, for hours perhaps: no more is piled up for it.
+        """
+        if self._connection is None or not self._connection.writable:
+            return
         waiting = self.rounds.waiting() if self.rounds is not None else None
         if waiting is None:
             waiting = "what it has asked for is being worked on" if self._answering else "rounds of other members"
-        self.notify(Waiting(reason=waiting[: limits.ERROR_CHARS_MAX]))
+        self.notify(Waiting(reason=waiting))
 
     def close(self) -> None:
         """Closes connection and trace, and lets go of the rounds' memory."""

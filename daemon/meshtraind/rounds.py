@@ -221,10 +221,11 @@ class Rounds:
 
     def waiting(self) -> str | None:
         """What a blocked learner waits for; None while it computes."""
-        if self._turn.waits:
-            return self._machine.may_start()[1]
         blocked = self._machine.phase is Phase.BOUNDARY and self._machine.decided > self._machine.complete
-        return self._machine.waiting() if blocked else None
+        if not self._turn.waits and not blocked:
+            return None
+        text = self._machine.may_start()[1] if self._turn.waits else self._machine.waiting()
+        return text[: limits.ERROR_CHARS_MAX]
 
     @property
     def complete(self) -> int:

@@ -14,6 +14,7 @@ from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.rounds import Rounds
 from meshtraind.tasks import TaskSet
+from meshwire import limits
 from meshwire.jobs import new_job_id
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest, TensorSpec
@@ -29,6 +30,7 @@ from meshwire.messages.learner import (
     LearnerStepped,
     RoundDone,
     Start,
+    Waiting,
 )
 from meshwire.plan import plan_buckets
 from meshwire.syncmode import sync_settings
@@ -210,3 +212,24 @@ async def test_a_step_left_in_its_backward_pass_is_begun_again() -> None:
         assert kinds(told) == [RoundDone]
         assert desk.say(LearnerApplied(round=1), LearnerBack()) == [Start(step=1, decided=1)]
         assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_long_reason_fits_into_the_report() -> None:
+    async with Desk(1, "ssp:2") as desk:
+        desk.say(LearnerIdle(reason="x" * limits.ERROR_CHARS_MAX, finished=False))
+        waiting = desk.rounds.waiting()
+        assert waiting is not None
+        assert len(waiting) <= limits.ERROR_CHARS_MAX
+
+
+@pytest.mark.asyncio
+async def test_signs_of_life_do_not_pile_up() -> None:
+    """A learner that evaluates for a day reads none of them."""
+    async with Desk(1, "ssp:2") as desk:
+        desk.told.clear()
+        desk.link.sign_of_life()
+        assert kinds(desk.told) == [Waiting]
+        desk.connection.writable = False
+        desk.link.sign_of_life()
+        assert len(desk.told) == 1
