@@ -108,7 +108,10 @@ def trained_images(channels_last: bool, fused: bool) -> list[Tensor]:
     images = torch.randn(2, 3, 8, 8)
 
     def script(session: Session, rank: int) -> list[Tensor]:  # noqa: ARG001
-        model.to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+        if channels_last:
+            for parameter in model.parameters():
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
         session.prepare(model, optimizer)
         for _ in range(4):
