@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from meshtraind.connection import Connection
 from meshtraind.job import Job
+from meshwire import limits
 from meshwire.messages.job import Metrics, RankReport
 from meshwire.messages.learner import LearnerStepped
 
@@ -45,7 +46,7 @@ class MetricsKeeper:
         self._step_times_s.append(message.step_s)
         busy_s = message.step_s - message.exposed_s
         if message.samples and busy_s > 0:
-            self._speeds.append(message.samples / busy_s)
+            self._speeds.append(min(message.samples / busy_s, limits.SAMPLES_MAX))
 
     def report(self, job: Job, rank: int, rounds: "Rounds | None") -> RankReport:
         """What the other members are told."""

@@ -121,8 +121,8 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         return f"payload of {payload_bytes} bytes exceeds the limit of {limits.FRAME_PAYLOAD_BYTES_MAX}"
     if not 0.0 <= weight < float("inf"):
         return f"weight {weight} is not a finite number of samples"
-    if not 0.0 <= squared_norm < float("inf"):
-        return f"squared norm {squared_norm} is not a finite sum of squares"
+    if not 0.0 <= squared_norm <= limits.SQUARED_NORM_MAX:
+        return f"squared norm {squared_norm} is not a finite sum of squares of fp32 values"
     return Header(
         kind=Kind(kind),
         flags=Flags(flags),

@@ -24,7 +24,7 @@ headers = st.builds(
     contributors=U64,
     weight=st.floats(0, allow_infinity=False, allow_nan=False),
     complete=U32,
-    squared_norm=st.floats(0, allow_infinity=False, allow_nan=False),
+    squared_norm=st.floats(0, limits.SQUARED_NORM_MAX),
 )
 
 GOLDEN = {
@@ -120,6 +120,7 @@ def raw(**changes: object) -> bytes:
         ({"squared_norm": float("nan")}, "not a finite sum of squares"),
         ({"squared_norm": float("inf")}, "not a finite sum of squares"),
         ({"squared_norm": -0.5}, "not a finite sum of squares"),
+        ({"squared_norm": 1e308}, "not a finite sum of squares"),  # two of them have no finite sum
     ],
 )
 def test_what_is_wrong_is_named(changes: dict[str, object], reason: str) -> None:

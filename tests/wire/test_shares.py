@@ -3,7 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from meshwire import limits
+from meshwire.messages.job import Metrics
 from meshwire.shares import DEAD_BAND, GAIN_MIN, sizes_by_speed
 
 SPEEDS = st.lists(st.floats(0.01, 1e6), min_size=1, max_size=9)
@@ -23,6 +26,19 @@ def test_the_joint_batch_is_kept_and_everybody_has_a_sample(speeds: list[float],
         assert min(sizes) >= 1
         assert round_s(sizes, speeds) < round_s(equal, speeds)
         assert sizes_by_speed(speeds, batch, sizes) is None, "at the same speeds they stay"
+
+
+@given(st.lists(st.floats(0, limits.SAMPLES_MAX), min_size=1, max_size=9), st.integers(1, 64))
+def test_no_speed_of_a_report_makes_it_raise(speeds: list[float], batch: int) -> None:
+    sizes = sizes_by_speed(speeds, batch, [batch] * len(speeds))
+    assert sizes is None or (sum(sizes) == batch * len(speeds) and min(sizes) >= 1)
+
+
+@pytest.mark.parametrize("speed", [float("nan"), float("inf"), 1e308, -1.0])
+def test_a_report_holds_no_other_speed(speed: float) -> None:
+    """What a member says of itself must not break the arithmetic of rank 0."""
+    with pytest.raises(ValidationError, match="samples_per_s"):
+        Metrics(samples_per_s=speed)
 
 
 def test_sizes_are_in_proportion_to_speed() -> None:

@@ -207,7 +207,7 @@ class Metrics(Wire):
     nulls: int = 0  # rounds passed over
     void_rounds: int = 0
     steps_lost: int = 0  # cut off or too old (V2, R5)
-    samples_per_s: float = 0.0  # while computing; 0: not known yet
+    samples_per_s: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # while computing; 0: not known yet
     batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
 
 

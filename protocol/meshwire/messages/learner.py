@@ -104,9 +104,11 @@ class LearnerStepped(Wire):
     """Notice: `step` has ended, the learner stands at its boundary. Answer: the rounds to apply, then `Start`."""
 
     step: int
-    samples: int
-    step_s: float
-    exposed_s: float  # of this step: waiting for rounds, for Start, for samples
+    samples: Annotated[int, Field(ge=0, lt=limits.SAMPLES_MAX)]
+    step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    exposed_s: Annotated[
+        float, Field(ge=0, allow_inf_nan=False)
+    ]  # of this step: waiting for rounds, for Start, for samples
 
 
 @message("learner.log")
