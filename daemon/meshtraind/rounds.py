@@ -19,6 +19,7 @@ from meshtraind.trace import Trace
 from meshtraind.turn import Turn, round_done
 from meshwire import limits
 from meshwire.exchange import Part
+from meshwire.footprint import unapplied_max
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
@@ -43,8 +44,6 @@ from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
-
-UNAPPLIED_BYTES_MAX = 1024 * limits.MIB  # encoded results kept for a learner that does not apply them, if s allows
 
 
 class Rounds:
@@ -112,7 +111,7 @@ class Rounds:
                 staleness=staleness,
                 straggler=spec.sync.straggler,
                 visibility=spec.sync.visibility,
-                unapplied_max=max(2 * (staleness + 1), UNAPPLIED_BYTES_MAX // max(1, self._executor.round_bytes)),
+                unapplied_max=unapplied_max(self._executor.round_bytes, staleness),
                 rtt_s=rtt_s,
             ),
             trace,

@@ -5,10 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from meshwire import limits
 from meshwire.files import human_bytes
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest
 from meshwire.wiretypes import Wire
+
+UNAPPLIED_BYTES_MAX = 1024 * limits.MIB
+ROUND_OBJECTS_BYTES = 16 * limits.KIB  # a round's bookkeeping: what counts where the model is tiny
 
 Bytes = Annotated[int, Field(ge=0)]
 
@@ -117,6 +121,15 @@ def retained_bytes(encoded_bytes: int, staleness: int) -> int:
     others'. For one that does not compute at all its daemon keeps more, up to a limit of its own.
     """
     return (staleness + 1) * round_bytes(encoded_bytes, staleness) + encoded_bytes
+
+
+def unapplied_max(retained_round_bytes: int, staleness: int) -> int:
+    """How many rounds a daemon keeps for a learner that does not apply them, more than s of them in any case.
+
+    Args:
+        retained_round_bytes: of one (`round_bytes`).
+    """
+    return max(2 * (staleness + 1), UNAPPLIED_BYTES_MAX // (retained_round_bytes + ROUND_OBJECTS_BYTES))
 
 
 def fits(total_bytes: int, available_bytes: int) -> tuple[bool, str]:

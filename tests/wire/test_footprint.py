@@ -2,9 +2,10 @@
 
 import pytest
 
+from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.exchange import EncodedLayout
-from meshwire.footprint import ModelSize, fits, footprint, retained_bytes
+from meshwire.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
@@ -87,3 +88,13 @@ def test_a_larger_bound_never_takes_less() -> None:
 def test_fits_says_why() -> None:
     assert fits(2**30, 2**30) == (True, "has 1.0 GiB of memory, and the job takes 1.0 GiB")
     assert fits(2**31, 2**30) == (False, "has 1.0 GiB of memory, and the job takes 2.0 GiB")
+
+
+@pytest.mark.parametrize("encoded_bytes", [0, 100, 10_000, 1 << 20, 1 << 33])
+@pytest.mark.parametrize("staleness", [0, 2, 64])
+def test_what_is_kept_for_a_learner_that_does_not_apply_is_bounded(encoded_bytes: int, staleness: int) -> None:
+    """Also with a tiny model, of which a round's bookkeeping takes more than its values; and s rounds always fit."""
+    retained = round_bytes(encoded_bytes, staleness)
+    rounds = unapplied_max(retained, staleness)
+    assert rounds > staleness
+    assert rounds == 2 * (staleness + 1) or rounds * (retained + 16 * limits.KIB) <= limits.MIB * 1024

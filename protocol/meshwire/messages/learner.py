@@ -106,9 +106,7 @@ class LearnerStepped(Wire):
     step: int
     samples: Annotated[int, Field(ge=0, lt=limits.SAMPLES_MAX)]
     step_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
-    exposed_s: Annotated[
-        float, Field(ge=0, allow_inf_nan=False)
-    ]  # of this step: waiting for rounds, for Start, for samples
+    exposed_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # of it: waiting for rounds, for Start, for samples
 
 
 @message("learner.log")
