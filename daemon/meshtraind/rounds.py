@@ -184,7 +184,7 @@ class Rounds:
         self._perform([])
 
     def idle(self, reason: str, *, last: bool = False) -> None:
-        """No step will follow for now (R5), or, if it is the `last` time, ever: rounds are still applied."""
+        """No step will follow for now (R5): rounds are still applied. `last`: none ever, so none waits for it."""
         self._turn.idle()
         self._perform(self._machine.absent(reason, self._now(), gone=last))
 
@@ -205,7 +205,8 @@ class Rounds:
             self._fail(f"the learner entered barrier {number} while it was in another")
         self._turn.enter_barrier(number)
         if self._machine.settings.staleness or self._dealing is not None:
-            self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=number == 0)
+            last = number == 0 and self._spec.sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
+            self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=last)
         return self._machine.decided
 
     def barrier_broken(self, error: str) -> None:

@@ -32,6 +32,7 @@ from meshwire.messages.learner import (
     Start,
     Waiting,
 )
+from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.plan import plan_buckets
 from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
@@ -72,8 +73,8 @@ class Peer:
 class Desk:
     """A daemon's side of one learner: real rounds, of one member or more, and all that was said."""
 
-    def __init__(self, members: int, sync: str) -> None:
-        settings = sync_settings(sync, shares="equal")
+    def __init__(self, members: int, sync: str, visibility: str | None = None) -> None:
+        settings = sync_settings(sync, visibility=visibility, shares="equal")
         self.told: list[Wire] = []
         self.failed: list[str] = []
         self.memory = SharedMemory()
@@ -233,3 +234,18 @@ async def test_signs_of_life_do_not_pile_up() -> None:
         desk.connection.writable = False
         desk.link.sign_of_life()
         assert len(desk.told) == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("visibility", ["eager", "fixed"])
+async def test_what_is_kept_for_a_learner_in_its_last_barrier_is_bounded(visibility: str) -> None:
+    """It applies rounds until all have finished. `fixed` passes over none but learners that are gone (R8)."""
+    async with Desk(2, "ssp:2", visibility) as desk:
+        desk.say(LearnerBarrier(number=0))
+        machine = desk.rounds._machine
+        for round_ in range(1, 3):
+            desk.rounds.message(1, Bind(round=round_, step=round_, base=0, weight=1.0))
+            desk.rounds.message(1, Call(round=round_))
+            desk.rounds.message(1, Seal(round=round_, used=b"\x01", integers=()))
+        assert machine.decided == 2, "nobody waits for it"
+        assert machine._learner.gone == (visibility == "fixed")
