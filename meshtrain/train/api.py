@@ -1,9 +1,11 @@
 """Which world this process trains in: a job's, or its own."""
 
 import atexit
+import os
 import signal
 import sys
 import threading
+import traceback
 from types import FrameType
 
 from meshtrain.errors import JobStopped
@@ -35,8 +37,16 @@ def _enter(environment: Environment) -> Session:
 
 def _at_exit(session: Session) -> None:
     """A script that forgot mt.finish() has finished; one that raised has not: its step is void (V2)."""
-    if getattr(sys, "last_value", None) is None:
+    if getattr(sys, "last_value", None) is not None:
+        return
+    try:
         session.finish()
+    except Exception:
+        # Python would print it and keep the script's exit code, which tells the daemon of a success.
+        traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _stopped(number: int, frame: FrameType | None) -> None:  # noqa: ARG001

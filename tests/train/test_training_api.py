@@ -104,6 +104,28 @@ def test_script_that_raises_is_not_finished(sync: str) -> None:
         assert daemon.idle == []
 
 
+@pytest.mark.parametrize("finish", ["", "mt.finish()"])
+def test_what_fails_at_the_end_fails_the_script(finish: str) -> None:
+    """V1, `--on-nan stop`: also for a round that comes after the last step, and in a script without mt.finish()."""
+    script = f"""
+import meshtrain as mt
+import torch
+from torch import nn
+model = nn.Linear(3, 1)
+model, optimizer = mt.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for value in (0.0, 0.0, float("nan")):
+    optimizer.zero_grad()
+    model(torch.full((2, 3), value)).sum().backward()
+    optimizer.step()
+{finish}
+"""
+    with LocalDaemon(1, sync="ssp:2", visibility="fixed") as daemon:
+        process = start_learner(script, daemon, 0)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 1
+        assert "NonFiniteGradient: round 3 is void" in err
+
+
 def test_stopped_script_may_clean_up() -> None:
     """A job that ends: SIGTERM raises JobStopped in the script, its finally blocks run."""
     script = """
