@@ -67,7 +67,7 @@ def prepare(
     With `--sync bsp`, `p.grad` then holds the average over all peers, weighted by their samples, when `loss.backward()`
     returns. With `--sync ssp:S` it keeps this peer's own gradient, and `optimizer.step()` applies the averages that
     have arrived. All peers start from the first one's parameters, buffers and optimizer state. The model is moved to
-    `device()` if it lies on the CPU; batches of the returned loader come on that device.
+    `device()` if it lies on the CPU; batches of the returned loader come on that device, except of an IterableDataset.
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
@@ -149,7 +149,12 @@ def device() -> "torch.device":
 
 
 def barrier() -> None:
-    """Returns when every peer has called it. The models of all are equal then, also with `--sync ssp:S`."""
+    """Returns when every peer has called it. The models of all are equal then, also with `--sync ssp:S`.
+
+    Raises:
+        UsageError: between `backward()` and `optimizer.step()`.
+        RequestError: some peer has finished without it.
+    """
     from meshtrain.train import api
 
     api.world().barrier()
