@@ -9,6 +9,7 @@ from pathlib import Path
 from meshtraind.blobs import BlobStore
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
+from meshwire import limits
 from meshwire.manifest import first_difference
 from meshwire.messages.job import (
     BarrierReached,
@@ -62,8 +63,8 @@ class Agreement:
         self._changed = asyncio.Event()
         self._exported: tuple[int, ...] = ()
 
-    def news(self, message: News) -> None:
-        """Takes a message of another member."""
+    def news(self, message: News) -> str | None:
+        """Takes a message of another member. Returns what is wrong with it, or None."""
         match message:
             case Model():
                 self._models[message.rank] = message
@@ -76,8 +77,11 @@ class Agreement:
             case StateReady():
                 self._ready.add(message.rank)
             case BarrierReached():
+                if sum(rank == message.rank for _, rank in self._barriers) >= limits.BARRIERS_OPEN_MAX:
+                    return f"rank {message.rank} is in more than {limits.BARRIERS_OPEN_MAX} barriers"
                 self._barriers[message.number, message.rank] = message.round
         self.wake()
+        return None
 
     def wake(self) -> None:
         """Something changed; waits look again."""

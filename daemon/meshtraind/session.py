@@ -224,7 +224,8 @@ class Session:
         elif isinstance(body, BaseHash):
             self._take_hash(body)
         elif isinstance(body, NEWS_TYPES):
-            self._agreement.news(body)
+            if wrong := self._agreement.news(body):
+                return wrong
             if isinstance(body, BarrierReached) and self.rounds is not None and not self.job.ended:
                 self.rounds.peer_in_barrier(rank, inside=True)
         elif not isinstance(body, Message):

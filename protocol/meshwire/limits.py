@@ -51,6 +51,7 @@ JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
 # Rounds (R0, V2)
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)
 CLAIM_BATCHES_MAX = 4096  # of one bind: a step that accumulates so many batches is none
+BARRIERS_OPEN_MAX = 64  # of one member that others have not passed: one, unless its script goes on after their errors
 SAMPLES_MAX = 2**31  # of one step, and of what one learner computes in a second
 SQUARED_NORM_MAX = 1e100  # of one run: fp32 in VALUES_MAX values gives 1e87, and sums of many stay finite
 STEP_HISTORY_MAX = 100  # steps behind a learner's median and 95th percentile: several minutes, and cheap to sort

@@ -15,6 +15,7 @@ from meshtrain.localmesh import LocalDaemon, LocalMesh
 from meshtraind.agreement import Agreement
 from meshtraind.connection import Connection, RequestError
 from meshtraind.links import Links
+from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header
@@ -106,6 +107,15 @@ async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
     agreement.news(BarrierReached(job=JOB, rank=0, number=1))
     with pytest.raises(RequestError, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
         await asyncio.wait_for(agreement.barrier(1, 0, lambda _event: None), 10)
+
+
+def test_a_member_cannot_be_in_barriers_without_end() -> None:
+    """Nobody else has passed them, so they are kept."""
+    members = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate("ab"))
+    agreement = Agreement(JOB, 0, members, lambda _rank, _message: None, set)
+    wrong = [agreement.news(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
+    assert not any(wrong[:-1])
+    assert wrong[-1] == f"rank 1 is in more than {limits.BARRIERS_OPEN_MAX} barriers"
 
 
 @pytest.fixture(scope="module")
