@@ -15,7 +15,7 @@ from meshtraind.app import App, Config, StartError
 from meshtraind.connection import RequestError
 from meshtraind.links import Links
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC
+from meshwire.header import HEADER_BYTES, LAYOUT, WIRE_VERSION, MAGIC
 from meshwire.messages.local import PairCode, PairJoin, Unpair
 from meshwire.wiretypes import Wire
 
@@ -174,13 +174,14 @@ async def test_a_peer_of_another_wire_version_is_refused_and_both_versions_named
 ) -> None:
     async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
         links: Links = bert.mesh._links
-        newer = {"wire_oldest": 2, "wire_newest": 3}
+        newer = {"wire_oldest": WIRE_VERSION + 1, "wire_newest": WIRE_VERSION + 2}
+        theirs = f"{WIRE_VERSION + 1} to {WIRE_VERSION + 2}"
         monkeypatch.setattr(links, "_hello", links._hello.model_copy(update=newer))
         pairing = asyncio.get_running_loop().create_task(pair(anna, bert), name="pairing")
         await until(lambda: "speaks wire version" in caplog.text, "the refusal")
         assert (
-            "bert speaks wire version 2 to 3, anna 1" in caplog.text
-            or "anna speaks wire version 1, bert 2 to 3" in caplog.text
+            f"bert speaks wire version {theirs}, anna {WIRE_VERSION}" in caplog.text
+            or f"anna speaks wire version {WIRE_VERSION}, bert {theirs}" in caplog.text
         )
         await asyncio.wait_for(pairing, TIMEOUT_S)
         assert not linked(anna)

@@ -22,6 +22,7 @@ from meshtraind.threads import in_thread
 from meshwire import limits
 from meshwire.files import FileEntry, FileManifest
 from meshwire.messages.job import BlobRef, Fetch, JobSpec
+from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import Wire
 
 JOB = "0" * 12
@@ -179,7 +180,7 @@ def make_spec(store: BlobStore, files: dict[str, bytes]) -> JobSpec:
         env=(),
         files=put(store, FileManifest(entries=tuple(entries)).pack()),
         data=None,
-        sync="bsp",
+        sync=SyncSettings(),
         codec="fp32",
         on_nan="stop",
         seed=1,

@@ -165,7 +165,7 @@ def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sync": "ssp:2"}, "--sync ssp:2 is not built yet"),
+        ({"sync": "ssp:x"}, "--sync ssp:x: use bsp, or ssp:S"),
         ({"codec": "zip"}, "there is no codec 'zip'"),
         ({"peers": 4}, "only 3 devices"),
         ({"on": ("anna", "zoe")}, "no linked device is called 'zoe'"),
