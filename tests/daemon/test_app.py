@@ -15,7 +15,7 @@ from meshtraind.app import App, Config, StartError
 from meshtraind.connection import RequestError
 from meshtraind.links import Links
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, LAYOUT, WIRE_VERSION, MAGIC
+from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION
 from meshwire.messages.local import PairCode, PairJoin, Unpair
 from meshwire.wiretypes import Wire
 

@@ -118,13 +118,9 @@ def test_replicas_are_bit_equal_at_any_bound_and_timing(
 def test_two_fixed_runs_give_identical_bits(mesh: LocalMesh, tmp_path: Path) -> None:
     """R8, whatever the timing."""
     states = [
-        trained(mesh, tmp_path, sync="ssp:2", visibility="fixed", shares=None, timing=timing, own=own)[1]
-        for own in ("1/m", "0")
-        for timing in (1, 2)
+        trained(mesh, tmp_path, sync="ssp:2", visibility="fixed", shares=None, timing=timing)[1] for timing in (1, 2)
     ]
     assert states[0] == states[1]
-    assert states[2] == states[3]
-    assert states[0] != states[2]
 
 
 DELAYED = """
@@ -207,7 +203,7 @@ mt.finish()
 """
 
 
-@pytest.mark.parametrize("staleness", [1, 2, 4])
+@pytest.mark.parametrize("staleness", [1, 4])
 def test_the_stability_bound_of_delayed_gradients(mesh: LocalMesh, tmp_path: Path, staleness: int) -> None:
     """w <- w - eta * lambda * w(s steps ago) is stable iff eta * lambda < 2 sin(pi / (2 (2s + 1))); that is c=0."""
     bound = 2 * math.sin(math.pi / (2 * (2 * staleness + 1)))
@@ -227,9 +223,9 @@ def test_the_stability_bound_of_delayed_gradients(mesh: LocalMesh, tmp_path: Pat
 def test_a_stopped_learner_is_cut_off(mesh: LocalMesh, tmp_path: Path, sync: str, layer: int | None) -> None:
     """SIGSTOP for 5 s. R5 if it had not bound its step, V2 if it had: the others stand still no longer than its step
     deadline + 0.5 s, and the log says so. With s=0 its round is void then, and the next one waits for it (R7)."""
-    step_s, stop_step = 0.12, 15
+    step_s, stop_step = 0.12, 12
     script = paced.options(
-        values=40_000, sample_s=step_s / 4, batch=4, slowness=(1.0,) * MEMBERS, rounds=60,
+        values=40_000, sample_s=step_s / 4, batch=4, slowness=(1.0,) * MEMBERS, rounds=40,
         stop={"step": stop_step, "layer": layer},
     )  # fmt: skip
     with paced.Waking(mesh.daemons[2], 5.0):
