@@ -96,7 +96,7 @@ class LoaderOrder:
     def describe(self) -> str:
         """For the comparison between peers."""
         unit = "batches of its own sampler" if self.whole_batches else f"samples in batches of {self.batch}"
-        return f"{self.total} {unit}"
+        return f"{self.total} {unit}{', the last short one dropped' if self.drop_last else ''}"
 
     def space(self) -> SampleSpace:
         """What the daemon is told."""

@@ -117,7 +117,7 @@ class Session:
         if sync.claims:
             deal = self._deal = ClaimedDeal(given, self.world_size, seed, sync.staleness)
             self._channel.route(Grant, lambda notice: deal.grant(notice.blocks))
-            self._channel.route(EpochOver, lambda notice: deal.epoch_over(notice.epoch))
+            self._channel.route(EpochOver, lambda notice: self._epoch_over(deal, notice))
             self._drawn.start_counting(deal.bind)
             self._join(model, optimizer, scaler, deal.describe(), deal.space())
             claimed = ClaimedLoader(given, deal, self._drawn.add, self.device, self._channel.wait, self._end_epoch)
@@ -204,6 +204,14 @@ class Session:
         self._engine.gradients.lost(notice)
         if self._deal is not None:
             self._deal.step_lost(notice.step, notice.retry)
+
+    def _epoch_over(self, deal: ClaimedDeal, notice: EpochOver) -> None:
+        deal.epoch_over(notice.epoch)
+        if notice.unused:
+            unit = "batches" if deal.space().whole_batches else "samples"
+            log.warning(
+                "epoch %d ends without %d %s that a peer held when it finished", notice.epoch + 1, notice.unused, unit
+            )
 
     def _end_epoch(self, epoch: int) -> None:
         """X4: this peer has got all that it will get of an epoch."""

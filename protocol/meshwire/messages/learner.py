@@ -193,7 +193,7 @@ class EpochOver(Wire):
     """Notice to the learner: every block of this epoch is in a complete round (X4), or was held by a lost member."""
 
     epoch: int
-    unused: int  # samples of the latter
+    unused: int  # of the latter, in samples, or batches if these are dealt whole
 
 
 @message("barrier.passed")
