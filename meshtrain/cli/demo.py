@@ -90,14 +90,16 @@ class _Live:
             self._told_round = summary.rounds
             losses = [dict(report.metrics.values).get("loss") for report in summary.ranks]
             known = [loss for loss in losses if loss is not None]
-            say(f"round {min(summary.rounds, self._steps)} of {self._steps}" + (f", loss {sum(known) / len(known):.3f}" if known else ""))
+            loss = f", loss {sum(known) / len(known):.3f}" if known else ""
+            say(f"round {min(summary.rounds, self._steps)} of {self._steps}{loss}")
 
 
 def _table(summary: "JobSummary", steps: int) -> "Table":
     from rich.table import Table
 
     equal = {None: "not compared yet", True: "bit-equal", False: "NOT EQUAL"}[summary.replicas_equal]
-    title = f"{summary.state}: round {min(summary.rounds, steps)} of {steps}, replicas {equal} ({summary.hashes_compared} checks)"
+    rounds = min(summary.rounds, steps)  # with a bound some more are under way
+    title = f"{summary.state}: round {rounds} of {steps}, replicas {equal} ({summary.hashes_compared} checks)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("PEER", "STATE", "STEP", "LOSS", "STEP TIME", "OVERLAP", "SENT"):
         table.add_column(column, justify="left" if column in ("PEER", "STATE") else "right")
