@@ -7,20 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from meshtrain.cli.connection import ask
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.followview import View
+from meshtrain.cli.jobs import watch_job
 from meshtrain.cli.logpieces import Lines, fetch_log, log_end, tail_offset
 from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.client import Client
 from meshtrain.errors import MeshtrainError, RequestError
 from meshwire import limits
 from meshwire.messages.job import JobSummary
-from meshwire.messages.local import Watch, Watched
-from meshwire.wiretypes import Wire
 
-WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
-WATCH_SILENCE_S = 30.0  # it is told about the job every second
 LOG_WAIT_S = 5.0  # how long the daemon holds a request for more of a log
 RETRY_S = 1.0  # after a peer did not answer for its log
 LOGS_AFTER_END_S = 15.0  # how long the rest of the logs may take when the job has ended
@@ -113,28 +109,16 @@ class Follower:
         threading.Thread(target=work, name=f"follow/{name}", daemon=True).start()
 
     def _watch(self) -> None:
-        def on_event(event: Wire) -> None:
-            if isinstance(event, Watched):
-                self._items.put(_State(event.summary, ended=False))
-
         try:
             client = self._connect()
             try:
-                reply = ask(
-                    client,
-                    Watch(job=self._job),
-                    Watched,
-                    name=f"job {self._job}",
-                    timeout_s=WATCH_TIMEOUT_S,
-                    on_event=on_event,
-                    silence_s=WATCH_SILENCE_S,
-                )
+                last = watch_job(client, self._job, lambda seen: self._items.put(_State(seen, ended=False)))
             finally:
                 client.close()
         except (CliError, MeshtrainError, OSError) as error:
             self._items.put(_WatchFailed(error))
             return
-        self._items.put(_State(reply.summary, ended=True))
+        self._items.put(_State(last, ended=True))
 
     def _read(self, rank: int) -> None:
         error: str | None = None

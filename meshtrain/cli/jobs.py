@@ -1,7 +1,7 @@
 """`jobs` and `cancel`; how commands find a job by its id prefix, and how they describe one."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -15,10 +15,13 @@ from meshtrain.errors import RequestError
 from meshwire.jobs import TERMINAL_STATES, JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import Cancel, GetJobs
+from meshwire.messages.local import Cancel, GetJobs, Watch, Watched
 from meshwire.text import printable
+from meshwire.wiretypes import Wire
 
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
+WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
+WATCH_SILENCE_S = 30.0  # it is told about the job every second
 JOB_ID_CHARS = 12
 MATCHES_SHOWN = 5
 
@@ -42,6 +45,25 @@ def find_job(client: Client, prefix: str | None) -> JobSummary:
     shown = ", ".join(f"{job.job} ({printable(job.name)})" for job in matches[:MATCHES_SHOWN])
     more = f" and {len(matches) - MATCHES_SHOWN} more" if len(matches) > MATCHES_SHOWN else ""
     raise CliError(f"{len(matches)} jobs begin with {prefix!r}: {shown}{more}", "a longer prefix")
+
+
+def watch_job(client: Client, job: str, show: Callable[[JobSummary], None]) -> JobSummary:
+    """Shows every update of a job until it has ended; returns the last state, which it has not shown."""
+
+    def on_event(event: Wire) -> None:
+        if isinstance(event, Watched):
+            show(event.summary)
+
+    reply = ask(
+        client,
+        Watch(job=job),
+        Watched,
+        name=f"job {job}",
+        timeout_s=WATCH_TIMEOUT_S,
+        on_event=on_event,
+        silence_s=WATCH_SILENCE_S,
+    )
+    return reply.summary
 
 
 def has_ended(job: JobSummary) -> bool:

@@ -1,22 +1,18 @@
 """`top`: the peers of a job, live."""
 
 import json
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from meshtrain.cli.connection import ask, connected
+from meshtrain.cli.connection import connected
 from meshtrain.cli.errors import reported
-from meshtrain.cli.follow import WATCH_SILENCE_S, WATCH_TIMEOUT_S
-from meshtrain.cli.jobs import find_job, has_ended, list_jobs, outcome_lines
+from meshtrain.cli.jobs import find_job, has_ended, list_jobs, outcome_lines, watch_job
 from meshtrain.cli.options import DataDir
 from meshtrain.cli.peertable import print_peers, render_peers
 from meshtrain.cli.terminal import console, plain, say
 from meshtrain.client import Client
 from meshwire.messages.job import JobSummary
-from meshwire.messages.local import Watch, Watched
-from meshwire.wiretypes import Wire
 
 REFRESHES_PER_S = 4
 
@@ -38,7 +34,7 @@ def top(
         seen = _chosen(client, job)
         try:
             if as_json:
-                seen = _watch(client, seen, _print_line)
+                seen = watch_job(client, seen.job, _print_line)
                 _print_line(seen)
             elif console().is_terminal and not has_ended(seen):
                 seen = _live(client, seen)
@@ -61,31 +57,12 @@ def _chosen(client: Client, prefix: str | None) -> JobSummary:
     return find_job(client, prefix)
 
 
-def _watch(client: Client, job: JobSummary, show: Callable[[JobSummary], None]) -> JobSummary:
-    """Shows every update until the job has ended; returns the last state, which it has not shown."""
-
-    def on_event(event: Wire) -> None:
-        if isinstance(event, Watched):
-            show(event.summary)
-
-    reply = ask(
-        client,
-        Watch(job=job.job),
-        Watched,
-        name=f"job {job.job}",
-        timeout_s=WATCH_TIMEOUT_S,
-        on_event=on_event,
-        silence_s=WATCH_SILENCE_S,
-    )
-    return reply.summary
-
-
 def _live(client: Client, job: JobSummary) -> JobSummary:
     from rich.live import Live
 
     out = console()
     with Live(render_peers(job), console=out, transient=True, refresh_per_second=REFRESHES_PER_S) as live:
-        return _watch(client, job, lambda seen: live.update(render_peers(seen)))
+        return watch_job(client, job.job, lambda seen: live.update(render_peers(seen)))
 
 
 def _print_line(job: JobSummary) -> None:
