@@ -83,8 +83,7 @@ class Trained:
     """One job. Loss in nats per character."""
 
     loss: float
-    contributors: float
-    ages: tuple[int, ...]
+    summary: JobSummary
 
 
 def train(mesh: LocalMesh, folder: Path, way: str, seed: int, rounds: int, batch: int, sync: str) -> Trained:
@@ -104,13 +103,7 @@ def train(mesh: LocalMesh, folder: Path, way: str, seed: int, rounds: int, batch
     if summary.state != "succeeded" or summary.replicas_equal is not True:
         raise RuntimeError(f"{way}, {sync}, seed {seed}: {summary.state}, {summary.error or 'replicas differ'}")
     loss = json.loads(jobs.read(mesh.daemons[0], summary.job, "output", 0, "loss.json"))
-    return Trained(loss, *_counted(summary))
-
-
-def _counted(summary: JobSummary) -> tuple[float, tuple[int, ...]]:
-    rows = [report.metrics.ages for report in summary.ranks]
-    ages = [sum(row[age] for row in rows if age < len(row)) for age in range(max(map(len, rows)))]
-    return sum(ages) / summary.rounds, tuple(ages)
+    return Trained(loss, summary)
 
 
 def compare(mesh: LocalMesh, folder: Path, way: str, options: argparse.Namespace) -> bool:
@@ -123,11 +116,11 @@ def compare(mesh: LocalMesh, folder: Path, way: str, options: argparse.Namespace
     difference = statistics.mean(stale) - statistics.mean(bsp)
     noise = NOISE_FACTOR * ((statistics.variance(bsp) + statistics.variance(stale)) / len(seeds)) ** 0.5
     within = difference <= noise
-    ages = [sum(column) for column in zip(*(_padded(one.ages) for one in losses[options.sync]), strict=True)]
+    stale_jobs = [one.summary for one in losses[options.sync]]
     print(
         f"| {way} | {_losses(bsp)} | {_losses(stale)} | {difference:+.4f} | {noise:.4f} "
-        f"| {statistics.mean(one.contributors for one in losses[options.sync]):.2f} "
-        f"| {' '.join(map(str, ages)).rstrip(' 0')} | {'PASS' if within else 'FAIL'} |",
+        f"| {statistics.mean(sum(jobs.ages(job)) / job.rounds for job in stale_jobs):.2f} "
+        f"| {' '.join(map(str, jobs.ages(*stale_jobs)))} | {'PASS' if within else 'FAIL'} |",
         flush=True,
     )
     return bool(within)
@@ -135,10 +128,6 @@ def compare(mesh: LocalMesh, folder: Path, way: str, options: argparse.Namespace
 
 def _losses(values: list[float]) -> str:
     return f"{statistics.mean(values):.4f} ({' '.join(f'{value:.4f}' for value in values)})"
-
-
-def _padded(ages: tuple[int, ...]) -> tuple[int, ...]:
-    return (ages + (0,) * 8)[:8]
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.localmesh import LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
-from meshwire.steptimes import DEADLINE_FACTOR, DEADLINE_S_MIN
+from meshwire.steptimes import StepTimes
 from tests.bench import paced
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
 from tests.daemon import jobs
@@ -67,7 +67,7 @@ class Run:
 
     def contributors(self) -> float:
         """Mean over all rounds: every contribution is counted under its age."""
-        return sum(sum(report.metrics.ages) for report in self.summary.ranks) / max(1, self.summary.rounds)
+        return sum(jobs.ages(self.summary)) / max(1, self.summary.rounds)
 
 
 def _settled_s(steps: list[paced.Step]) -> float:
@@ -140,7 +140,7 @@ def measure_slow(daemons: list[StationDaemon], folder: Path, fast_step_s: float,
         shares = [speed / (own / slowness) for speed, slowness in zip(speeds, case.slowness, strict=True)]
         of_sum = sum(speeds) / sum(own / slowness for slowness in case.slowness)
         metrics = [report.metrics for report in done.summary.ranks]
-        ages = _summed([one.ages for one in metrics])
+        ages = jobs.ages(done.summary)
         aim, reached = _judged(case, shares, of_sum, done.contributors(), ages)
         met.append(reached)
         print(
@@ -167,11 +167,6 @@ def _judged(case: Case, shares: list[float], of_sum: float, contributors: float,
     return "none", True
 
 
-def _summed(rows: list[tuple[int, ...]]) -> list[int]:
-    width = max(map(len, rows), default=0)
-    return [sum(row[age] if age < len(row) else 0 for row in rows) for age in range(width)]
-
-
 def measure_stops(daemons: list[StationDaemon], folder: Path, fast_step_s: float) -> list[bool]:
     """Rank 2 stops for STOP_S: before its step's first bucket (R5), and with half of its buckets sent (V2)."""
     print(f"\nrank 2 is stopped for {STOP_S:.0f} s in step 20 (SIGSTOP)\n")
@@ -192,9 +187,7 @@ def measure_stops(daemons: list[StationDaemon], folder: Path, fast_step_s: float
             )
             with paced.Waking(daemons[2], STOP_S):
                 done = run(daemons, folder, script, sync=sync, shares="equal")
-            deadline_s = max(
-                DEADLINE_FACTOR * _p95([step.ended_s - step.began_s for step in done.steps[2][:19]]), DEADLINE_S_MIN
-            )
+            deadline_s = _deadline_s(done.steps[2][:19])
             stood_s = max(paced.standstill_s(steps[5:]) for steps in done.steps[:2])
             metrics = done.summary.ranks[2].metrics
             aim, reached = f"<= deadline + {GRACE_S} s", stood_s <= deadline_s + GRACE_S
@@ -209,8 +202,14 @@ def measure_stops(daemons: list[StationDaemon], folder: Path, fast_step_s: float
     return met
 
 
-def _p95(times_s: list[float]) -> float:
-    return sorted(times_s)[int(0.95 * len(times_s))]
+def _deadline_s(steps: list[paced.Step]) -> float:
+    """As this learner's daemon has it after these steps (V2)."""
+    times = StepTimes()
+    for step in steps:
+        times.add(step.ended_s - step.began_s)
+    deadline_s = times.deadline_s()
+    assert deadline_s is not None
+    return deadline_s
 
 
 def main() -> int:

@@ -117,6 +117,12 @@ def summary(daemon: LocalDaemon, job: str) -> JobSummary:
     return only
 
 
+def ages(*summaries: JobSummary) -> list[int]:
+    """Contributions by age, all ranks of these jobs together (R0)."""
+    rows = [report.metrics.ages for summary in summaries for report in summary.ranks]
+    return [sum(row[age] for row in rows if age < len(row)) for age in range(max(map(len, rows), default=0))]
+
+
 def wait_for(daemon: LocalDaemon, job: str, condition: Callable[[JobSummary], bool], what: str) -> JobSummary:
     """Polls a job until `condition` holds."""
     deadline_s = time.monotonic() + TIMEOUT_S

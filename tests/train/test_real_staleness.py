@@ -63,12 +63,6 @@ def output(mesh: LocalMesh, job: str, rank: int, name: str) -> Any:
     return json.loads(jobs.read(mesh.daemons[0], job, "output", rank, name))
 
 
-def ages(summary: JobSummary) -> list[int]:
-    """Contributions by age, all ranks together."""
-    rows = [report.metrics.ages for report in summary.ranks]
-    return [sum(row[age] for row in rows if age < len(row)) for age in range(max(map(len, rows)))]
-
-
 def trained(
     mesh: LocalMesh, folder: Path, *, timing: int = 0, adamw: bool = False, pause_s: float = 0.02, **options: Any
 ) -> tuple[JobSummary, dict[str, list[float]]]:
@@ -110,8 +104,8 @@ def test_replicas_are_bit_equal_at_any_bound_and_timing(
     """R0 bounds the ages; bases are equal at equal rounds, and after a flush nothing else is left."""
     summary, _ = trained(mesh, tmp_path, **options)
     staleness = int(options["sync"].partition(":")[2] or 0)
-    assert len(ages(summary)) <= staleness + 1
-    assert sum(ages(summary)) == sum(report.metrics.step for report in summary.ranks), "every step is contributed"
+    assert len(jobs.ages(summary)) <= staleness + 1
+    assert sum(jobs.ages(summary)) == sum(report.metrics.step for report in summary.ranks), "every step is contributed"
 
 
 def test_two_fixed_runs_give_identical_bits(mesh: LocalMesh, tmp_path: Path) -> None:
