@@ -118,7 +118,7 @@ class Agreement:
             self._exported = tuple(sorted({unit for wanted in self._wants.values() for unit in wanted}))
             if self._exported and self._exported[-1] >= len(units):
                 raise RequestError(f"a member asked for unit {self._exported[-1]} of {len(units)}")
-            return StateTask(units=self._exported, folder=str(folder))
+            return StateTask(units=self._exported, folder=str(folder), write=True)
         await self._until(lambda: [] if self._index else [0], "to describe its start", emit)
         assert self._index is not None
         if len(self._index.units) != len(units):
@@ -130,7 +130,7 @@ class Agreement:
         if wanted:
             await self._until(lambda: [] if self._offer else [0], "to send its start state", emit)
             await self._fetch(wanted, folder, rank_0, store, emit)
-        return StateTask(units=wanted, folder=str(folder))
+        return StateTask(units=wanted, folder=str(folder), write=False)
 
     async def _fetch(
         self, wanted: tuple[int, ...], folder: Path, rank_0: Connection | None, store: BlobStore, emit: Emit

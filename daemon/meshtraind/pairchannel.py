@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from meshtraind.pairproof import Profile, Proof
 from meshwire import limits
-from meshwire.wiretypes import Wire
+from meshwire.wiretypes import Wire, what_is_wrong
 
 Frame = TypeVar("Frame", bound=Wire)
 
@@ -50,7 +50,7 @@ def loaded(kind: type[Frame], plain: object) -> Frame:
     try:
         return kind.load(plain)
     except ValidationError as error:
-        raise ProtocolError(f"not a valid {kind.__name__}: {error.errors()[0]['msg']}") from error
+        raise ProtocolError(f"not a valid {kind.__name__}: {what_is_wrong(error)}") from error
 
 
 def profile_of(proof: Proof) -> Profile:

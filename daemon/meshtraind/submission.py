@@ -157,7 +157,7 @@ class Submission:
 
     async def _agree(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
         """G2: a promise from all, then commit."""
-        generation = Generation(job=spec.job, number=1, proposer=self._node.device, parent=None, members=members)
+        generation = Generation.first(spec.job, self._node.device, members)
         prepare = Prepare(generation=generation)
         commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:

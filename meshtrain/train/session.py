@@ -226,7 +226,7 @@ class Session:
         task = self._ask(LearnerState(units=state.digests()), "comparison of the start states")
         if not isinstance(task, StateTask):
             raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
-        if self.rank == 0:
+        if task.write:
             state.export(task.units, Path(task.folder))
         else:
             state.load(task.units, Path(task.folder))

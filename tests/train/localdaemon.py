@@ -314,7 +314,7 @@ class LocalDaemon:
                 wanted = sorted(self._wanted(rank) if rank else {n for other in everyone for n in self._wanted(other)})
                 if rank:
                     self._until(lambda: not wanted or 0 in self.ready)
-                return StateTask(units=tuple(wanted), folder=str(self.folder / "state"))
+                return StateTask(units=tuple(wanted), folder=str(self.folder / "state"), write=rank == 0)
             case LearnerReady():
                 with self.lock:
                     self.ready.add(rank)

@@ -12,7 +12,7 @@ import msgpack
 from pydantic import ValidationError
 
 from meshwire import limits
-from meshwire.wiretypes import Wire
+from meshwire.wiretypes import Wire, what_is_wrong
 
 MessageType = TypeVar("MessageType", bound=type[Wire])
 
@@ -82,6 +82,7 @@ def decode(payload: bytes) -> Envelope | str:
             raw=False,
             strict_map_key=True,
             max_ext_len=0,
+            max_map_len=limits.MESSAGE_FIELDS_MAX,
         )
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         return f"control message is not msgpack ({type(error).__name__}: {error})"
@@ -98,8 +99,6 @@ def decode(payload: bytes) -> Envelope | str:
     try:
         return Envelope(Role(role), id_, cls.load(fields))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return f"message {name}: {where}: {first['msg']}"
+        return f"message {name}: {what_is_wrong(error)}"
     except RecursionError:
         return f"message {name}: nested too deeply"

@@ -1,5 +1,6 @@
 """Messages between the daemons of one job: offer, files, generation, models, progress, end."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -55,17 +56,34 @@ class Member(Wire):
 
 
 class Generation(Wire):
-    """G2: the numbered membership of a job. `members` in ring order: a member's rank is its index."""
+    """G2: the numbered membership of a job.
+
+    A device keeps its rank, the index in `members`, for the job's whole life: it comes back under it, with another
+    incarnation. Newcomers are appended.
+    """
 
     job: JobId
     number: Annotated[int, Field(ge=1)]
     proposer: DeviceId
     parent: Digest | None
-    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]
+    members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]  # of all times
+    ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]  # of now, in ring order
+    learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # of them: whose learners compute
 
     def hash64(self) -> int:
         """What every frame of this generation carries."""
         return int.from_bytes(self.digest()[:8], "little")
+
+    @classmethod
+    def first(cls, job: str, proposer: str, members: tuple[Member, ...]) -> "Generation":
+        """In which all members take part and compute."""
+        ranks = tuple(range(len(members)))
+        return cls(job=job, number=1, proposer=proposer, parent=None, members=members, ranks=ranks, learning=ranks)
+
+    @property
+    def live(self) -> Mapping[int, Member]:
+        """The members of now by rank."""
+        return {rank: self.members[rank] for rank in self.ranks}
 
 
 @message("job.offer")

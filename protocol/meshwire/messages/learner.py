@@ -56,10 +56,12 @@ class LearnerState(Wire):
 
 @message("learner.state.task")
 class StateTask(Wire):
-    """Rank 0: write these units as files into `folder`, named by unit number. Others: load them from there."""
+    """Write these units as files into `folder`, named by unit number, or load them from there."""
 
     units: tuple[int, ...]
     folder: AnyPath
+    write: bool  # else load
+    round: Annotated[int, Field(ge=0)] = 0  # after which the state was read; 0: the start
 
 
 @message("learner.ready")
@@ -183,9 +185,9 @@ class StepLost(Wire):
 
 @message("grant")
 class Grant(Wire):
-    """Notice to the learner: these blocks are its own, in this order, one batch each (X2)."""
+    """Notice to the learner: these batches are its own, in this order, each of one or more blocks (X2)."""
 
-    blocks: tuple[SampleBlock, ...]
+    batches: tuple[tuple[SampleBlock, ...], ...]
 
 
 @message("epoch.over")
@@ -194,6 +196,26 @@ class EpochOver(Wire):
 
     epoch: int
     unused: int  # of the latter, in samples, or batches if these are dealt whole
+
+
+@message("save")
+class Save(Wire):
+    """Notice to the learner: write the base with the optimizer's state into `folder`, at the first boundary at which it
+    has applied `after_round` or a later one. Answer: `LearnerSaved`."""
+
+    number: int
+    after_round: Annotated[int, Field(ge=0)]
+    folder: AnyPath
+
+
+@message("learner.saved")
+class LearnerSaved(Wire):
+    """Notice: the base after `round` lies in the folder, one file for each unit (J1); or `error` says why not."""
+
+    number: int
+    round: Annotated[int, Field(ge=0)]
+    units: Annotated[int, Field(ge=0)]
+    error: Text | None = None
 
 
 @message("barrier.passed")

@@ -1,0 +1,167 @@
+"""Messages of a running job's membership: from the proposal of a generation until all have entered it (G1 to G7).
+
+All are notices between daemons but `CatchUp`, `AskModel` and `FetchRound`. The first generation of a job is made by its
+submitter (`meshwire.messages.job`): prepare, promise, commit.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from meshwire import limits
+from meshwire.jobs import JobId
+from meshwire.messages.envelope import message
+from meshwire.messages.job import Generation, Member, Rank, Text
+from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
+from meshwire.wiretypes import Wire
+
+GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
+Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
+RoundCount = Annotated[int, Field(ge=0, lt=2**32)]
+
+
+class Standing(Wire):
+    """G4: what a member has, when it promises."""
+
+    generation: GenerationHash | None  # the newest that it has entered and not left; None: it brings no history
+    number: Annotated[int, Field(ge=0)]  # of that generation
+    complete: RoundCount  # c: all rounds up to it are held whole
+    chains: Annotated[tuple[Chain, ...], Field(max_length=limits.CHAINS_MAX)]  # h_k of the newest rounds, the last: h_c
+    samples: Annotated[int, Field(ge=0)]  # in the rounds up to c
+    linked: tuple[Rank, ...]  # live links, by rank of the proposed generation
+
+
+@message("generation.propose")
+class Propose(Wire):
+    """First phase: promise to enter this generation and nothing older (G2)."""
+
+    generation: Generation
+
+
+@message("generation.promised")
+class Promised(Wire):
+    """To the proposer: from now on nothing older is sent, completed or applied (G2)."""
+
+    job: JobId
+    generation: GenerationHash
+    standing: Standing
+
+
+@message("generation.refused")
+class Refused(Wire):
+    """To the proposer: a generation of this number was promised to somebody else, or is entered already."""
+
+    job: JobId
+    generation: GenerationHash
+    number: int
+    reason: Text
+
+
+@message("generation.enter")
+class Enter(Wire):
+    """Second phase: all have promised. Whoever lacks rounds up to `cut` gets them from `source` first."""
+
+    job: JobId
+    generation: GenerationHash
+    cut: RoundCount
+    chain: Chain  # of the cut
+    source: Rank
+    complete: Annotated[tuple[tuple[Rank, RoundCount], ...], Field(max_length=limits.MEMBERS_MAX)]  # as promised
+    reload: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # these bring no history that is kept
+
+
+@message("generation.entered")
+class Entered(Wire):
+    """Member to all: it holds all rounds up to the cut, and takes what belongs to this generation."""
+
+    job: JobId
+    generation: GenerationHash
+
+
+@message("generation.where")
+class Where(Wire):
+    """On a new link, and to whom an outdated generation shows: the generation that this member is in."""
+
+    job: JobId
+    generation: Generation
+    ancestors: Annotated[tuple[GenerationHash, ...], Field(max_length=limits.ANCESTORS_MAX)]  # newest first
+    samples: Annotated[int, Field(ge=0)]
+
+
+@message("generation.ask")
+class AskIn(Wire):
+    """To a member: take this device in. It brings no history."""
+
+    job: JobId
+    member: Member
+
+
+@message("generation.wish")
+class Wish(Wire):
+    """Member to all: its learner is ready to compute (`learn`) or computes no more (`rest`), or it leaves the job."""
+
+    job: JobId
+    kind: Literal["learn", "rest", "leave"]
+
+
+class DealState(Wire):
+    """X1: what the ledger of samples holds between two rounds."""
+
+    epoch: Annotated[int, Field(ge=0)]  # the pointer: the next sample that nobody was granted yet
+    position: Annotated[int, Field(ge=0)]
+    returned: tuple[SampleBlock, ...]  # granted to members that compute no more; they are granted again first
+    held: tuple[tuple[Rank, tuple[SampleBlock, ...]], ...]  # granted and in no round
+    sizes: tuple[tuple[Rank, BatchSize], ...]
+
+
+class ServedRound(Wire):
+    """A complete round as its members hold it (`meshwire.roundevents.RoundComplete`), and where its bytes end."""
+
+    round: Round
+    void: bool
+    reason: Text
+    binds: tuple[tuple[Rank, Bind], ...]
+    poisons: tuple[tuple[Rank, Poison], ...]
+    used: Bytes
+    integers: tuple[int, ...]
+    squared_norm: float
+    chain: Chain
+    poisoned: Bytes  # bitmap over the buckets: these have no result
+    size_bytes: Annotated[int, Field(ge=0)]  # encoded
+
+
+@message("generation.catchup")
+class CatchUp(Wire):
+    """Request to the source of a generation: the rounds after `complete` up to its cut. Reply: `CaughtUp`.
+
+    Of a member that brings no history `complete` is None: then the reply holds the deal of the cut, and no rounds.
+    """
+
+    job: JobId
+    generation: GenerationHash
+    complete: RoundCount | None
+
+
+@message("generation.caughtup")
+class CaughtUp(Wire):
+    """Reply. The rounds' bytes are asked for with `FetchRound`."""
+
+    rounds: tuple[ServedRound, ...]  # the next ones, as many as a message holds
+    deal: DealState | None = None  # of the cut; None: no loader was prepared
+
+
+@message("model.ask")
+class AskModel(Wire):
+    """Request of a member without history: the job's model. Reply: `meshwire.messages.job.Model`."""
+
+    job: JobId
+
+
+@message("round.fetch")
+class FetchRound(Wire):
+    """Request: encoded bytes of a complete round. Reply: `meshwire.messages.job.Fetched`."""
+
+    job: JobId
+    round: Round
+    offset_bytes: Annotated[int, Field(ge=0)]
+    max_bytes: Annotated[int, Field(gt=0, le=limits.FETCH_BYTES_MAX)]
