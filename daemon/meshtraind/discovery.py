@@ -63,7 +63,8 @@ class Discovery:
         listen_port: its actual port.
         interfaces: names from `--interface`; empty means all usable ones.
         on_seen: called with each new or changed sighting.
-        on_gone: called with the device id after a goodbye, an expiry, or a change of this machine's network.
+        on_gone: called with the device id after a goodbye, an expiry, a change of this machine's network, or when
+            more than DEVICES_SEEN_MAX were seen since.
     """
 
     def __init__(
@@ -283,7 +284,7 @@ class Discovery:
         if known is not None and known.device_id != sighting.device_id:
             self._gone(instance)
         if instance not in self._sightings and len(self._sightings) >= limits.DEVICES_SEEN_MAX:
-            del self._sightings[next(iter(self._sightings))]
+            self._gone(next(iter(self._sightings)))
         self._sightings[instance] = sighting
         self._on_seen(sighting)
 

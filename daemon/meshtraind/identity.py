@@ -108,9 +108,21 @@ def check_certificate(certificate_der: bytes) -> str:
         CertificateError: not exactly one self-signed Ed25519 certificate without the right to sign others.
     """
     from cryptography import x509
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+    # What the package raises for other keys, versions and extensions than it knows, or that a certificate may have.
+    unreadable = (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.InvalidVersion,
+        x509.DuplicateExtension,
+        x509.ExtensionNotFound,
+        x509.UnsupportedGeneralNameType,
+        InvalidSignature,
+        ssl.SSLError,
+    )
     if len(certificate_der) > limits.CERTIFICATE_BYTES_MAX:
         raise CertificateError(f"a certificate of {len(certificate_der)} bytes exceeds {limits.CERTIFICATE_BYTES_MAX}")
     try:
@@ -122,9 +134,9 @@ def check_certificate(certificate_der: bytes) -> str:
             raise CertificateError("the certificate may sign others")
         pem = ssl.DER_cert_to_PEM_cert(certificate_der)
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem)
-    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound, ssl.SSLError) as error:
-        if isinstance(error, CertificateError):
-            raise
+    except CertificateError:
+        raise
+    except unreadable as error:
         raise CertificateError(f"not a device certificate: {error or type(error).__name__}") from error
     return pem
 

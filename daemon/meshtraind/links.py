@@ -202,6 +202,8 @@ class Links:
             task = self._tasks.spawn(self._welcome(accepted, greeting), "welcome")
             self._welcoming.append(task)
             task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
+            # While clients queue up, sock_accept returns without yielding, and a flood would stop the whole daemon.
+            await asyncio.sleep(0)
 
     def _welcomed(self, accepted: socket.socket, greeting: Greeting, task: "asyncio.Task[None]") -> None:
         if task in self._welcoming:

@@ -13,15 +13,21 @@ from meshwire.wiretypes import Wire
 # connections, so that no such connection can hold it when the daemon starts.
 DEFAULT_PORT = 29610
 
+_ZONE = re.compile(r"[A-Za-z0-9_-]{1,15}(\.[0-9]{1,4})?")
 _HOST_LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 
 
 def _checked_host(host: str) -> str:
     """The canonical form of an IP address or host name. Raises ValueError."""
     try:
-        return str(ipaddress.ip_address(host))
+        address = ipaddress.ip_address(host)
     except ValueError:
         pass
+    else:
+        zone = address.scope_id if isinstance(address, ipaddress.IPv6Address) else None
+        if zone is not None and not _ZONE.fullmatch(zone):  # ipaddress takes any text for a zone
+            raise ValueError(f"{host[:80]!r}: after the % there must be the name or number of a network interface")
+        return str(address)
     name = host.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > limits.HOST_CHARS_MAX or not all(_HOST_LABEL.fullmatch(label) for label in labels):

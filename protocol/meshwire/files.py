@@ -7,7 +7,7 @@ its folder on any.
 
 import re
 import unicodedata
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 import msgpack
 from pydantic import Field
@@ -43,10 +43,38 @@ class FileManifest(Wire):
 
     @classmethod
     def unpack(cls, packed: bytes) -> Self:
-        """Reads `pack()`'s bytes. Raises ValueError (pydantic's and msgpack's errors are such) otherwise."""
+        """Reads `pack()`'s bytes, entry by entry: what is nested in them instead could take a hundred times their
+        memory. Raises ValueError (pydantic's and msgpack's errors are such) otherwise."""
         if len(packed) > limits.MANIFEST_BYTES_MAX:
             raise ValueError(f"a manifest of {len(packed)} bytes, at most {limits.MANIFEST_BYTES_MAX} are read")
-        return cls.load(msgpack.unpackb(packed, max_array_len=limits.FILES_MAX, max_map_len=16))
+        unpacker = msgpack.Unpacker(max_buffer_size=limits.MANIFEST_BYTES_MAX)
+        unpacker.feed(packed)
+        try:
+            if not packed.startswith(_MANIFEST_BEGINS) or unpacker.read_map_header() != 1:
+                raise ValueError("not a manifest of files")
+            unpacker.skip()
+            count = unpacker.read_array_header()
+            if count > limits.FILES_MAX:
+                raise ValueError(f"{count} files, at most {limits.FILES_MAX} are allowed")
+            entries = tuple(FileEntry.load(_next_entry(unpacker, packed)) for _ in range(count))
+        except msgpack.OutOfData:
+            raise ValueError("the manifest breaks off") from None
+        if unpacker.tell() != len(packed):
+            raise ValueError("something follows the manifest")
+        return cls(entries=entries)
+
+
+_MANIFEST_BEGINS = msgpack.packb({"entries": None})[:-1]
+
+
+def _next_entry(unpacker: msgpack.Unpacker, packed: bytes) -> Any:
+    """Finds an entry's end before anything is made of it."""
+    start = unpacker.tell()
+    unpacker.skip()
+    size_bytes = unpacker.tell() - start
+    if size_bytes > limits.FILE_ENTRY_BYTES_MAX:
+        raise ValueError(f"an entry of {size_bytes} bytes, at most {limits.FILE_ENTRY_BYTES_MAX} are allowed")
+    return msgpack.unpackb(packed[start : unpacker.tell()])
 
 
 def check_path(path: str) -> str | None:

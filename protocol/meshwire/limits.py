@@ -39,6 +39,7 @@ FILES_MAX = 100_000  # entries of one manifest: 60,000 images as files must fit,
 FILE_PATH_BYTES_MAX = 512  # UTF-8 of a relative path; leaves room for the job's folder below the systems' 1024 to 4096
 FILE_NAME_BYTES_MAX = 255  # one part of a path: what ext4, APFS and NTFS take
 FOLDER_DEPTH_MAX = 32
+FILE_ENTRY_BYTES_MAX = 4 * KIB  # of a packed manifest; a path and its hash take far less
 MANIFEST_BYTES_MAX = 64 * MIB  # a packed manifest; it travels as a blob because it may exceed a control message
 SOURCE_BYTES_MAX = 512 * MIB  # the working directory, sent anew with every change; data goes with --data
 DATA_BYTES_MAX = 1024 * 1024 * MIB  # a --data folder: 1 TiB

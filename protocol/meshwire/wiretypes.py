@@ -5,7 +5,6 @@ from typing import Annotated, Any, Self
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, ValidationError
-from pydantic_core import CoreSchema
 
 from meshwire import limits
 from meshwire.text import printable
@@ -13,6 +12,17 @@ from meshwire.text import printable
 DeviceId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+
+
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("tuple", "list"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _fail_fast(part)
 
 
 class Wire(BaseModel):
@@ -24,7 +34,7 @@ class Wire(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
         """Sequences stop at their first wrong item: a megabyte of wrong ones would make gigabytes of errors."""
         schema = handler(source)
         _fail_fast(schema)
@@ -50,14 +60,3 @@ def what_is_wrong(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     where = ".".join(str(part)[: limits.REFUSED_FIELD_CHARS_MAX] for part in first["loc"])
     return printable(f"{where}: {first['msg']}"[: limits.REFUSAL_CHARS_MAX // 2])
-
-
-def _fail_fast(schema: Any) -> None:
-    if isinstance(schema, dict):
-        if schema.get("type") in ("tuple", "list"):
-            schema["fail_fast"] = True
-        for part in schema.values():
-            _fail_fast(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            _fail_fast(part)
