@@ -1,6 +1,6 @@
 """Messages of a running job's membership: from the proposal of a generation until all have entered it (G1 to G7).
 
-All are notices between daemons but `CatchUp`, `AskModel` and `FetchRound`. The first generation of a job is made by its
+All are notices between daemons but `CatchUp`, `AskModel`, `AskState` and `FetchRound`. The first generation of a job is made by its
 submitter (`meshwire.messages.job`): prepare, promise, commit.
 """
 
@@ -11,7 +11,8 @@ from pydantic import Field
 from meshwire import limits
 from meshwire.jobs import JobId
 from meshwire.messages.envelope import message
-from meshwire.messages.job import Generation, Member, Rank, Text
+from meshwire.messages.job import BlobRef, Generation, Member, Rank, Text
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import Wire
 
@@ -147,7 +148,9 @@ class CaughtUp(Wire):
     """Reply. The rounds' bytes are asked for with `FetchRound`."""
 
     rounds: tuple[ServedRound, ...]  # the next ones, as many as a message holds
-    deal: DealState | None = None  # of the cut; None: no loader was prepared
+    samples: SampleSpace | None = None  # what the prepared loaders read; None: there is none
+    deal: DealState | None = None  # of the cut
+    barrier: Annotated[int, Field(ge=0)] = 0  # the newest that all have passed
 
 
 @message("model.ask")
@@ -155,6 +158,23 @@ class AskModel(Wire):
     """Request of a member without history: the job's model. Reply: `meshwire.messages.job.Model`."""
 
     job: JobId
+
+
+@message("state.ask")
+class AskState(Wire):
+    """Request of a loading member to one that computes: its base after `after_round` or a later one (J1). Reply:
+    `SavedState`."""
+
+    job: JobId
+    after_round: RoundCount
+
+
+@message("state.saved")
+class SavedState(Wire):
+    """Reply: the blobs of all units, in their order."""
+
+    round: RoundCount
+    units: tuple[BlobRef, ...]
 
 
 @message("round.fetch")
