@@ -26,10 +26,11 @@ CODEC_SMALL = "fp16"
 
 PARTS = {
     "parameters": "of the model",
-    "view": "their copy with own gradients on top",
+    "view": "their copy, ahead by own gradients",
     "gradients": "of this step",
     "own_gradients": "that no round has covered yet",
     "optimizer": "its state",
+    "twin": "a copy of that, by which the view is made",
     "buffers": "of the model, and as the last round left them",
     "raw_slots": "gradients on their way to the daemon",
     "result_slot": "their mean on its way back",
@@ -55,7 +56,7 @@ class Memory:
         """One member's, with these settings or other ones."""
         size = self.measurement.size
         encoded_bytes = EncodedLayout(self._plan, CODECS[codec or self.codec]).total_bytes
-        coefficient = own_coefficient(self.sync.own, len(self.members), adaptive=size.adaptive)
+        coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
         return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound)
 

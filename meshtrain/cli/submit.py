@@ -121,8 +121,8 @@ def submit(
             "--own",
             metavar="0|1/m|1",
             rich_help_panel=IN_STEP,
-            help="Share of its own gradients with which a device goes on before their round is there; by default 1/m "
-            "(m devices) with SGD, else 0.",
+            help="Share of its own next updates with which a device goes on before their rounds are there: 1 (the "
+            "default), 1/m (of m devices), or 0, which takes the least memory.",
         ),
     ] = None,
     shares: Annotated[

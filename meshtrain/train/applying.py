@@ -13,10 +13,9 @@ from meshtrain.train.channel import Channel
 from meshtrain.train.clipping import Clipping
 from meshtrain.train.hyperparameters import Hyperparameters, RoundOptions
 from meshtrain.train.means import Means
+from meshtrain.train.optimizers import SCALER_ATTRIBUTES
 from meshtrain.train.overlay import Overlay
 from meshwire.messages.learner import LearnerApplied, RoundDone
-
-SCALER_ATTRIBUTES = ("grad_scale", "found_inf")  # by which a GradScaler tells a fused optimizer to unscale
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class EngineSettings:
     Attributes:
         staleness: the bound s.
         absent_in_barriers: see `StepParts`.
-        coefficient: c, of the learner's own gradients that no round has covered (O2).
+        coefficient: c, of what the learner's own gradients that no round has covered would change (O2).
         hash_every: rounds between two hashes of the base; 0: at the end only.
     """
 
@@ -57,13 +57,14 @@ class Engine:
         self._settings = settings
         self._hashed = 0
         original = optimizer.step
+        hyperparameters, clipping = Hyperparameters(optimizer), Clipping()
         base = self._base = BaseParts(
             optimizer=optimizer,
             means=means,
             buffers=Buffers(means.tensors, means.plan, settings.staleness),
-            overlay=Overlay(means.parameters(), optimizer, settings.coefficient),
-            hyperparameters=Hyperparameters(optimizer),
-            clipping=Clipping(),
+            overlay=Overlay(means.parameters(), optimizer, hyperparameters, clipping, settings.coefficient),
+            hyperparameters=hyperparameters,
+            clipping=clipping,
         )
         self._applying = Applying(base, original, channel, named, self._after_round)
         step = StepParts(

@@ -247,7 +247,7 @@ class Gradients:
             if self._parts.staleness == 0:
                 self._take_round()
             elif not self._poisoned:  # what is not finite would spread over the view, and from there for ever
-                self._parts.overlay.keep(self.step, self._scale)
+                self._parts.overlay.keep(self.step, self._scale, self.hyperparameters)
             self._task = None
             self.sealed = True
             self._parts.untouched.remember()

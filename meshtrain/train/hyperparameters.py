@@ -78,14 +78,21 @@ class Hyperparameters:
         stays as the step has left it, which is the same on all peers, and rounds do not set it any more.
         """
         own = self._values()
-        self._set(tuple(self._without_state(groups)))
+        self.give(self._optimizer, groups)
         begun = self._values()
         try:
             yield
         finally:
             for written, before, after in zip(self._state, begun, self._values(), strict=True):
                 written.update(name for name, value in after.items() if value != before[name])
-            self._set(tuple(self._without_state(own)))
+            self.give(self._optimizer, own)
+
+    def give(self, optimizer: Optimizer, groups: tuple[GroupValues, ...]) -> None:
+        """Sets these values in an optimizer of the same layout, but for those that are state of the base."""
+        for values, written, group in zip(groups, self._state, optimizer.param_groups, strict=False):
+            for name, value in values.items():
+                if name not in written:
+                    set_option(group, name, value)
 
     @property
     def _name(self) -> str:
@@ -94,15 +101,6 @@ class Hyperparameters:
     def _values(self) -> tuple[GroupValues, ...]:
         groups = zip(self._names, self._optimizer.param_groups, strict=False)  # groups may be added later: frozen ones
         return tuple({name: _number(group[name]) for name in names} for names, group in groups)
-
-    def _without_state(self, groups: tuple[GroupValues, ...]) -> Iterator[GroupValues]:
-        for values, written in zip(groups, self._state, strict=True):
-            yield {name: value for name, value in values.items() if name not in written}
-
-    def _set(self, groups: tuple[GroupValues, ...]) -> None:
-        for values, group in zip(groups, self._optimizer.param_groups, strict=False):
-            for name, value in values.items():
-                set_option(group, name, value)
 
 
 def _numbers(group: Options) -> set[str]:

@@ -45,7 +45,6 @@ def model_size(tensors: ModelTensors, optimizer: Optimizer) -> ModelSize:
         optimizer=type(optimizer).__name__,
         optimizer_state=state,
         optimizer_known=known,
-        adaptive=type(optimizer) is not torch.optim.SGD,
     )
 
 
@@ -53,7 +52,7 @@ def learner_bytes(tensors: ModelTensors, optimizer: Optimizer, coefficient: floa
     """What the learner will hold beside the shared memory.
 
     Args:
-        coefficient: c, of its own gradients that no round has covered (O2).
+        coefficient: c, of what its own gradients that no round has covered would change (O2).
         staleness: the bound s.
     """
     return footprint(model_size(tensors, optimizer), 0, 0, coefficient, staleness).learner_bytes

@@ -14,6 +14,8 @@ from meshwire.manifest import TensorSpec
 
 Options = dict[str, Any]
 
+SCALER_ATTRIBUTES = ("grad_scale", "found_inf")  # by which a GradScaler tells a fused optimizer to unscale
+
 
 def check(optimizer: Optimizer) -> None:
     """O6: refuses by name what cannot work with averaged gradients. Raises NotSupported."""

@@ -1,48 +1,81 @@
-"""O2: what a learner computes with: the base, less its own gradients that no applied round covers yet."""
+"""O2: what a learner computes with: its base, ahead by its own gradients that no applied round covers yet."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.optim import Optimizer
 
-Gradients = list[torch.Tensor | None]
+from meshtrain.train.clipping import Clipping
+from meshtrain.train.hyperparameters import Hyperparameters, RoundOptions
+from meshtrain.train.twin import twin
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """A step of the learner's own on its way into a round: its gradients, and the options in its bind (O3)."""
+
+    gradients: list[torch.Tensor | None]
+    options: RoundOptions
 
 
 class Overlay:
-    """Keeps the base beside the parameters, which hold it or the view: base - c * lr * (sum of own gradients).
+    """Keeps the base beside the parameters, which hold it or the view.
 
-    The view is always made anew from the base: adding a gradient and taking it off again would drift. Momentum and
-    weight decay belong to the base alone.
+    The view is base + c * (ahead - base). `ahead` is what the script's optimizer makes of the base by stepping on the
+    own gradients, one after the other, as if each were its round's mean: with its momentum, its second moments and
+    weight decay as they will be, and the round's options and clipping. With c=1 it is the base to come, bit for bit,
+    if nobody else contributes. The optimizer that does it is a twin: the state of the base's own stays as it is.
+
+    The view is always made anew from the base: adding something and taking it off again would drift.
 
     Args:
         parameters: that are trained.
         coefficient: c; with 0 the view is the base, and nothing is kept.
+
+    Raises:
+        NotSupported: the optimizer cannot be copied, and c is not 0.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], optimizer: Optimizer, coefficient: float) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        optimizer: Optimizer,
+        hyperparameters: Hyperparameters,
+        clipping: Clipping,
+        coefficient: float,
+    ) -> None:
         self._parameters = list(parameters)
         self._optimizer = optimizer
+        self._hyperparameters = hyperparameters
+        self._clipping = clipping
         self._coefficient = coefficient
         self._base = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters] if coefficient else []
-        self._own: dict[int, Gradients] = {}  # by step
-        self._rates: list[float] = []
+        self._begun: dict[int, OwnStep] = {}  # by step: the one at hand, once its backward pass has ended
+        self._own: dict[int, OwnStep] = {}
         self._shows_base = True
+        if coefficient:
+            twin(optimizer)
 
-    def keep(self, step: int, scale: float) -> None:
-        """The gradients of a step of its own, which is on its way into a round.
+    def keep(self, step: int, scale: float, packed: bytes) -> None:
+        """The gradients of the step at hand, which is on its way into a round. They count from the next step on.
 
         Args:
             scale: of a GradScaler, which they are multiplied by.
+            packed: the options in its bind.
         """
         if self._coefficient:
-            self._own[step] = [None if p.grad is None else p.grad.detach().div(scale) for p in self._parameters]
+            gradients = [None if p.grad is None else p.grad.detach().div(scale) for p in self._parameters]
+            self._begun[step] = OwnStep(gradients, self._hyperparameters.unpack(packed))
 
     def drop(self, step: int) -> None:
         """The step is in the base, or will never be."""
+        self._begun.pop(step, None)
         self._own.pop(step, None)
 
     def clear(self) -> None:
         """No step is on its way any more."""
+        self._begun.clear()
         self._own.clear()
 
     @torch.no_grad()
@@ -54,13 +87,13 @@ class Overlay:
         self._shows_base = True
 
     def step_over(self) -> None:
-        """At a boundary: from now on a view has the learning rates of now."""
-        rates = {
-            id(parameter): self._coefficient * float(group["lr"]) * (-1.0 if group.get("maximize") else 1.0)
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-        }
-        self._rates = [rates.get(id(parameter), 0.0) for parameter in self._parameters]
+        """At a boundary: the gradients of the step that has ended are clipped as those of its round will be (O4)."""
+        for step, own in self._begun.items():
+            max_norm = self._clipping.ruling(own.options.clip, known=own.options.clip_known)
+            if max_norm is not None:
+                _clip(own.gradients, max_norm)
+            self._own[step] = own
+        self._begun.clear()
 
     @torch.no_grad()
     def show_view(self) -> None:
@@ -71,7 +104,29 @@ class Overlay:
         for parameter, base in zip(self._parameters, self._base, strict=True):
             base.copy_(parameter)
         self._shows_base = False
-        for gradients in self._own.values():
-            for parameter, gradient, rate in zip(self._parameters, gradients, self._rates, strict=True):
-                if gradient is not None:
-                    parameter.sub_(gradient, alpha=rate)
+        self._go_ahead()
+        if self._coefficient != 1.0:
+            for parameter, base in zip(self._parameters, self._base, strict=True):
+                parameter.lerp_(base, 1.0 - self._coefficient)
+
+    def _go_ahead(self) -> None:
+        ahead = twin(self._optimizer)
+        gradients = [parameter.grad for parameter in self._parameters]
+        try:
+            for own in self._own.values():
+                self._hyperparameters.give(ahead, own.options.groups)
+                for parameter, gradient in zip(self._parameters, own.gradients, strict=True):
+                    parameter.grad = gradient
+                type(ahead).step(ahead)
+        finally:
+            for parameter, gradient in zip(self._parameters, gradients, strict=True):
+                parameter.grad = gradient
+
+
+def _clip(gradients: Sequence[torch.Tensor | None], max_norm: float) -> None:
+    """In place, by their common norm, in double precision as that of a round."""
+    there = [gradient for gradient in gradients if gradient is not None]
+    squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64).square() for gradient in there]
+    coefficient = Clipping.coefficient(float(sum(squares)), max_norm)
+    for gradient in there:
+        gradient.mul_(coefficient)

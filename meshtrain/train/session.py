@@ -168,8 +168,7 @@ class Session:
                 f"at most {limits.MODEL_BYTES_MAX} are possible: use fewer tensors, or shorter names of modules"
             )
         sync = self._welcome.spec.sync
-        adaptive = type(optimizer) is not torch.optim.SGD
-        coefficient = own_coefficient(sync.own, self.world_size, adaptive=adaptive) if sync.staleness else 0.0
+        coefficient = own_coefficient(sync.own, self.world_size) if sync.staleness else 0.0
         plan = plan_buckets(built.manifest, self._welcome.spec.bucket_bytes)
         slots = Slots(self._memory_fd, plan, sync.staleness)
         self._ask(

@@ -27,7 +27,6 @@ class ModelSize(Wire):
         optimizer: class of the optimizer.
         optimizer_state: once it has stepped.
         optimizer_known: whether that is known; else it is a guess, two values for each of a parameter's.
-        adaptive: whether the optimizer is other than SGD, which decides what `--own` is by default (O2).
     """
 
     parameters: Bytes
@@ -36,7 +35,6 @@ class ModelSize(Wire):
     optimizer: str
     optimizer_state: Bytes
     optimizer_known: bool
-    adaptive: bool
 
 
 class Measurement(Wire):
@@ -57,6 +55,7 @@ class Footprint:
         gradients: `p.grad` of those that are trained.
         own_gradients: the learner's own that no applied round has covered yet.
         optimizer: its state.
+        twin: a copy of that state, which takes own gradients ahead while a view is made.
         buffers: in the model, and their value after the last round.
         raw_slots, result_slot: shared memory of learner and daemon.
         retained: encoded, in the daemon, until every member has the round.
@@ -67,6 +66,7 @@ class Footprint:
     gradients: int
     own_gradients: int
     optimizer: int
+    twin: int
     buffers: int
     raw_slots: int
     result_slot: int
@@ -75,7 +75,8 @@ class Footprint:
     @property
     def learner_bytes(self) -> int:
         """What the learner holds beside the shared memory."""
-        return self.parameters + self.view + self.gradients + self.own_gradients + self.optimizer + self.buffers
+        model = self.parameters + self.gradients + self.buffers
+        return model + self.view + self.own_gradients + self.optimizer + self.twin
 
     @property
     def total_bytes(self) -> int:
@@ -95,7 +96,7 @@ def footprint(size: ModelSize, values: int, encoded_bytes: int, coefficient: flo
         encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`).
         coefficient: c (O2). With 0, or s=0, the model's parameters are the base itself. Otherwise the base lies beside
             them, and so do the gradients of the s+1 steps that can be uncovered at once: at a boundary d - a <= s (R1),
-            and the step that then begins adds one.
+            and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
     """
     overlaid = size.parameters if coefficient and staleness else 0
@@ -106,6 +107,7 @@ def footprint(size: ModelSize, values: int, encoded_bytes: int, coefficient: flo
         gradients=size.parameters,
         own_gradients=(staleness + 1) * overlaid,
         optimizer=size.optimizer_state,
+        twin=size.optimizer_state if overlaid else 0,
         buffers=2 * size.buffers,
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,

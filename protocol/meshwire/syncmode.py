@@ -9,7 +9,7 @@ from meshwire.wiretypes import Wire
 
 Straggler = Literal["carry", "wait"]
 Visibility = Literal["eager", "fixed"]
-Own = Literal["auto", "0", "1/m", "1"]
+Own = Literal["0", "1/m", "1"]
 Shares = Literal["equal", "speed"]
 
 
@@ -22,8 +22,8 @@ class SyncSettings(Wire):
     """A late learner: the rounds go on without it (`carry`), or wait for it (R8)."""
     visibility: Visibility = "eager"
     """A round is applied when it is complete (`eager`), or exactly s+1 steps later (`fixed`, reproducible)."""
-    own: Own = "auto"
-    """The coefficient c of a learner's own gradients that no round has covered; auto: 1/m with SGD, else 0 (O2)."""
+    own: Own = "1"
+    """The coefficient c of what a learner's own gradients that no round has covered would change (O2)."""
     shares: Shares = "equal"
     """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
 
@@ -62,7 +62,7 @@ def sync_settings(
     for name, values in (
         ("straggler", ("carry", "wait")),
         ("visibility", ("eager", "fixed")),
-        ("own", ("auto", "0", "1/m", "1")),
+        ("own", ("0", "1/m", "1")),
         ("shares", ("equal", "speed")),
     ):
         if given[name] is not None and given[name] not in values:
@@ -79,16 +79,14 @@ def sync_settings(
             "staleness": staleness,
             "straggler": straggler or ("wait" if fixed or staleness == 0 else "carry"),
             "visibility": visibility or "eager",
-            "own": own or "auto",
+            "own": own or "1",
             "shares": shares or ("equal" if fixed or (staleness == 0 and not unequal_peers) else "speed"),
         }
     )
 
 
-def own_coefficient(own: Own, members: int, *, adaptive: bool) -> float:
-    """c: 1/m is read-my-writes of SSP, 1 delayed gradient averaging, 0 a plain delay. `adaptive`: not plain SGD."""
-    if own == "auto":
-        own = "0" if adaptive else "1/m"
+def own_coefficient(own: Own, members: int) -> float:
+    """c: 1 takes own gradients for the mean's (delayed gradient averaging), 1/m is SSP's read-my-writes, 0 a delay."""
     return {"0": 0.0, "1/m": 1.0 / members, "1": 1.0}[own]
 
 

@@ -227,7 +227,6 @@ def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") 
         optimizer="SGD",
         optimizer_state=0,
         optimizer_known=True,
-        adaptive=False,
     )
     members = MEMBERS[: len(available)]
     return Memory(Measurement(manifest=manifest, size=size), codec, sync_settings(sync), members, tuple(available))

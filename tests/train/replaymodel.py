@@ -1,7 +1,7 @@
 """The rules of late rounds as one process: a run of learners is computed again from what was drawn and decided.
 
 Rounds are applied to one base in their order (O2), with the options of their leader (O3). Each step computes on the
-base that it began with (R0), less its learner's own gradients that no round in that base has covered.
+base that it began with (R0), ahead by its learner's own gradients that no round in that base has covered.
 """
 
 import copy
@@ -36,7 +36,7 @@ def replay(
         model: with its optimizer as all learners began; both are trained.
         drawn: what each learner's steps computed on.
         options: what a scheduler sets.
-        c: of the learners' own gradients.
+        c: of what the learners' own gradients would change.
     """
     base_of = {(rank, step): base for rank, step, base in rounds.starts}
     round_of = {
@@ -46,19 +46,19 @@ def replay(
         if round_.seals.get(rank) is not None  # else it was cut off, and its learner knows (V2)
     }
     gradients: dict[tuple[int, int], Gradients] = {}
-    bases = [copy.deepcopy(model)]
+    bases = [copy.deepcopy((model, optimizer))]
 
     def compute(rank: int, step: int) -> Gradients:
         if (rank, step) not in gradients:
             base = base_of[rank, step]
-            view = copy.deepcopy(bases[base])
-            rate = options(rank, max(step - 2, 0))["lr"]  # as it was at the boundary before the step
-            own = [compute(rank, earlier) for earlier in range(1, step) if round_of.get((rank, earlier), 0) > base]
+            view, ahead = copy.deepcopy(bases[base])
+            for earlier in range(1, step):
+                if c and round_of.get((rank, earlier), 0) > base:
+                    _assign(view, [compute(rank, earlier)], [1.0])
+                    _step(ahead, options(rank, earlier - 1))
             with torch.no_grad():
-                for part in own:
-                    for p, gradient in zip(view.parameters(), part, strict=True):
-                        if gradient is not None:
-                            p.sub_(gradient, alpha=rate * c)
+                for p, of_base in zip(view.parameters(), bases[base][0].parameters(), strict=True):
+                    p.copy_(of_base + c * (p - of_base))
             gradients[rank, step] = accumulate(view, drawn[rank, step])
         return gradients[rank, step]
 
@@ -71,11 +71,15 @@ def replay(
             parts = [compute(rank, step) for rank, step in steps]
             _assign(model, parts, weights)
             leader, step = max(steps, key=lambda item: (item[1], -item[0]))
-            for group in optimizer.param_groups:
-                group.update(options(leader, step - 1))
-            optimizer.step()
-        bases.append(copy.deepcopy(model))
-    return bases
+            _step(optimizer, options(leader, step - 1))
+        bases.append(copy.deepcopy((model, optimizer)))
+    return [base for base, _ in bases]
+
+
+def _step(optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+    for group in optimizer.param_groups:
+        group.update(options)
+    optimizer.step()
 
 
 def _assign(model: nn.Module, parts: Sequence[Gradients], weights: Sequence[float]) -> None:

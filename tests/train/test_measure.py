@@ -65,7 +65,6 @@ def test_kinds_of_tensors() -> None:
     assert size.parameters == 4 * (30 * 20 + 20 + 20 + 20 + 20 * 10)
     assert size.frozen == 4 * 10
     assert size.buffers == 4 * 20 + 4 * 20 + 8
-    assert not size.adaptive
 
 
 def test_an_unknown_optimizer_is_guessed_and_said_so() -> None:
@@ -75,7 +74,7 @@ def test_an_unknown_optimizer_is_guessed_and_said_so() -> None:
 
     model = network()
     size = model_size(tensors.build(model, ""), Mine(model.parameters(), {}))
-    assert (size.optimizer, size.optimizer_known, size.adaptive) == ("Mine", False, True)
+    assert (size.optimizer, size.optimizer_known) == ("Mine", False)
     assert size.optimizer_state == 2 * size.parameters
 
 

@@ -18,10 +18,10 @@ def test_bsp_and_a_bound_of_zero_are_the_same() -> None:
 def test_defaults_follow_the_bound() -> None:
     """R8: with s > 0 late learners are carried; without a bound there is nothing to carry."""
     assert sync_settings("bsp") == SyncSettings(
-        staleness=0, straggler="wait", visibility="eager", own="auto", shares="equal"
+        staleness=0, straggler="wait", visibility="eager", own="1", shares="equal"
     )
     assert sync_settings("ssp:2") == SyncSettings(
-        staleness=2, straggler="carry", visibility="eager", own="auto", shares="speed"
+        staleness=2, straggler="carry", visibility="eager", own="1", shares="speed"
     )
 
 
@@ -73,7 +73,7 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
         ({"sync": "ssp:2", "visibility": "fixed", "shares": "speed"}, "--visibility fixed needs --shares equal"),
         ({"sync": "ssp:2", "straggler": "drop"}, "--straggler drop: use carry or wait"),
         ({"sync": "ssp:2", "visibility": "x"}, "--visibility x: use eager or fixed"),
-        ({"sync": "ssp:2", "own": "1/2"}, "--own 1/2: use auto or 0 or 1/m or 1"),
+        ({"sync": "ssp:2", "own": "1/2"}, "--own 1/2: use 0 or 1/m or 1"),
         ({"sync": "ssp:2", "shares": "fair"}, "--shares fair: use equal or speed"),
     ],
 )
@@ -83,13 +83,13 @@ def test_what_does_not_go_together_is_refused_by_name(options: dict[str, Any], s
 
 
 @pytest.mark.parametrize(
-    ("own", "adaptive", "coefficient"),
-    [("auto", False, 0.25), ("auto", True, 0.0), ("0", False, 0.0), ("1/m", True, 0.25), ("1", True, 1.0)],
+    ("own", "coefficient"),
+    [(None, 1.0), ("0", 0.0), ("1/m", 0.25), ("1", 1.0)],
 )
-def test_the_share_of_own_gradients(own: str, adaptive: bool, coefficient: float) -> None:
-    """O2: by default 1/m with SGD and 0 with adaptive optimizers."""
+def test_the_share_of_own_gradients(own: str | None, coefficient: float) -> None:
+    """O2: by default own gradients stand in for the mean's."""
     made = sync_settings("ssp:2", own=own)
-    assert own_coefficient(made.own, 4, adaptive=adaptive) == coefficient
+    assert own_coefficient(made.own, 4) == coefficient
 
 
 def test_settings_from_another_peer_are_checked() -> None:
