@@ -37,15 +37,18 @@ class LocalDaemon:
 
     Args:
         prefix: words in front of its command, which must replace themselves by it.
+        patience_s: of `--patience`; None: as the daemon chooses.
     """
 
-    def __init__(self, name: str, data_dir: Path, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, data_dir: Path, prefix: Sequence[str] = (), patience_s: float | None = None) -> None:
         self.name = name
         self.data_dir = data_dir
         data_dir.mkdir(parents=True)
         self.log_path = data_dir / "daemon.log"
         self.client: Client | None = None
         run = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
+        if patience_s is not None:
+            run.append(f"--patience={patience_s:g}")
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*prefix, *run, "--name", name, "--data-dir", str(data_dir)],
@@ -102,18 +105,24 @@ class LocalMesh:
         names: of the devices.
         say: gets a line for each thing that happens.
         prefix: makes `LocalDaemon`'s prefix for the daemon of a data folder.
+        patience_s: of every daemon.
 
     Raises:
         LocalMeshError: on entering.
     """
 
     def __init__(
-        self, names: Sequence[str], say: Say, prefix: Callable[[Path], Sequence[str]] = lambda _data_dir: ()
+        self,
+        names: Sequence[str],
+        say: Say,
+        prefix: Callable[[Path], Sequence[str]] = lambda _data_dir: (),
+        patience_s: float | None = None,
     ) -> None:
         self.daemons: list[LocalDaemon] = []
         self._names = names
         self._say = say
         self._prefix = prefix
+        self._patience_s = patience_s
         self.folder = Path()
 
     def __enter__(self) -> Self:
@@ -121,7 +130,8 @@ class LocalMesh:
         try:
             self._say(f"starting {len(self._names)} daemons, as {len(self._names)} laptops would")
             for name in self._names:
-                self.daemons.append(LocalDaemon(name, self.folder / name, self._prefix(self.folder / name)))
+                data_dir = self.folder / name
+                self.daemons.append(LocalDaemon(name, data_dir, self._prefix(data_dir), self._patience_s))
             for daemon in self.daemons:
                 daemon.wait()
             _pair_all(self.daemons, self._say)

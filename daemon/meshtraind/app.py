@@ -53,6 +53,7 @@ class Config:
     peers: tuple[Address, ...]
     mdns: bool
     name: str
+    patience_s: float
 
     @classmethod
     def from_options(
@@ -64,12 +65,17 @@ class Config:
         mdns: bool,
         name: str | None,
         data_dir: Path,
+        patience_s: float = limits.PATIENCE_S,
     ) -> Self:
         """Reads the command line's words. Raises ValueError with what to write instead."""
         host, port = split_host_port(listen)
         name = name or socket.gethostname().split(".")[0] or "device"
         if len(name) > limits.NAME_CHARS_MAX or not name.isprintable():
             raise ValueError(f"--name: at most {limits.NAME_CHARS_MAX} printable characters")
+        if not limits.PATIENCE_S_MIN <= patience_s <= limits.PATIENCE_S_MAX:  # nan is not between anything
+            raise ValueError(
+                f"--patience {patience_s:g}: from {limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g} seconds"
+            )
         return cls(
             data_dir=data_dir.expanduser().absolute(),
             listen_host=host,
@@ -78,6 +84,7 @@ class Config:
             peers=tuple(Address.parse(peer) for peer in peers),
             mdns=mdns,
             name=name,
+            patience_s=patience_s,
         )
 
 
@@ -140,6 +147,7 @@ class App:
                 ),
                 host=config.listen_host,
                 port=config.listen_port,
+                patience_s=config.patience_s,
             )
             endpoint = Endpoint(rundir)
             node = Node(
@@ -153,6 +161,7 @@ class App:
                 endpoint=lambda: endpoint.address,
                 token=rundir.token,
                 software=software,
+                patience_s=config.patience_s,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             self.mesh = Mesh(node, identity, pins, book, links, settings)

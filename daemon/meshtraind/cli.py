@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.app import App, Config, StartError
+from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.local import DATA_DIR_VARIABLE
 
@@ -44,6 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--interface", metavar="IF", action="append", default=[], help="announce here only; repeatable")
     run.add_argument("--peer", metavar="HOST[:PORT]", action="append", default=[], help="dial this too; repeatable")
     run.add_argument("--no-mdns", action="store_true", help="neither announce nor look for devices on the network")
+    run.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        type=float,
+        default=limits.PATIENCE_S,
+        help="how long a peer may be silent before jobs go on without it; every other timeout follows from it "
+        f"({limits.PATIENCE_S_MIN:g} to {limits.PATIENCE_S_MAX:g}, default %(default)g)",
+    )
     run.add_argument("--name", help="how this device is called (default: the host name)")
     run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
@@ -67,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
             mdns=not options.no_mdns,
             name=options.name,
             data_dir=options.data_dir or default_data_dir(),
+            patience_s=options.patience,
         )
     except ValueError as error:
         parser.error(str(error))

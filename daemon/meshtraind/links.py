@@ -24,7 +24,6 @@ from meshwire.wiretypes import Wire
 log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
-PATIENCE_S = 5.0  # silence after which a peer is lost
 DIAL_TIMEOUT_S = 5.0
 DIALS_AT_ONCE = 8
 BACKLOG = 64
@@ -62,6 +61,7 @@ class Links:
         trust: whom to let in. None only in the benchmark, where peers are let in by what their hello says.
         hello: what to say first; the port is filled in.
         port: 0 takes any free one.
+        patience_s: silence after which a peer is lost.
 
     Attributes:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
@@ -78,7 +78,7 @@ class Links:
         hello: Hello,
         host: str,
         port: int,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = limits.PATIENCE_S,
     ) -> None:
         self.handler: Handler
         self.port = port
@@ -294,7 +294,7 @@ class Links:
         self.dial_now()
 
     async def _keep_alive(self, link: Link) -> None:
-        """Asks once a second; the answer measures the round trip, silence for PATIENCE_S ends the link."""
+        """Asks once a second; the answer measures the round trip, silence for the patience ends the link."""
         connection = link.connection
         while not connection.closing:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)

@@ -19,6 +19,7 @@ class Node:
         links: the linked peers by device id; live.
         endpoint, token: where this daemon's learners find it.
         software: asked for when needed, because finding torch's version takes a moment.
+        patience_s: silence after which a peer is lost; the user's one setting of time.
     """
 
     device: str
@@ -31,6 +32,7 @@ class Node:
     endpoint: Callable[[], str]
     token: str
     software: Software
+    patience_s: float
 
     @property
     def member(self) -> Member:

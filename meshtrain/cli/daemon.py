@@ -46,11 +46,21 @@ def up(
         list[str] | None,
         typer.Option("--peer", metavar="HOST[:PORT]", help="Where a paired device is, if mDNS is blocked; repeatable."),
     ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            "--patience",
+            metavar="SECONDS",
+            min=limits.PATIENCE_S_MIN,
+            max=limits.PATIENCE_S_MAX,
+            help=f"How long a peer may be silent before jobs go on without it; else {limits.PATIENCE_S:g}.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start the daemon in the background. It finds paired devices, and runs jobs that they submit."""
     folder = data_folder(data_dir)
-    options = _options(name, listen, interface or (), peer or ())
+    options = _options(name, listen, interface or (), peer or (), patience)
     running = _status(folder)
     if running is not None:
         print(f"{printable(running.name)} ({running.device[:ID_CHARS]}) is already up, on {printable(running.listen)}")
@@ -67,11 +77,14 @@ def up(
         say("Next: meshtrain pair    (then type the code on the other device)")
 
 
-def _options(name: str | None, listen: str | None, interfaces: Sequence[str], peers: Sequence[str]) -> list[str]:
+def _options(
+    name: str | None, listen: str | None, interfaces: Sequence[str], peers: Sequence[str], patience_s: float | None
+) -> list[str]:
     made = [f"--name={name}"] if name is not None else []
     made += [f"--listen={listen}"] if listen is not None else []
     made += [f"--interface={interface}" for interface in interfaces]
-    return made + [f"--peer={peer}" for peer in peers]
+    made += [f"--peer={peer}" for peer in peers]
+    return made + ([f"--patience={patience_s:g}"] if patience_s is not None else [])
 
 
 def _status(folder: Path) -> Status | None:

@@ -74,6 +74,11 @@ SEGMENT_VALUES_MAX = 64 * KIB  # C1: one encoded unit
 BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
 BUCKET_BYTES_MAX = 256 * MIB
 
+# Membership
+PATIENCE_S = 5.0  # silence after which a peer is lost, unless its owner says otherwise
+PATIENCE_S_MIN = 0.5  # below it a burst on the radio looks like a loss
+PATIENCE_S_MAX = 120.0
+
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message

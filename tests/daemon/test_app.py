@@ -204,6 +204,18 @@ async def test_a_taken_port_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_patience_reaches_the_whole_daemon(tmp_path: Path) -> None:
+    async with running(config(tmp_path, "anna", patience_s=0.5)) as (app,):
+        assert app.mesh.node.patience_s == 0.5
+
+
+@pytest.mark.parametrize("patience_s", [0.49, 120.1, -1.0, float("nan"), float("inf")])
+def test_a_patience_out_of_range_is_named(tmp_path: Path, patience_s: float) -> None:
+    with pytest.raises(ValueError, match=r"--patience .*from 0\.5 to 120 seconds"):
+        config(tmp_path, "anna", patience_s=patience_s)
+
+
+@pytest.mark.asyncio
 async def test_a_data_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "anna").write_text("a file")
     with pytest.raises(StartError, match=r"data folder .*anna cannot be used.*--data-dir"):

@@ -577,6 +577,13 @@ def test_up_shows_why_the_daemon_did_not_start(tmp_path: Path) -> None:
     assert "nonsense:x" in shown.stderr
 
 
+def test_up_refuses_a_patience_out_of_range() -> None:
+    shown = run("up", "--patience", "0.1")
+    assert shown.exit_code == 2
+    assert "--patience" in shown.stderr
+    assert "0.5" in shown.stderr
+
+
 def test_init_writes_an_example_and_the_next_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = run("init", "--example", "mlp", "my disc")
