@@ -1,114 +1,23 @@
 """W4: control messages, from value to bytes and back; and what is not one."""
 
-import types
-from enum import Enum
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic.fields import FieldInfo
 
-import meshwire.messages.job
-import meshwire.messages.link
-import meshwire.messages.local
-import meshwire.messages.rounds  # noqa: F401 - registers its messages, as the others do
 from meshwire import limits
-from meshwire.addresses import Address
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.envelope import _TYPES, Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat, Refuse
 from meshwire.messages.local import GetJobs
 from meshwire.wiretypes import Wire
-
-# Types whose validators ask for more than their fields' limits.
-SPECIAL: dict[Any, st.SearchStrategy[Any]] = {
-    Address: st.sampled_from([Address(host="192.168.1.20", port=29610), Address(host="fd00::2", port=1)]),
-    ModelManifest: st.just(
-        ModelManifest(
-            tensors=(
-                TensorSpec(name="a.weight", shape=(3, 4), dtype="float32", kind="parameter", aliases=("b.weight",)),
-                TensorSpec(name="a.count", shape=(), dtype="int64", kind="buffer", aliases=()),
-            ),
-            optimizer="SGD(lr)",
-        )
-    ),
-}
+from tests.wire.wirevalues import MESSAGES, messages
 
 
-def limits_of(metadata: list[Any]) -> dict[str, Any]:
-    """Lengths, bounds and patterns, whether pydantic or annotated_types expressed them."""
-    found: dict[str, Any] = {}
-    for item in metadata:
-        if isinstance(item, FieldInfo):
-            found |= limits_of(item.metadata)
-        for name in ("ge", "gt", "le", "lt", "min_length", "max_length", "pattern"):
-            if (value := getattr(item, name, None)) is not None:
-                found[name] = value
-    return found
-
-
-def values(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
-    """Every value that a field may have."""
-    bounds = limits_of(metadata)
-    shortest, longest = bounds.get("min_length", 0), min(bounds.get("max_length", 8), bounds.get("min_length", 0) + 8)
-    origin, arguments = get_origin(annotation), get_args(annotation)
-    if annotation in SPECIAL:
-        return SPECIAL[annotation]
-    if origin is Annotated:
-        return values(arguments[0], [*arguments[1:], *metadata])
-    if origin in (Union, types.UnionType):
-        return st.one_of(*(values(argument, metadata) for argument in arguments))
-    if origin is Literal:
-        return st.sampled_from(arguments)
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return st.tuples(*(values(argument, []) for argument in arguments))
-    if origin is tuple:
-        items = st.lists(values(arguments[0], []), min_size=shortest, max_size=min(longest, shortest + 2))
-        return items.map(tuple)
-    if annotation is type(None):
-        return st.none()
-    if annotation is bool:
-        return st.booleans()
-    if annotation is int:
-        above, below = (
-            bounds.get("ge", bounds.get("gt", -(2**63) - 1) + 1),
-            bounds.get("lt", bounds.get("le", 2**63 - 1) + 1),
-        )
-        return st.integers(above, below - 1)
-    if annotation is float:
-        return st.floats(
-            min_value=bounds.get("ge", bounds.get("gt")),
-            max_value=bounds.get("le"),
-            exclude_min="gt" in bounds,
-            allow_nan=False,
-            allow_infinity=False,
-        )
-    if annotation is str and "pattern" in bounds:
-        return st.from_regex(bounds["pattern"].replace("$", r"\Z"), fullmatch=True)
-    if annotation is str:
-        return st.text(st.characters(codec="utf-8"), min_size=shortest, max_size=longest)
-    if annotation is bytes:
-        return st.binary(min_size=shortest, max_size=longest)
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return st.sampled_from(annotation)
-    assert isinstance(annotation, type), annotation
-    assert issubclass(annotation, Wire), annotation
-    return messages(annotation)
-
-
-def messages(cls: type[Wire]) -> st.SearchStrategy[Wire]:
-    return st.builds(
-        cls, **{name: values(field.annotation, field.metadata) for name, field in cls.model_fields.items()}
-    )
-
-
-@pytest.mark.parametrize("name", sorted(_TYPES))
+@pytest.mark.parametrize("name", sorted(MESSAGES))
 def test_every_message_comes_back_as_it_was(name: str) -> None:
     @settings(max_examples=10)
-    @given(messages(_TYPES[name]), st.sampled_from(Role), st.integers(1, 2**63 - 1))
+    @given(messages(MESSAGES[name]), st.sampled_from(Role), st.integers(1, 2**63 - 1))
     def check(body: Wire, role: Role, number: int) -> None:
         envelope = Envelope(role, 0 if role is Role.NOTICE else number, body)
         assert decode(encode(envelope)) == envelope
@@ -116,7 +25,7 @@ def test_every_message_comes_back_as_it_was(name: str) -> None:
     check()
 
 
-@pytest.mark.parametrize("name", sorted(_TYPES))
+@pytest.mark.parametrize("name", sorted(MESSAGES))
 def test_unknown_fields_are_refused(name: str) -> None:
     refused = decode(pack([Role.NOTICE, 0, name, {"surplus": 1}]))
     assert isinstance(refused, str)
@@ -162,6 +71,8 @@ def nested(depth: int) -> object:
         (pack([0, 0, "refuse", {"reason": 5}]), "message refuse: reason: "),
         (pack([0, 0, "refuse", {"reason": "x" * (limits.REFUSAL_CHARS_MAX + 1)}]), "message refuse: reason: "),
         (pack([0, 0, "refuse", {"reason": nested(500)}]), "message refuse: reason: "),
+        (pack([0, 0, "done", {str(number): 0 for number in range(65)}]), "exceeds max_map_len(64)"),
+        (pack([0, 0, "done", {"\x1b[2J\n" + "x" * 100_000: 0}]), r"message done: \x1b[2J\nxxx"),
     ],
 )
 def test_what_is_wrong_is_named(payload: bytes, reason: str) -> None:
@@ -191,8 +102,8 @@ plain_values = st.recursive(
 @given(st.data())
 def test_no_values_make_the_decoder_raise(data: st.DataObject) -> None:
     """Well-formed msgpack with any value in any field of any message."""
-    name = data.draw(st.sampled_from(sorted(_TYPES)))
-    known = st.dictionaries(st.sampled_from([*_TYPES[name].model_fields, "surplus"]), plain_values)
+    name = data.draw(st.sampled_from(sorted(MESSAGES)))
+    known = st.dictionaries(st.sampled_from([*MESSAGES[name].model_fields, "surplus"]), plain_values)
     fields = data.draw(known | plain_values)
     decoded = decode(pack([data.draw(st.sampled_from(Role)), data.draw(st.integers(0, 3)), name, fields]))
     assert isinstance(decoded, str | Envelope)
