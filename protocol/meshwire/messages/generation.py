@@ -1,7 +1,7 @@
 """Messages of a running job's membership: from the proposal of a generation until all have entered it (G1 to G7).
 
-All are notices between daemons but `CatchUp`, `AskModel`, `AskState` and `FetchRound`. The first generation of a job is made by its
-submitter (`meshwire.messages.job`): prepare, promise, commit.
+All are notices between daemons but `CatchUp`, `AskModel`, `AskState` and `FetchRound`. The first generation of a job is
+made by its submitter (`meshwire.messages.job`): prepare, promise, commit.
 """
 
 from typing import Annotated, Literal
@@ -150,6 +150,7 @@ class CaughtUp(Wire):
     rounds: tuple[ServedRound, ...]  # the next ones, as many as a message holds
     samples: SampleSpace | None = None  # what the prepared loaders read; None: there is none
     deal: DealState | None = None  # of the cut
+    seen: Annotated[int, Field(ge=0)] = 0  # samples in the rounds up to the cut
     barrier: Annotated[int, Field(ge=0)] = 0  # the newest that all have passed
 
 
