@@ -10,7 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgpack
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+MUTANTS = 10  # of each valid input
 
 # What is put into the bytes: counts that nothing follows, and what no decoder expects in the middle of a value.
 HEADS = (
@@ -88,6 +91,20 @@ class Decoder:
         except self.refusals:
             return False
         return True
+
+
+def break_in_every_way(decoder: Decoder) -> None:
+    """The property itself: what is valid is accepted, and of what is broken nothing gets through but a refusal."""
+
+    @settings(max_examples=decoder.examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(decoder.valid, decoder.valid, st.integers(0, 2**32))
+    def check(data: bytes, other: bytes, seed: int) -> None:
+        assert decoder.survives(data)
+        rng = random.Random(seed)
+        for _ in range(MUTANTS):
+            decoder.survives(mutated(data, other, rng))
+
+    check()
 
 
 def mutated(data: bytes, other: bytes, rng: random.Random) -> bytes:

@@ -102,11 +102,11 @@ def messages(cls: type[Wire]) -> st.SearchStrategy[Wire]:
     )
 
 
-def control_messages() -> st.SearchStrategy[bytes]:
-    """Payloads of control frames: any message in any role."""
+def control_messages(*roles: Role) -> st.SearchStrategy[bytes]:
+    """Payloads of control frames: any message in one of these roles, by default in any."""
 
     def packed(body: Wire, role: Role, number: int) -> bytes:
         return encode(Envelope(role, 0 if role is Role.NOTICE else number, body))
 
     any_message = st.sampled_from(sorted(MESSAGES)).flatmap(lambda name: messages(MESSAGES[name]))
-    return st.builds(packed, any_message, st.sampled_from(Role), st.integers(1, 2**63 - 1))
+    return st.builds(packed, any_message, st.sampled_from(roles or tuple(Role)), st.integers(1, 2**63 - 1))
