@@ -7,61 +7,54 @@ they are ready, and leave from there (`ownpart.py`).
 
 Every member decodes a round's result from the same final bytes, early or late (`resultslot.py`), and its squared norm
 (O4) is computed once, by the owner of each shard, and travels with them: so both are bit-equal everywhere.
+
+A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exchanged of a round that was not complete
+is void, and the round runs again with the very same parts (`roundmemory.py`).
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import numpy as np
-
+from meshtraind.arithmetic import Arithmetic
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshtraind.outbox import Frame, Outbox
-from meshtraind.ownpart import InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final, ResultSlot
-from meshtraind.segments import Areas, segments_by_bucket
+from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
+from meshtraind.segments import segments_by_bucket
 from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
 from meshwire.header import Flags, Header, Kind
 from meshwire.local import round_bytes
 from meshwire.plan import Plan
-from meshwire.topology import ring_program, ring_shards
-
-
-@dataclass(slots=True)
-class _Round:
-    """One round in memory."""
-
-    number: int
-    area: memoryview  # the encoded vector
-    exchanges: list[BucketExchange]
-    own: OwnPart | None = None  # once this member has contributed
-    arrived: list[Final] = field(default_factory=list)  # while the result slot is another round's
+from meshwire.topology import Program, Shard, ring_program, ring_shards
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
     """A run of segments to be computed, if it still is to be, and sent."""
 
-    round: _Round
+    round: Round
     bucket: int
     work: Work
     computed: bool
 
 
 class Executor:
-    """Moves, adds and encodes the chunks of every round.
+    """Moves, adds and encodes the chunks of every round. It begins in the running ring of its first generation.
+
+    Nothing here may be called from within one of the callbacks but `contribute`, `open_result`, `forget` and `close`.
 
     Args:
-        links: the connection to each other member, by rank.
-        job, generation: numbers for the frame headers.
+        ranks, links, generation: as for `enter`.
+        job: number for the frame headers.
         staleness: the bound s.
         norm_buckets: buckets before this one hold parameters' gradients and count in squared norms (O4).
         result: slot for the means, `plan.total_values` long.
         on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
-            complete here, decoded or not.
+            complete here, decoded or not; after a change of generation once more if the round runs again.
         on_result: called with the round when all of it lies in the result slot; poison changes nothing there.
         on_broken: called with what is wrong with a payload that was received.
         complete: the newest round that this daemon holds completely (G5).
@@ -72,7 +65,7 @@ class Executor:
         *,
         plan: Plan,
         rank: int,
-        members: int,
+        ranks: tuple[int, ...],
         codec: str,
         links: Mapping[int, Connection],
         job: int,
@@ -86,48 +79,118 @@ class Executor:
         complete: Callable[[], int],
     ) -> None:
         self._plan = plan
+        self._rank = rank
         self._codec = codec_named(codec)
         self._layout = EncodedLayout(plan, CODECS[codec])
-        self._program = ring_program(members, rank)
-        self._shards = [ring_shards(bucket.segment_count, members, bucket.index) for bucket in plan.buckets]
         self._segments = segments_by_bucket(plan, self._layout)
         self._chunk_segments = self._layout.segments_per_chunk(limits.CHUNK_BYTES)
         self._job = job
-        self._generation = generation
         self._staleness = staleness
-        self._norm_buckets = norm_buckets
         self._on_bucket = on_bucket
         self._on_result = on_result
         self._on_broken = on_broken
         self._complete = complete
-        self._rounds: dict[int, _Round] = {}
-        self._areas = Areas(self._layout.total_bytes)
-        self._sum: Values = np.empty(plan.segment_values, np.float32)
-        self._own_values: Values = np.empty(plan.segment_values, np.float32)
-        self._wide = np.empty(plan.segment_values, np.float64)
+        self._memory = RoundMemory(plan, self._codec, self._layout.total_bytes, staleness)
         self._slot = ResultSlot(result, self._codec, self._segments, on_result, on_broken)
-        self._outbox: Outbox[_Item] = Outbox(links, self._prepare)
+        self._arithmetic = Arithmetic(self._codec, self._segments, plan.segment_values, norm_buckets)
         self.on_chunk_sent: Callable[[Header], None] | None = None
+        self._fenced: bool
+        self._generation: int
+        self._program: Program
+        self._shards: list[tuple[Shard, ...]]
+        self._outbox: Outbox[_Item]
+        self._form(generation, ranks, links)
+        self._outbox.start()
 
     @property
     def round_bytes(self) -> int:
         """Memory that a round takes here until it is forgotten."""
         return round_bytes(self._layout.total_bytes, self._staleness)
 
+    @property
+    def area_bytes(self) -> int:
+        """Size of an encoded round."""
+        return self._layout.total_bytes
+
+    # Generations
+
+    def fence(self) -> None:
+        """From now on nothing of the generation is sent, lands or completes (G2). Own parts are kept, also those that
+        are contributed in the fence."""
+        self._fenced = True
+        self._outbox.close()
+        complete = self._complete()
+        self._memory.fence(complete)
+        if self._slot.round > complete:
+            self._slot.restart(None, ())
+
+    def enter(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], cut: int) -> None:
+        """Takes what the members of a generation send from now on; nothing is sent before `resume`.
+
+        All members hold the rounds up to `cut`, and contribute again to those after it (G6).
+
+        Args:
+            generation: its hash, for the frame headers.
+            ranks: of its members, sorted.
+            links: the connection to each other member, by rank.
+        """
+        assert self._fenced
+        assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
+        assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
+        self._form(generation, ranks, links)
+
+    def resume(self) -> None:
+        """All members have entered: sending begins."""
+        self._outbox.start()
+
+    def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
+        self._generation = generation
+        self._program = ring_program(ranks, self._rank)
+        self._shards = [ring_shards(bucket.segment_count, len(ranks), bucket.index) for bucket in self._plan.buckets]
+        self._outbox = Outbox(links, self._prepare)
+        self._fenced = False
+
+    # Rounds that members hold and others lack
+
+    def encoded(self, number: int) -> EncodedRound:
+        """A complete round, to serve it; valid until it is forgotten. Raises KeyError when it is not held."""
+        if number > self._complete():
+            raise KeyError(number)
+        return self._memory.rounds[number].encoded(len(self._plan.buckets))
+
+    def area_for(self, number: int) -> memoryview:
+        """In a fence: where the bytes of a round belong that others hold completely; `take_served` follows."""
+        assert self._fenced
+        assert number > self._complete()
+        round_ = self._memory.rounds.get(number) or self._memory.add(number, ())
+        return round_.area
+
+    def take_served(self, number: int, poisoned: bytes) -> None:
+        """The bytes lie in `area_for(number)`, and now the round is as if it had been exchanged here.
+
+        The round machine is told by the caller; only `on_result` follows, when the slot is the round's.
+
+        Args:
+            poisoned: as in EncodedRound.
+        """
+        round_ = self._memory.served(number, poisoned, self._chunk_segments)
+        if self._slot.round == number:
+            self._slot.restart(round_.area, round_.finals)
+
     # What this member adds
 
     def contribute(self, number: int, bucket: int, part: Part, weight: float, raw: Values | None) -> None:
-        """Fixes this member's part of a bucket (`raw` for DATA: the slot that holds w*g).
+        """Fixes this member's part of a bucket (`raw` for DATA: the slot that holds w*g), once in each generation.
 
         With s>0 the slot's values of this bucket are no longer needed when this returns (M1); with s=0 they must stay
-        until the round is complete.
+        until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
         """
-        round_ = self._round(number)
         if part is Part.DATA:
-            assert raw is not None
-            part = self._keep(round_, bucket, raw)
-        exchange = round_.exchanges[bucket]
-        for work in exchange.contribute(part, weight):
+            part = self._memory.own_part(number).keep(bucket, self._segments[bucket], raw)
+        if self._fenced:
+            return
+        round_ = self._round(number)
+        for work in round_.exchanges[bucket].contribute(part, weight):
             if work.incoming:
                 self._perform(round_, bucket, work)
             else:
@@ -141,12 +204,14 @@ class Executor:
 
     # What arrives
 
-    def chunk_announced(self, sender: int, header: Header) -> memoryview | str:
-        """The place of an incoming chunk, or what is wrong with it.
+    def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
+        """The place of an incoming chunk, or what is wrong with it; None if it is of another generation, or fenced.
 
         This daemon decides at most s+1 rounds past those it holds completely, so all others hold no more than these,
         and decide at most s+1 further (R1, R5).
         """
+        if self._fenced or header.generation != self._generation:
+            return None
         complete = self._complete()
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
@@ -160,8 +225,10 @@ class Executor:
         return round_.area[offset : offset + length]
 
     def chunk_received(self, header: Header) -> None:
-        """An announced chunk is in its place."""
-        round_ = self._rounds.get(header.round)
+        """An announced chunk is in its place; if a fence fell in the meantime, that place is of no interest (G8)."""
+        if self._fenced or header.generation != self._generation:
+            return
+        round_ = self._memory.rounds.get(header.round)
         if round_ is None:
             return
         work = round_.exchanges[header.bucket].landed(header)
@@ -172,64 +239,45 @@ class Executor:
     # What the learner gets, and what is kept
 
     def open_result(self, number: int) -> None:
-        """Gives the result slot to a later round than before: what has arrived of it is decoded in slices, the rest
-        at arrival. `on_result` follows, never from within this call."""
-        round_ = self._rounds.get(number)
+        """Gives the result slot to a later round than before, or again to the same: what has arrived of it is decoded
+        in slices, the rest at arrival. `on_result` follows, never from within this call."""
+        round_ = self._memory.rounds.get(number)
         if round_ is None:
             self._slot.open(number, None, ())
         else:
-            self._slot.open(number, round_.area, round_.arrived)
-            round_.arrived = []
+            self._slot.open(number, round_.area, round_.finals)
 
     def forget(self, number: int) -> None:
         """Frees a round that every member holds (G5) and this learner needs no more."""
-        round_ = self._rounds.pop(number, None)
-        if round_ is None:
-            return
         self._slot.forget(number)
-        self._areas.give(round_.area)
-        if round_.own is not None and round_.own.area is not None:
-            self._areas.give(round_.own.area)
+        self._memory.forget(number)
 
     def close(self) -> None:
         """Lets go of links and memory."""
         self._outbox.close()
         self._slot.close()
-        self._rounds.clear()
-        self._areas.close()
+        self._memory.close()
 
     # Computing
 
-    def _round(self, number: int) -> _Round:
-        round_ = self._rounds.get(number)
+    def _round(self, number: int) -> Round:
+        round_ = self._memory.rounds.get(number)
         if round_ is None:
             exchanges = [
                 BucketExchange(bucket.index, self._program, self._shards[bucket.index], self._layout)
                 for bucket in self._plan.buckets
             ]
-            round_ = self._rounds[number] = _Round(number, self._areas.take(), exchanges)
+            round_ = self._memory.add(number, exchanges)
         return round_
 
-    def _keep(self, round_: _Round, bucket: int, raw: Values) -> Part:
-        if round_.own is None:
-            if self._staleness:
-                round_.own = Retained(self._codec, self._areas.take(), self._own_values)
-            else:
-                round_.own = InSlot(self._codec)
-        try:
-            round_.own.take(self._segments[bucket], raw)
-        except CodecError:
-            return Part.POISON  # V1: a value is not finite
-        return Part.DATA
-
-    def _enqueue_own(self, round_: _Round, bucket: int, work: Work) -> None:
+    def _enqueue_own(self, round_: Round, bucket: int, work: Work) -> None:
         """Splits an own part into chunks that are computed when the link can take them."""
         end = work.first_segment + work.segment_count
         for first in range(work.first_segment, end, self._chunk_segments):
             count = min(self._chunk_segments, end - first)
             self._queue(round_, bucket, replace(work, first_segment=first, segment_count=count), computed=False)
 
-    def _perform(self, round_: _Round, bucket: int, work: Work) -> None:
+    def _perform(self, round_: Round, bucket: int, work: Work) -> None:
         """Computes what has landed at once; its sending waits for the link."""
         try:
             work = self._compute(round_, bucket, work)
@@ -240,69 +288,29 @@ class Executor:
             self._queue(round_, bucket, work, computed=True)
         self._report(round_, bucket, work)
 
-    def _queue(self, round_: _Round, bucket: int, work: Work, *, computed: bool) -> None:
+    def _queue(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
         to = None if work.send_step is None else self._program.steps[work.send_step].send_to
         self._outbox.put(to, _Item(round_, bucket, work, computed))
 
-    def _compute(self, round_: _Round, bucket: int, work: Work) -> Work:
-        """Arithmetic on one run. Returns the work with its squared norm, if it is finished here, or poisoned, if a sum
-        turned out not to be finite (V1)."""
-        if work.poison or not (work.add_own or work.incoming):
-            return work
-        codec, own = self._codec, round_.own
-        opened = work.deliver and self._slot.round == round_.number
-        measured = work.finish and bucket < self._norm_buckets
-        squared_norm = 0.0
-        end = work.first_segment + work.segment_count
-        for segment in self._segments[bucket][work.first_segment : end]:
-            encoded = round_.area[segment.offset : segment.offset + segment.length]
-            total = self._sum[: segment.count]
-            if work.add_own or work.finish:
-                if work.add_own:
-                    assert own is not None
-                    if work.incoming:
-                        codec.sum_into(encoded, own.values(segment), total)
-                    else:
-                        total = own.values(segment)
-                else:
-                    codec.decode_into(encoded, total)
-                if work.finish:
-                    with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                        total = np.divide(total, np.float32(work.weight), out=self._sum[: segment.count])
-                try:
-                    codec.encode_into(total, encoded)
-                except CodecError:
-                    if work.incoming:
-                        codec.decode_into(encoded, self._sum[: segment.count])  # raises if the payload was broken
-                    return replace(work, poison=True)  # finite parts can have a sum that is not
-            if opened or measured:
-                values = self._slot.place(segment) if opened else self._sum[: segment.count]
-                codec.decode_into(encoded, values)
-                if measured:
-                    squared_norm += self._squared_norm(values)
-        return replace(work, squared_norm=squared_norm) if measured else work
+    def _compute(self, round_: Round, bucket: int, work: Work) -> Work:
+        slot = self._slot if self._slot.round == round_.number else None
+        return self._arithmetic.compute(bucket, work, round_.area, self._memory.own.get(round_.number), slot)
 
-    def _squared_norm(self, values: Values) -> float:
-        """In float64: fp32 would lose digits over so many, and overflow."""
-        wide = self._wide[: len(values)]
-        np.copyto(wide, values)
-        return float(np.dot(wide, wide))
-
-    def _report(self, round_: _Round, bucket: int, work: Work) -> None:
+    def _report(self, round_: Round, bucket: int, work: Work) -> None:
         """Final segments are in the area, and in the result slot if that is the round's."""
         if not work.deliver:
             return
-        lies_in_slot = False
-        if self._slot.round == round_.number:
-            lies_in_slot = self._slot.took(work.segment_count)
-        else:
-            round_.arrived.append((bucket, work))
+        void = work.poison or not work.contributors
+        round_.finals.append(Final(bucket, work.first_segment, work.segment_count, void))
+        lies_in_slot = self._slot.round == round_.number and self._slot.took(work.segment_count)
         exchange = round_.exchanges[bucket]
         if exchange.delivered(work):
             self._on_bucket(
                 round_.number, bucket, exchange.poisoned, exchange.contributors, exchange.weight, exchange.squared_norm
             )
-        if lies_in_slot and round_.number in self._rounds:  # it has not been forgotten, nor everything closed, by that
+        if (
+            lies_in_slot and round_.number in self._memory.rounds
+        ):  # it has not been forgotten, nor everything closed, by that
             self._on_result(round_.number)
 
     # Sending
@@ -313,8 +321,7 @@ class Executor:
         offset, length = self._layout.span(item.bucket, work.first_segment, work.segment_count)
         if not item.computed:
             if work.add_own and not work.finish and not work.poison:
-                assert item.round.own is not None
-                payload = item.round.own.encoded(offset, length)
+                payload = self._memory.own[item.round.number].encoded(offset, length)
             if payload is None:
                 work = self._compute(item.round, item.bucket, work)
                 self._report(item.round, item.bucket, work)

@@ -13,7 +13,9 @@ Frame = tuple[Header, memoryview | None]
 
 
 class Outbox(Generic[Item]):
-    """One queue to each member that is sent to, and one for work that is nobody else's.
+    """One queue to each member that is sent to, and one for work that is nobody else's. All wait for `start`.
+
+    It belongs to one generation: with it ends what still waits.
 
     Args:
         links: the connection to each other member, by rank.
@@ -26,7 +28,14 @@ class Outbox(Generic[Item]):
         self._queues: dict[int, deque[Item]] = {}
         self._local: deque[Item] = deque()  # a world of one has nobody to send to
         self._slices = Slices(self._next)
-        self._unsubscribe = [link.on_writable(self._slices.run) for link in links.values()]
+        self._started = False
+        self._unsubscribe: list[Callable[[], None]] = []
+
+    def start(self) -> None:
+        """Sending begins."""
+        self._started = True
+        self._unsubscribe = [link.on_writable(self._slices.run) for link in self._links.values()]
+        self._slices.run()
 
     def put(self, to: int | None, item: Item) -> None:
         """Queues an item for the member `to`; None: it is only to be prepared. `pump` gets it going."""
@@ -35,10 +44,12 @@ class Outbox(Generic[Item]):
 
     def pump(self) -> None:
         """Prepares and sends while links can take it."""
-        self._slices.run()
+        if self._started:
+            self._slices.run()
 
     def close(self) -> None:
         """Drops what waits and lets go of the links."""
+        self._started = False
         self._slices.stop()
         for unsubscribe in self._unsubscribe:
             unsubscribe()

@@ -1,12 +1,16 @@
-"""What this member adds to a round, from the learner's words "bucket ready" until the round is forgotten (M1)."""
+"""What this member adds to a round, from the learner's words "bucket ready" until the round is forgotten (M1).
+
+It outlives generations: a round that runs again is given the very bytes that it was given before (G6, C1).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
-from meshtraind.codecs.base import Codec, Values
+from meshtraind.codecs.base import Codec, CodecError, Values
 from meshtraind.segments import Segment
+from meshwire.exchange import Part
 
 
 class OwnPart(ABC):
@@ -15,9 +19,28 @@ class OwnPart(ABC):
     area: memoryview | None = None
     """Memory of the daemon's that it takes."""
 
+    def __init__(self) -> None:
+        self._kept: dict[int, Part] = {}
+
+    def keep(self, bucket: int, segments: Sequence[Segment], raw: Values | None) -> Part:
+        """Takes a bucket that has become ready in the raw slot, once; later calls do not look at `raw`.
+
+        Returns DATA, or POISON when a value was found that is not finite (V1).
+        """
+        part = self._kept.get(bucket)
+        if part is None:
+            assert raw is not None
+            try:
+                self._take(segments, raw)
+                part = Part.DATA
+            except CodecError:
+                part = Part.POISON
+            self._kept[bucket] = part
+        return part
+
     @abstractmethod
-    def take(self, segments: Sequence[Segment], raw: Values) -> None:
-        """A bucket has become ready in the raw slot. Raises CodecError when a value is found that is not finite."""
+    def _take(self, segments: Sequence[Segment], raw: Values) -> None:
+        """Raises CodecError when a value is found that is not finite."""
 
     @abstractmethod
     def values(self, segment: Segment) -> Values:
@@ -36,10 +59,11 @@ class InSlot(OwnPart):
     has received what was sent from here. Nothing is copied, and what only enters a sum is never rounded."""
 
     def __init__(self, codec: Codec) -> None:
+        super().__init__()
         self._identity = codec.identity
         self._raw: Values
 
-    def take(self, segments: Sequence[Segment], raw: Values) -> None:
+    def _take(self, segments: Sequence[Segment], raw: Values) -> None:
         self._raw = raw
 
     def values(self, segment: Segment) -> Values:
@@ -61,11 +85,12 @@ class Retained(OwnPart):
     area: memoryview
 
     def __init__(self, codec: Codec, area: memoryview, scratch: Values) -> None:
+        super().__init__()
         self._codec = codec
         self.area = area
         self._scratch = scratch
 
-    def take(self, segments: Sequence[Segment], raw: Values) -> None:
+    def _take(self, segments: Sequence[Segment], raw: Values) -> None:
         for segment in segments:
             values = raw[segment.start : segment.start + segment.count]
             self._codec.encode_into(values, self.encoded(segment.offset, segment.length))

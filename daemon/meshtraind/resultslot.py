@@ -2,13 +2,20 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from meshtraind.codecs.base import Codec, CodecError, Values
 from meshtraind.segments import Segment
 from meshtraind.slices import Slices
-from meshwire.exchange import Work
 
-Final = tuple[int, Work]  # a bucket, and a run of its final segments
+
+class Final(NamedTuple):
+    """A run of segments whose result is known."""
+
+    bucket: int
+    first_segment: int
+    segment_count: int
+    void: bool  # no values: poison (V1), or nobody's
 
 
 class ResultSlot:
@@ -45,9 +52,16 @@ class ResultSlot:
         self.round = 0  # 0: nobody's
 
     def open(self, number: int, area: memoryview | None, arrived: Sequence[Final]) -> None:
-        """From now on the slot is this round's. What of it has `arrived` lies in `area`."""
-        assert number > self.round, f"round {number} after round {self.round}"
+        """From now on the slot is this round's. What of it has `arrived` lies in `area`.
+
+        The same round again: for a learner that has been started anew.
+        """
+        assert number >= self.round, f"round {number} after round {self.round}"
         self.round = number
+        self.restart(area, arrived)
+
+    def restart(self, area: memoryview | None, arrived: Sequence[Final]) -> None:
+        """What lies here of the open round is void (G6): this has arrived of it, in `area`."""
         self._left = self._segment_count
         self._area = area
         self._arrived = deque(arrived)
@@ -79,17 +93,17 @@ class ResultSlot:
     def _decode_one(self) -> bool:
         if not self._arrived:
             return False
-        bucket, work = self._arrived.popleft()
-        if work.contributors and not work.poison:
+        final = self._arrived.popleft()
+        if not final.void:
             assert self._area is not None
-            end = work.first_segment + work.segment_count
+            end = final.first_segment + final.segment_count
             try:
-                for segment in self._segments[bucket][work.first_segment : end]:
+                for segment in self._segments[final.bucket][final.first_segment : end]:
                     payload = self._area[segment.offset : segment.offset + segment.length]
                     self._codec.decode_into(payload, self.place(segment))
             except CodecError as error:
-                self._on_broken(f"round {self.round}, bucket {bucket}: {error}")
+                self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
                 return True  # its segments never come to lie here
-        if self.took(work.segment_count):
+        if self.took(final.segment_count):
             self._on_result(self.round)
         return True

@@ -35,15 +35,25 @@ class Areas:
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._free: list[memoryview] = []
+        self._lent: set[int] = set()  # by identity
 
     def take(self) -> memoryview:
-        """An area whose bytes are undefined."""
-        return self._free.pop() if self._free else np.empty(self._size_bytes, np.uint8).data
+        """An area with nothing of interest in it. A fresh one is zero: it can be served with a part never written."""
+        area = self._free.pop() if self._free else np.zeros(self._size_bytes, np.uint8).data
+        self._lent.add(id(area))
+        return area
 
     def give(self, area: memoryview) -> None:
-        """Takes an area back that nobody reads or writes any more."""
-        self._free.append(area)
+        """Takes an area back that nobody reads or writes any more; one that was retired is let go of."""
+        if id(area) in self._lent:
+            self._lent.remove(id(area))
+            self._free.append(area)
+
+    def retire(self) -> None:
+        """Nothing that is lent now will be used again: a link may still receive into it, or send from it (G8)."""
+        self._lent.clear()
 
     def close(self) -> None:
         """Lets go of the free ones."""
         self._free.clear()
+        self._lent.clear()

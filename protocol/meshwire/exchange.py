@@ -148,8 +148,8 @@ class BucketExchange:
                 f"segments {header.first_segment}+{header.segment_count} of bucket {self._bucket} at step "
                 f"{step_index}; expected to begin at {expected}, at most {left}"
             )
-        if header.contributors >> self._program.members:
-            return f"contributors {header.contributors:#x} name a rank beyond {self._program.members - 1}"
+        if header.contributors & ~self._program.bitmap:
+            return f"contributors {header.contributors:#x} name a rank outside the generation's {self._program.ranks}"
         if (header.weight > 0) != (header.contributors != 0):
             return f"weight {header.weight} does not suit contributors {header.contributors:#x}"
         if step.op is Op.REDUCE and header.contributors & self._rank_bit:

@@ -1,5 +1,6 @@
 """Who sends what to whom: a topology is a pure function that gives every rank its program (DESIGN section 7).
 
+A rank is for a job's life, so those of a generation need not follow each other; shards go by position in the ring.
 Every rank begins with its own part of every shard. What a step sends is the shard as it stands after all receipts of it
 at earlier steps. A shard is a run of whole segments of one bucket.
 """
@@ -7,6 +8,7 @@ at earlier steps. A shard is a run of whole segments of one bucket.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 
 class Op(Enum):
@@ -35,19 +37,25 @@ class Step:
     op: Op
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Program:
     """What one rank does in one exchange of one bucket.
 
     Attributes:
+        ranks: of the generation, in ring order.
         owned: the shards whose sum this rank finishes: it divides once by the weight and encodes once (W3).
     """
 
-    members: int
+    ranks: tuple[int, ...]
     rank: int
     shard_count: int
     steps: tuple[Step, ...]
     owned: frozenset[int]
+
+    @cached_property
+    def bitmap(self) -> int:
+        """Of `ranks`."""
+        return sum(1 << rank for rank in self.ranks)
 
     def finishes(self, shard: int) -> bool:
         """Whether this rank owns the shard."""
@@ -76,34 +84,33 @@ class Program:
         return [step.send_shard for step in self.steps if step.send_shard is not None]
 
 
-def ring_program(members: int, rank: int) -> Program:
+def ring_program(ranks: tuple[int, ...], rank: int) -> Program:
     """Ring all-reduce (Patarasuk and Yuan 2009): m - 1 reduce steps, then m - 1 copy steps.
 
-    At step t rank p sends shard (p - t) mod m to its successor. A world of one has no steps and owns everything.
+    At step t position p sends shard (p - t) mod m to its successor. A world of one has no steps and owns everything.
+    Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
     """
-    if not 0 <= rank < members:
-        raise ValueError(f"rank {rank} of {members} members")
+    if list(ranks) != sorted(set(ranks)):
+        raise ValueError(f"ranks {ranks} are not in order")
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not one of {ranks}")
+    members, position = len(ranks), ranks.index(rank)
     steps = tuple(
         Step(
-            send_shard=(rank - index) % members,
-            send_to=(rank + 1) % members,
-            recv_shard=(rank - 1 - index) % members,
-            recv_from=(rank - 1) % members,
+            send_shard=(position - index) % members,
+            send_to=ranks[(position + 1) % members],
+            recv_shard=(position - 1 - index) % members,
+            recv_from=ranks[position - 1],
             op=Op.REDUCE if index < members - 1 else Op.COPY,
         )
         for index in range(2 * (members - 1))
     )
-    return Program(members, rank, members, steps, frozenset({owned_shard(members, rank)}))
+    return Program(ranks, rank, members, steps, frozenset({(position + 1) % members}))
 
 
-def owned_shard(members: int, rank: int) -> int:
-    """The shard whose sum is complete at `rank` after the reduce half of a ring."""
-    return (rank + 1) % members
-
-
-def owner_of(members: int, shard: int) -> int:
-    """The rank that finishes `shard` in a ring."""
-    return (shard - 1) % members
+def owner_of(ranks: tuple[int, ...], shard: int) -> int:
+    """The rank that finishes `shard` in a ring: the last one that its sum reaches."""
+    return ranks[shard - 1]
 
 
 def ring_shards(segment_count: int, members: int, bucket_index: int) -> tuple[Shard, ...]:
@@ -129,13 +136,13 @@ def simulate(
     parts: Sequence[Sequence[float] | None],
     weights: Sequence[float],
 ) -> list[list[float]]:
-    """Runs the programs in lockstep and returns every rank's result, one value standing for a segment.
+    """Runs the programs in lockstep and returns every rank's result, by position, one value standing for a segment.
 
     Args:
-        programs: by rank.
+        programs: of all ranks, in ring order.
         shards: of this bucket.
-        parts: by rank, w*g, one value per segment; None for a rank that only forwards (R4).
-        weights: by rank; 0 where the part is None.
+        parts: by position, w*g, one value per segment; None for a rank that only forwards (R4).
+        weights: by position; 0 where the part is None.
 
     A bucket without any contribution stays zero. Raises ValueError when a rank waits for something that is not sent.
     """
@@ -143,36 +150,37 @@ def simulate(
     areas = [list(part) if part is not None else [0.0] * segment_count for part in parts]
     sums = [[weight] * len(shards) for weight in weights]  # the weight that each rank's state of a shard holds
     reduces = [[step.recv_shard for step in program.steps if step.op is Op.REDUCE] for program in programs]
-    for rank, program in enumerate(programs):
+    for position, program in enumerate(programs):
         for shard in program.owned:
-            if shard not in reduces[rank]:
-                _finish(areas[rank], shards[shard], sums[rank][shard])
+            if shard not in reduces[position]:
+                _finish(areas[position], shards[shard], sums[position][shard])
     for index in range(max((len(program.steps) for program in programs), default=0)):
         steps = [program.steps[index] if index < len(program.steps) else None for program in programs]
         sent: dict[tuple[int | None, int | None, int | None], tuple[list[float], float]] = {
-            (rank, step.send_to, step.send_shard): (
-                _cut(areas[rank], shards[step.send_shard]),
-                sums[rank][step.send_shard],
+            (program.rank, step.send_to, step.send_shard): (
+                _cut(areas[position], shards[step.send_shard]),
+                sums[position][step.send_shard],
             )
-            for rank, step in enumerate(steps)
+            for position, (program, step) in enumerate(zip(programs, steps, strict=True))
             if step is not None and step.send_shard is not None
         }
-        for rank, step in enumerate(steps):
+        for position, (program, step) in enumerate(zip(programs, steps, strict=True)):
             if step is None or step.recv_shard is None:
                 continue
-            if (step.recv_from, rank, step.recv_shard) not in sent:
+            if (step.recv_from, program.rank, step.recv_shard) not in sent:
                 raise ValueError(
-                    f"step {index}: rank {rank} waits for shard {step.recv_shard} of rank {step.recv_from} in vain"
+                    f"step {index}: rank {program.rank} waits for shard {step.recv_shard} of rank {step.recv_from} "
+                    "in vain"
                 )
-            values, weight = sent[step.recv_from, rank, step.recv_shard]
-            run, area = shards[step.recv_shard], areas[rank]
+            values, weight = sent[step.recv_from, program.rank, step.recv_shard]
+            run, area = shards[step.recv_shard], areas[position]
             if step.op is Op.REDUCE:
                 values = [own + other for own, other in zip(_cut(area, run), values, strict=True)]
-                sums[rank][step.recv_shard] += weight
-                reduces[rank].remove(step.recv_shard)
+                sums[position][step.recv_shard] += weight
+                reduces[position].remove(step.recv_shard)
             area[run.first_segment : run.first_segment + run.segment_count] = values
-            if programs[rank].finishes(step.recv_shard) and step.recv_shard not in reduces[rank]:
-                _finish(area, run, sums[rank][step.recv_shard])
+            if program.finishes(step.recv_shard) and step.recv_shard not in reduces[position]:
+                _finish(area, run, sums[position][step.recv_shard])
     return areas
 
 

@@ -171,7 +171,7 @@ class Ring:
         return Executor(
             plan=PLAN,
             rank=rank,
-            members=members,
+            ranks=tuple(range(members)),
             codec=self.codec,
             links={(rank + 1) % members: link} if members > 1 else {},  # type: ignore[dict-item]
             job=1,

@@ -28,6 +28,7 @@ def make_plan(segment_count: int) -> Plan:
 class Rank:
     """One rank, with a single number standing for each segment."""
 
+    rank: int
     exchange: BucketExchange
     own: list[float]
     area: list[float]
@@ -36,24 +37,25 @@ class Rank:
 
 
 class Ring:
-    """Ranks joined by FIFO links, run in an order that a seed decides."""
+    """Ranks joined by FIFO links, run in an order that a seed decides. `parts` and `ranks` go by position."""
 
-    def __init__(self, members: int, segment_count: int, parts: list[Part], seed: int) -> None:
+    def __init__(self, ranks: tuple[int, ...], segment_count: int, parts: list[Part], seed: int) -> None:
         self.random = random.Random(seed)
-        self.members = members
+        self.members = members = len(ranks)
         self.plan = make_plan(segment_count)
         layout = EncodedLayout(self.plan, FP32)
         shards = ring_shards(segment_count, members, 0)
         self.parts = parts
-        self.weights = [float(rank + 1) if part is not Part.NOTHING else 0.0 for rank, part in enumerate(parts)]
+        self.weights = [float(index + 1) if part is not Part.NOTHING else 0.0 for index, part in enumerate(parts)]
         self.ranks = [
             Rank(
-                BucketExchange(0, ring_program(members, rank), shards, layout),
-                own=[self.weights[rank] * (100 * rank + segment) for segment in range(segment_count)],
+                rank,
+                BucketExchange(0, ring_program(ranks, rank), shards, layout),
+                own=[self.weights[position] * (100 * position + segment) for segment in range(segment_count)],
                 area=[0.0] * segment_count,
                 result=[None] * segment_count,
             )
-            for rank in range(members)
+            for position, rank in enumerate(ranks)
         ]
         self.layout = layout
 
@@ -110,7 +112,7 @@ class Ring:
             header, values = self.ranks[index].outbox.popleft()
             receiver = (index + 1) % self.members
             exchange = self.ranks[receiver].exchange
-            place = exchange.announce(index, header)
+            place = exchange.announce(self.ranks[index].rank, header)
             assert not isinstance(place, str), place
             if header.payload_bytes:
                 self.ranks[receiver].area[header.first_segment : header.first_segment + header.segment_count] = values
@@ -119,20 +121,24 @@ class Ring:
                 self.work(receiver, possible)
 
 
-parts_strategy = st.lists(st.sampled_from([Part.DATA, Part.DATA, Part.NOTHING]), min_size=1, max_size=6)
+def rings(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:
+    """What each rank adds; the ranks of a generation need not follow each other."""
+    return st.dictionaries(st.integers(0, 63), st.sampled_from(parts), min_size=1, max_size=6).map(
+        lambda drawn: dict(sorted(drawn.items()))
+    )
 
 
 @settings(max_examples=150, deadline=None)
-@given(parts=parts_strategy, segment_count=st.integers(1, 12), seed=st.integers(0, 2**32))
-def test_every_rank_gets_the_same_weighted_mean(parts: list[Part], segment_count: int, seed: int) -> None:
+@given(parts=rings(Part.DATA, Part.DATA, Part.NOTHING), segment_count=st.integers(1, 12), seed=st.integers(0, 2**32))
+def test_every_rank_gets_the_same_weighted_mean(parts: dict[int, Part], segment_count: int, seed: int) -> None:
     """W3: the wire carries w*g, the owner divides once; a rank with nothing to add forwards (R4)."""
-    ring = Ring(len(parts), segment_count, parts, seed)
+    ring = Ring(tuple(parts), segment_count, list(parts.values()), seed)
     ring.run()
     total = sum(ring.weights)
     for rank in ring.ranks:
         assert rank.exchange.complete
         assert rank.exchange.weight == total
-        assert rank.exchange.contributors == sum(1 << i for i, part in enumerate(parts) if part is Part.DATA)
+        assert rank.exchange.contributors == sum(1 << rank for rank, part in parts.items() if part is Part.DATA)
         assert rank.result == ring.ranks[0].result
     for segment in range(segment_count):
         expected = sum(rank.own[segment] for rank in ring.ranks) / total if total else 0.0
@@ -145,13 +151,13 @@ def test_every_rank_gets_the_same_weighted_mean(parts: list[Part], segment_count
 
 @settings(max_examples=100, deadline=None)
 @given(
-    parts=st.lists(st.sampled_from(list(Part)), min_size=1, max_size=6).filter(lambda parts: Part.POISON in parts),
+    parts=rings(*Part).filter(lambda parts: Part.POISON in parts.values()),
     segment_count=st.integers(1, 12),
     seed=st.integers(0, 2**32),
 )
-def test_poison_reaches_every_rank(parts: list[Part], segment_count: int, seed: int) -> None:
+def test_poison_reaches_every_rank(parts: dict[int, Part], segment_count: int, seed: int) -> None:
     """V1: a poisoned part makes every shard's result poison, everywhere."""
-    ring = Ring(len(parts), segment_count, parts, seed)
+    ring = Ring(tuple(parts), segment_count, list(parts.values()), seed)
     ring.run()
     for rank in ring.ranks:
         assert rank.exchange.complete
@@ -162,7 +168,7 @@ def announced(**changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, at step 0 if `changes` do not say otherwise."""
     plan = make_plan(6)
     layout = EncodedLayout(plan, FP32)
-    exchange = BucketExchange(0, ring_program(3, 1), ring_shards(6, 3, 0), layout)
+    exchange = BucketExchange(0, ring_program((0, 1, 2), 1), ring_shards(6, 3, 0), layout)
     fields: dict[str, object] = {
         "kind": Kind.CHUNK,
         "payload_bytes": 2 * SEGMENT_VALUES * 4,
@@ -177,6 +183,16 @@ def announced(**changes: object) -> tuple[int, int] | str:
     assert isinstance(sender, int)
     fields.update(changes)
     return exchange.announce(sender, Header(**fields))  # type: ignore[arg-type]
+
+
+def test_contributors_are_of_the_generation() -> None:
+    """G2: a rank that has left contributes nothing, whatever its neighbours in number do."""
+    plan = make_plan(6)
+    exchange = BucketExchange(0, ring_program((0, 2, 5), 2), ring_shards(6, 3, 0), EncodedLayout(plan, FP32))
+    header = Header(Kind.CHUNK, 2 * SEGMENT_VALUES * 4, round=1, segment_count=2, contributors=0b11, weight=4.0)
+    assert exchange.announce(0, header) == "contributors 0x3 name a rank outside the generation's (0, 2, 5)"
+    assert exchange.announce(1, header) == "rank 1 has nothing to send at program step 0"
+    assert exchange.announce(0, replace(header, contributors=0b100001)) == (0, 2 * SEGMENT_VALUES * 4)
 
 
 def test_a_chunk_lands_at_its_segments() -> None:
@@ -200,7 +216,7 @@ def test_a_final_chunk_carries_a_squared_norm() -> None:
         ({"first_segment": 1}, "expected to begin at 0"),
         ({"segment_count": 3}, "at most 2"),
         ({"segment_count": 0, "payload_bytes": 0}, "at most 2"),
-        ({"contributors": 0b1000}, "a rank beyond 2"),
+        ({"contributors": 0b1000}, "a rank outside the generation's (0, 1, 2)"),
         ({"contributors": 0b011}, "already holds this rank's part"),
         ({"contributors": 0}, "does not suit contributors"),
         ({"payload_bytes": 7}, "payload of 7 bytes"),

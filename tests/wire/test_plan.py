@@ -177,7 +177,7 @@ def payload_bytes(plan: Plan, codec: str, members: int, rank: int) -> int:
     total = 0
     for bucket in plan.buckets:
         shards = ring_shards(bucket.segment_count, members, bucket.index)
-        for shard in ring_program(members, rank).sends():
+        for shard in ring_program(tuple(range(members)), rank).sends():
             total += layout.span(bucket.index, shards[shard].first_segment, shards[shard].segment_count)[1]
     return total
 

@@ -153,7 +153,7 @@ class Peer:
         self.executor = Executor(
             plan=self._plan,
             rank=self._rank,
-            members=self._members,
+            ranks=tuple(range(self._members)),
             codec=self._codec,
             links={rank: neighbour.connection for rank, neighbour in self._neighbours.items()},
             job=JOB,
