@@ -18,6 +18,7 @@ from meshtrain.train import clipping
 from meshtrain.train.applying import BaseParts
 from meshtrain.train.channel import Channel
 from meshtrain.train.gradients import Gradients, StepParts
+from meshtrain.train.saving import Saving
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerBack,
@@ -42,13 +43,20 @@ class Boundary:
     """
 
     def __init__(
-        self, base: BaseParts, step: StepParts, original: Callable[..., Any], gradients: Gradients, channel: Channel
+        self,
+        base: BaseParts,
+        step: StepParts,
+        original: Callable[..., Any],
+        gradients: Gradients,
+        saving: Saving,
+        channel: Channel,
     ) -> None:
         self._base = base
         self._step_parts = step
         self._original = original
         self._applying = step.applying
         self._gradients = gradients
+        self._saving = saving
         self._channel = channel
         self._staleness = step.staleness
         self._optimizer = base.optimizer
@@ -203,7 +211,7 @@ class Boundary:
     def wait_start(self) -> None:
         """Applies the rounds that the daemon gives until the step may start, then shows what it computes with."""
         step = self._gradients.step
-        self._channel.wait(lambda: self._started == step, f"step {step} for its start", self._apply)
+        self._wait(lambda: self._started == step, f"step {step} for its start")
         if self._staleness:
             self._base.overlay.step_over()
             self._base.buffers.restore()
@@ -217,8 +225,10 @@ class Boundary:
         """
         begins_again = self._leave()
         self._channel.tell(LearnerIdle(reason=reason, finished=False))
-        # A round of s=0 that the script has not stepped on yet comes first.
-        self._channel.wait(until, what, self._apply if self._gradients.done is None else None)
+        if self._gradients.done is None:
+            self._wait(until, what)
+        else:  # a round of s=0 that the script has not stepped on yet comes first
+            self._channel.wait(until, what)
         self._channel.tell(LearnerBack())
         if begins_again:
             self.wait_start()
@@ -273,6 +283,11 @@ class Boundary:
                     self._base.buffers.show(held)
                 self._show_view()
 
+    def _wait(self, until: Callable[[], bool], what: str) -> None:
+        """Between two steps: rounds are applied and the base is saved as the daemon says, until `until()` is true."""
+        with self._saving.possible():
+            self._channel.wait(until, what, self._apply)
+
     def _apply(self, done: RoundDone) -> None:
         if self._staleness == 0 and self._changes_gradients and not done.void:
             raise UsageError(
@@ -281,6 +296,7 @@ class Boundary:
                 "with --shares equal"
             )
         self._applying.apply(done)
+        self._saving.do_due()
 
     def _leave(self) -> bool:
         """The daemon forgets a step that has begun and sent nothing. Returns whether it will be begun again."""
@@ -293,7 +309,7 @@ class Boundary:
         self._passed = None
         self._channel.tell(LearnerBarrier(number=number))
         what = f"barrier {number}" if number else "the end of the job"
-        self._channel.wait(lambda: self._passed is not None, what, self._apply)
+        self._wait(lambda: self._passed is not None, what)
         assert self._passed is not None
         if self._passed.number != number:
             raise MeshtrainError(f"the daemon answered barrier {number} with {self._passed.number}: versions differ")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from meshtrain.train.slots import view
-from meshtrain.train.startstate import feed
+from meshtrain.train.state import feed
 from meshtrain.train.tensors import ModelTensors
 from meshwire.plan import Plan, Span
 

@@ -29,6 +29,11 @@ class Clipping:
         """The script clips the step at hand. Raises UsageError for what is no limit."""
         self._noted = checked(max_norm)
 
+    @property
+    def newest(self) -> float | None:
+        """The newest limit: of the step at hand if that is clipped already, else of the one before."""
+        return self._noted if self._noted is not None else self.bound
+
     def step_ended(self) -> None:
         """At the boundary, once its rounds are applied: the next step is not clipped until it is noted."""
         self.bound, self._noted = self._noted, None
@@ -42,7 +47,7 @@ class Clipping:
         """
         if known:
             return leader_clip
-        return self._noted if self._noted is not None else self.bound
+        return self.newest
 
     @staticmethod
     def coefficient(squared_norm: float, max_norm: float) -> float:

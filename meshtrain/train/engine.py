@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch.optim import Optimizer
 
@@ -15,7 +16,9 @@ from meshtrain.train.gradients import Gradients, StepParts
 from meshtrain.train.hyperparameters import Hyperparameters
 from meshtrain.train.means import Means
 from meshtrain.train.overlay import Overlay
+from meshtrain.train.saving import Saving
 from meshtrain.train.scaling import Scaling
+from meshtrain.train.state import Progress, ReplicaState
 from meshwire.messages.learner import LearnerHash
 
 
@@ -40,12 +43,15 @@ class Engine:
     """From the backward pass to the base, of one model and optimizer.
 
     Args:
+        state: of this model and optimizer, which hold the base after `progress.round`.
         named: adds the peers' names to a reason that names ranks.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
+        state: ReplicaState,
+        progress: Progress,
         means: Means,
         channel: Channel,
         drawn: DrawnSamples,
@@ -55,6 +61,9 @@ class Engine:
     ) -> None:
         self._channel = channel
         self._settings = settings
+        self._state = state
+        self._scaling = scaling
+        self._begun = progress
         self._hashed = 0
         original = optimizer.step
         hyperparameters, clipping = Hyperparameters(optimizer), Clipping()
@@ -77,10 +86,12 @@ class Engine:
             untouched=Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")]),
             staleness=settings.staleness,
             absent_in_barriers=settings.absent_in_barriers,
-            pack=lambda step: base.hyperparameters.pack(base.clipping.bound, clip_known=step > 1),
+            pack=lambda step: base.hyperparameters.pack(base.clipping.bound, clip_known=self._clip_known(step)),
         )
         self.gradients = Gradients(step, channel)
-        self.boundary = Boundary(base, step, original, self.gradients, channel)
+        saving = Saving(channel, lambda: self._applying.applied, self._save)
+        self.boundary = Boundary(base, step, original, self.gradients, saving, channel)
+        self._go_on_from(progress)
 
     def flush(self) -> None:
         """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
@@ -103,6 +114,31 @@ class Engine:
         """Model and optimizer are ordinary ones again."""
         self.gradients.close()
         self.boundary.close()
+
+    def _go_on_from(self, progress: Progress) -> None:
+        self._applying.applied = progress.round
+        self._applying.squared_norm = progress.squared_norm
+        self._base.clipping.bound = progress.clip
+        self._base.hyperparameters.written = progress.written
+        if progress.scaler is not None:
+            self._scaling.load(progress.scaler)
+
+    def _progress(self) -> Progress:
+        return Progress(
+            round=self._applying.applied,
+            squared_norm=self._applying.squared_norm,
+            clip=self._base.clipping.newest,
+            clip_known=self._clip_known(self.gradients.step),
+            written=self._base.hyperparameters.written,
+            scaler=self._scaling.state(),
+        )
+
+    def _clip_known(self, step: int) -> bool:
+        return step > 1 or self._begun.clip_known
+
+    def _save(self, folder: Path) -> int:
+        self._base.overlay.show_base()
+        return self._state.export_all(folder, self._base.buffers.base, self._progress())
 
     def _after_round(self, round_: int) -> None:
         if self._settings.hash_every and round_ % self._settings.hash_every == 0:

@@ -95,6 +95,15 @@ class Hyperparameters:
                     set_option(group, name, value)
 
     @property
+    def written(self) -> tuple[tuple[str, ...], ...]:
+        """By group, the numbers that steps have written: state of the base."""
+        return tuple(tuple(sorted(names)) for names in self._state)
+
+    @written.setter
+    def written(self, names: tuple[tuple[str, ...], ...]) -> None:
+        self._state = [set(names[group]) if group < len(names) else set() for group in range(len(self._names))]
+
+    @property
     def _name(self) -> str:
         return type(self._optimizer).__name__
 

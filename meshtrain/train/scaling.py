@@ -35,6 +35,15 @@ class Scaling:
         """When a backward pass begins: by what its gradients are multiplied. Waits for the device."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
+    def state(self) -> dict[str, float | int] | None:
+        """As torch's own `state_dict`; None without a scaler."""
+        return None if self._scaler is None else self._scaler.state_dict()
+
+    def load(self, state: dict[str, float | int]) -> None:
+        """Takes over what another learner's `state` gave, if there is a scaler."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state)
+
     def watch(self, optimizer: Optimizer, after_step: Callable[[], None], unscaled: Callable[[], None]) -> None:
         """From now on the scaler's steps are the learner's steps.
 

@@ -28,7 +28,7 @@ from meshtrain.train.means import Means
 from meshtrain.train.memory import learner_bytes
 from meshtrain.train.scaling import Scaling
 from meshtrain.train.slots import Slots
-from meshtrain.train.startstate import StartState
+from meshtrain.train.state import Progress, ReplicaState
 from meshwire import limits
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -180,9 +180,11 @@ class Session:
             ),
             "agreement on the model",
         )
-        self._take_over_start(StartState(built, optimizer))
+        state = ReplicaState(built, optimizer)
         self._engine = Engine(
             optimizer,
+            state,
+            self._take_over(state),
             Means(built, plan, slots),
             self._channel,
             self._drawn,
@@ -221,15 +223,18 @@ class Session:
             f"the samples of epoch {number} are used up", lambda: deal.is_over(epoch), f"the end of epoch {number}"
         )
 
-    def _take_over_start(self, state: StartState) -> None:
+    def _take_over(self, state: ReplicaState) -> Progress:
+        """The start that all peers have in common, or where the job is now (J1)."""
         task = self._ask(LearnerState(units=state.digests()), "comparison of the start states")
         if not isinstance(task, StateTask):
             raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
+        progress = Progress()
         if task.write:
             state.export(task.units, Path(task.folder))
         else:
-            state.load(task.units, Path(task.folder))
-        self._ask(LearnerReady(), "the start of round 1")
+            progress = state.load(task.units, Path(task.folder), task.round)
+        self._ask(LearnerReady(), f"the start of round {task.round + 1}")
+        return progress
 
     def _ask(self, body: Any, name: str) -> Any:
         return self._channel.ask(body, name, lambda reason: log.debug("%s: %s", name, reason))

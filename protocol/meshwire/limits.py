@@ -79,6 +79,9 @@ PATIENCE_S = 5.0  # silence after which a peer is lost, unless its owner says ot
 PATIENCE_S_MIN = 0.5  # below it a burst on the radio looks like a loss
 PATIENCE_S_MAX = 120.0
 
+# Checkpoints
+CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX units, and the blocks of a deal
+
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message

@@ -1,17 +1,18 @@
-"""J1: the state that all peers start from, in units: what differs from rank 0's is loaded from its files.
+"""J1: the state of a replica between two rounds, in units that are compared, written to files and loaded from them.
 
 A unit is one trainable parameter with its optimizer state, or one buffer; then all frozen tensors together, if there
-are any; last the values of the optimizer's options.
+are any; last the values of the optimizer's options and, after round 0, what else rounds have left.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.optim import Optimizer
@@ -19,10 +20,36 @@ from torch.optim import Optimizer
 from meshtrain.errors import MeshtrainError, NotSupported
 from meshtrain.train.optimizers import options, plain, set_option
 from meshtrain.train.tensors import ModelTensors
+from meshwire.checkpoint import unit_file
+from meshwire.wiretypes import Wire
 
 VALUE = "value"
 STATE = "state."
 PLAIN = "plain"  # metadata: values that are not tensors
+PROGRESS = "progress"  # among those of the last unit
+
+BaseOf = Callable[[int], torch.Tensor | None]  # by the manifest's index; None: what the model holds is the base
+
+
+class Progress(Wire):
+    """What rounds leave in a learner beside its tensors and the optimizer.
+
+    Attributes:
+        round: the newest one in the base.
+        squared_norm: of the means of the newest one that was not void.
+        clip: what the next bind says of clipping (O4).
+        clip_known: whether it can say so: a step was taken.
+        written: by param group, the options that steps have written: state of the base (O3).
+        scaler: of the learner's GradScaler. A boundary lies inside its `step`, before the `update` that follows: after
+            an overflow one more round may overflow.
+    """
+
+    round: Annotated[int, Field(ge=0)] = 0
+    squared_norm: float = 0.0
+    clip: Annotated[float, Field(ge=0)] | None = None
+    clip_known: bool = False
+    written: tuple[tuple[str, ...], ...] = ()
+    scaler: dict[str, float | int] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,7 +60,7 @@ class _Content:
     plain: dict[str, Any]
 
 
-class StartState:
+class ReplicaState:
     """Reads and writes the units of one model and optimizer."""
 
     def __init__(self, tensors: ModelTensors, optimizer: Optimizer) -> None:
@@ -54,29 +81,73 @@ class StartState:
         return tuple(_digest(self._read(unit)) for unit in range(self.count))
 
     def export(self, units: Iterable[int], folder: Path) -> None:
-        """Writes units as FOLDER/<unit>.safetensors."""
+        """Writes units of the start. Raises OSError, NotSupported."""
         for unit in units:
-            content = self._read(unit)
-            tensors = {name: _storable(tensor) for name, tensor in content.tensors.items()}
-            save_file(tensors, folder / f"{unit}.safetensors", {PLAIN: json.dumps(content.plain, sort_keys=True)})
+            self._save(folder / unit_file(unit), self._read(unit))
 
-    def load(self, units: Iterable[int], folder: Path) -> None:
-        """Takes units over from FOLDER. Raises MeshtrainError for a file that does not suit the model."""
+    def export_all(self, folder: Path, base: BaseOf, progress: Progress) -> int:
+        """Writes all units, as they are after a round. The parameters hold the base.
+
+        Args:
+            base: of buffers, which the model may have moved.
+
+        Returns:
+            How many there are.
+
+        Raises:
+            OSError: the disk refuses.
+            NotSupported: the optimizer keeps something that cannot be written.
+        """
+        self._check_keys()
+        for unit in range(self.count):
+            content = self._read(unit, base)
+            if unit == self.count - 1:
+                content.plain[PROGRESS] = progress.model_dump()
+            self._save(folder / unit_file(unit), content)
+        return self.count
+
+    def load(self, units: Iterable[int], folder: Path, round_: int) -> Progress:
+        """Takes units over from FOLDER, of the start (round 0) or all of them after a round.
+
+        Raises MeshtrainError for a file that does not suit the model or the round.
+        """
+        progress = Progress()
         for unit in units:
-            path = folder / f"{unit}.safetensors"
             try:
-                with safe_open(path, framework="pt") as file:
+                with safe_open(folder / unit_file(unit), framework="pt") as file:
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                     values = json.loads((file.metadata() or {}).get(PLAIN, "{}"))
-            except (OSError, SafetensorError, ValueError) as error:
-                raise MeshtrainError(f"unit {unit} of rank 0's start state cannot be read: {error}") from error
+                progress = Progress.load(values.pop(PROGRESS, progress.model_dump()))
+            except (OSError, SafetensorError, ValueError, AttributeError, ValidationError) as error:
+                raise MeshtrainError(f"unit {unit} of the state in {folder} cannot be read: {error}") from error
             self._write(unit, _Content(tensors, values))
+        if progress.round != round_:
+            raise MeshtrainError(f"the state in {folder} is that after round {progress.round}, not after {round_}")
+        return progress
 
-    def _read(self, unit: int) -> _Content:
+    @staticmethod
+    def _save(path: Path, content: _Content) -> None:
+        tensors = {name: _storable(tensor) for name, tensor in content.tensors.items()}
+        try:
+            save_file(tensors, path, {PLAIN: json.dumps(content.plain, sort_keys=True)})
+        except SafetensorError as error:  # what the system said is in its text only
+            raise OSError(f"cannot write {path}: {error}") from error
+
+    def _check_keys(self) -> None:
+        known = {id(place.tensor()) for place in self._tensors.places}
+        if any(id(key) not in known for key in self._optimizer.state):
+            raise NotSupported(
+                f"{type(self._optimizer).__name__} keeps state that belongs to no parameter of the model, so its state "
+                "cannot be saved: use an optimizer that keeps it by parameter, as those of torch.optim do"
+            )
+
+    def _read(self, unit: int, base: BaseOf = lambda _: None) -> _Content:
         if unit < len(self._singles):
-            tensor = self._tensors.places[self._singles[unit]].tensor()
+            index = self._singles[unit]
+            tensor = self._tensors.places[index].tensor()
             state = self._optimizer.state.get(tensor, {})
-            tensors = {VALUE: tensor}
+            of_base = base(index)
+            tensors = {VALUE: tensor if of_base is None else of_base}
             values = {}
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
@@ -122,7 +193,8 @@ class StartState:
                 continue
             # As torch's own load_state_dict places it: a step counter stays on the CPU unless a kernel reads it.
             on_device = name != STATE + "step" or group.get("capturable") or group.get("fused")
-            state[name.removeprefix(STATE)] = value.to(tensor.device if on_device else "cpu")
+            placed = value.to(tensor.device if on_device else "cpu")
+            state[name.removeprefix(STATE)] = _laid_out(placed, tensor)
         if state or tensor in self._optimizer.state:
             self._optimizer.state[tensor] = state
 
@@ -131,8 +203,15 @@ class StartState:
         if value is not None and tensor.is_complex():
             value = torch.view_as_complex(value)
         if value is None or value.shape != tensor.shape or value.dtype != tensor.dtype:
-            raise MeshtrainError(f"rank 0's start state does not hold {spec.name} as this model has it")
+            raise MeshtrainError(f"the state to load does not hold {spec.name} as this model has it")
         tensor.copy_(value)
+
+
+def _laid_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """State as the optimizer made it: like its parameter in memory. Fused optimizers take both as they lie there."""
+    if value.shape != parameter.shape:
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value)
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:
