@@ -93,6 +93,16 @@ class BlobStore:
         with self._lock:
             self._cached.pop(owner, None)
             passing = self._passing.pop(owner, set())
+        self._delete_passing(passing)
+
+    def release_passing(self, owner: str, digests: Iterable[bytes]) -> None:
+        """Lets go of these blobs that were passing through for `owner`, and of no others."""
+        with self._lock:
+            passing = self._passing.get(owner, set()).intersection(digests)
+            self._passing.get(owner, set()).difference_update(passing)
+        self._delete_passing(passing)
+
+    def _delete_passing(self, passing: Iterable[bytes]) -> None:
         for sha256 in passing:
             path = self.blob_path(sha256)
             self._delete(sha256, path)

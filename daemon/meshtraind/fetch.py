@@ -4,7 +4,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,20 @@ BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts 
 BUSY_POLL_S = 0.2
 LOG_POLL_S = 0.1
 
+Pace = Callable[[int], Awaitable[None]]  # waits until so many bytes may be asked for
+
+
+async def _at_once(_size_bytes: int) -> None:
+    """The network sets the pace."""
+
 
 async def fetch_blob(
-    peer: Connection, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None] | None = None
+    peer: Connection,
+    job: str,
+    blob: BlobRef,
+    store: BlobStore,
+    on_bytes: Callable[[int], None] | None = None,
+    pace: Pace = _at_once,
 ) -> None:
     """Receives a blob into the store, from where it broke off, or waits until another job has received it.
 
@@ -42,7 +53,7 @@ async def fetch_blob(
     deadline_s = time.monotonic() + BUSY_TIMEOUT_S
     while not store.has(blob.sha256, blob.size_bytes):
         try:
-            await _receive(peer, job, blob, store, count)
+            await _receive(peer, job, blob, store, count, pace)
             return
         except BlobBusyError:
             if time.monotonic() > deadline_s:
@@ -55,7 +66,7 @@ async def fetch_blob(
 
 
 async def _receive(
-    peer: Connection, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None]
+    peer: Connection, job: str, blob: BlobRef, store: BlobStore, on_bytes: Callable[[int], None], pace: Pace
 ) -> None:
     with ExitStack() as stack:
         # Entered in the thread: a writer that was made for a caller who was cancelled meanwhile is closed all the same.
@@ -70,7 +81,7 @@ async def _receive(
         try:
             while writer.offset < blob.size_bytes:
                 while next_bytes < blob.size_bytes and len(pieces) < PIECES_IN_FLIGHT:
-                    pieces.append(tasks.spawn(_fetch_piece(peer, job, blob, next_bytes), f"from {next_bytes}"))
+                    pieces.append(tasks.spawn(_fetch_piece(peer, job, blob, next_bytes, pace), f"from {next_bytes}"))
                     next_bytes += limits.FETCH_BYTES_MAX
                 data = memoryview((await pieces.popleft()).data)
                 if not data:
@@ -90,7 +101,7 @@ def _count_nothing(_size_bytes: int) -> None:
     """For who does not show progress."""
 
 
-async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: int) -> Fetched:
+async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: int, pace: Pace) -> Fetched:
     wanted = Fetch(
         job=job,
         what="blob",
@@ -98,6 +109,7 @@ async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: 
         offset_bytes=offset_bytes,
         max_bytes=min(limits.FETCH_BYTES_MAX, blob.size_bytes - offset_bytes),
     )
+    await pace(wanted.max_bytes)
     async with window_of(peer).room_for(wanted.max_bytes):
         reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
     if not isinstance(reply, Fetched):

@@ -11,7 +11,7 @@ from meshtraind.mesh import Mesh
 from meshtraind.questions import Questions
 from meshwire.header import Header
 from meshwire.messages.envelope import Done
-from meshwire.messages.job import Fetch, Found, ListOutputs
+from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
 from meshwire.messages.local import (
     Attach,
     Cancel,
@@ -104,6 +104,8 @@ class LocalSide:
                 return await questions.fetch(body, forward=True)
             case ListOutputs():
                 return await questions.outputs(body, forward=True)
+            case ListCheckpoints():
+                return await questions.checkpoints(body, forward=True)
             case PairHost():
                 return await mesh.host_pairing(emit)
             case PairJoin():

@@ -7,7 +7,7 @@ from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.questions import Questions
 from meshwire.header import Header
-from meshwire.messages.job import Fetch, Find, Found, ListOutputs, Offer, Prepare
+from meshwire.messages.job import Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,8 @@ class PeerSide:
                 return await self._questions.fetch(body, forward=False)
             case ListOutputs():
                 return await self._questions.outputs(body, forward=False)
+            case ListCheckpoints():
+                return await self._questions.checkpoints(body, forward=False)
             case Find():
                 return Found(jobs=self._questions.summaries(body.prefix))
         raise RequestError(f"a peer may not ask for {type(body).__name__}")

@@ -7,21 +7,26 @@ import asyncio
 import logging
 
 from meshtraind.board import Board
+from meshtraind.checkpoints import CheckpointError, list_checkpoints
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.history import HistoryError
 from meshtraind.job import summary_of
 from meshtraind.jobspec import Emit
 from meshtraind.node import Node
+from meshtraind.threads import in_thread
 from meshwire import limits
 from meshwire.jobs import job_number
 from meshwire.messages.job import (
+    Checkpoints,
+    CheckpointSummary,
     End,
     Fetch,
     Fetched,
     Find,
     Found,
     JobSummary,
+    ListCheckpoints,
     ListOutputs,
     Member,
     OutputFile,
@@ -34,6 +39,7 @@ log = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 30.0
 PEER_TIMEOUT_S = 10.0
+CHECKPOINTS_TIMEOUT_S = 300.0  # a slow disk reads some gigabytes
 WATCH_INTERVAL_S = 1.0
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
@@ -152,6 +158,30 @@ class Questions:
                     found += reply.files
                     omitted += reply.omitted
         return _bounded(found, omitted)
+
+    async def checkpoints(self, body: ListCheckpoints, *, forward: bool) -> Checkpoints:
+        """Checkpoints that lie here and (`forward`) on the other members, all of their files read."""
+        summary = await self._summary(body.job)
+        found: list[CheckpointSummary] = []
+        unasked: list[str] = []
+        for rank, member in enumerate(summary.members):
+            if member.device == self._node.device:
+                folder = self._node.job_folder(body.job)
+                try:
+                    found += await in_thread(lambda check: list_checkpoints(folder, body.job, rank, check))  # noqa: B023
+                except CheckpointError as error:
+                    raise RequestError(str(error)) from error
+            elif forward:
+                try:
+                    reply = await self._ask(member, body, CHECKPOINTS_TIMEOUT_S)
+                except RequestError as error:
+                    log.info("cannot list the checkpoints of %s: %s", member.name, error)
+                    unasked.append(member.name)
+                    continue
+                if isinstance(reply, Checkpoints):
+                    found += reply.checkpoints
+        found.sort(key=lambda one: (-one.round, one.rank))
+        return Checkpoints(checkpoints=tuple(found), unasked=tuple(unasked))
 
     async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
         link = self._node.links.get(member.device)

@@ -3,6 +3,7 @@
 import typer
 
 from meshtrain.cli.bench import bench
+from meshtrain.cli.checkpoints import checkpoints
 from meshtrain.cli.daemon import down, up
 from meshtrain.cli.demo import demo
 from meshtrain.cli.get import get
@@ -52,6 +53,7 @@ app.command(
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
 app.command(epilog=examples("meshtrain top", "meshtrain top 1kx3", "meshtrain top --json"))(top)
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 1kx3"))(logs)
+app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints 1kx3 --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
 app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)
 app.command(

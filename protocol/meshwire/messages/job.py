@@ -313,6 +313,31 @@ class OutputFile(Wire):
     size_bytes: int
 
 
+class CheckpointSummary(Wire):
+    """One line of `meshtrain checkpoints`."""
+
+    round: Annotated[int, Field(ge=0)]
+    rank: Rank
+    created_at_s: float | None  # Unix time; None: it cannot be read
+    size_bytes: Annotated[int, Field(ge=0)] | None
+    wrong: Text | None  # why it cannot be used
+
+
+@message("job.checkpoints")
+class ListCheckpoints(Wire):
+    """Request: which checkpoints lie here, and are they whole? All of them are read. Reply: `Checkpoints`."""
+
+    job: JobId
+
+
+@message("job.checkpoints.reply")
+class Checkpoints(Wire):
+    """Reply to `ListCheckpoints`, the newest first."""
+
+    checkpoints: tuple[CheckpointSummary, ...]
+    unasked: tuple[Name, ...] = ()  # members that do not answer: what they have is not known
+
+
 @message("job.outputs")
 class ListOutputs(Wire):
     """Request: which output files lie here? Reply: `Outputs`."""

@@ -1,0 +1,327 @@
+"""Checkpoints of one job on this device: JOB/checkpoints/ROUND/ with one file for each unit, and a manifest.
+
+A checkpoint is there whole or not at all: the learner writes into a folder whose name begins with a dot, and only the
+last step gives it its name. Everything here blocks on the disk: call it in a worker thread.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshtraind.blobwriter import BINARY, COPY_BYTES, NO_FOLLOW, explain, write_all
+from meshtraind.threads import Check
+from meshwire import limits
+from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, CheckpointManifest, UnitRecord, unit_file
+from meshwire.messages.job import CheckpointSummary
+
+log = logging.getLogger(__name__)
+
+CHECKPOINTS = "checkpoints"  # below a job's folder
+_ROUND = re.compile(r"0|[1-9][0-9]{0,9}")
+_SAVING, _DELETING = ".saving-", ".deleting-"
+
+Accept = Callable[[CheckpointManifest], str | None]
+
+
+class CheckpointError(Exception):
+    """A checkpoint cannot be written or used; the message names it and what to do."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that is complete."""
+
+    folder: Path
+    manifest: CheckpointManifest
+
+    @property
+    def round(self) -> int:
+        """The newest round in it."""
+        return self.manifest.round
+
+    def unit_path(self, unit: int) -> Path:
+        """The file of a unit."""
+        return self.folder / unit_file(unit)
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """One that cannot be used, and why."""
+
+    round: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The newest one that can be used, and the newer ones that cannot."""
+
+    checkpoint: Checkpoint | None
+    rejected: tuple[Rejected, ...]
+
+
+def _unchecked() -> None:
+    """For who does not stop in the middle."""
+
+
+class CheckpointStore:
+    """Those of one job. One daemon writes them, one after the other.
+
+    Args:
+        job_folder: DATA/jobs/ID.
+        keep: so many stay.
+    """
+
+    def __init__(self, job_folder: Path, job: str, keep: int) -> None:
+        if keep < 1:
+            raise ValueError("at least one checkpoint is kept")
+        self.path = job_folder / CHECKPOINTS
+        self._job = job
+        self._keep = keep
+
+    # Writing
+
+    def clean_up(self) -> None:
+        """When nothing is being written: deletes what a daemon that was killed has left. Raises CheckpointError."""
+        if not self.path.is_dir():
+            return
+        with _explained("clean up", self.path):
+            for entry in list(self.path.iterdir()):
+                if entry.name.startswith("."):
+                    shutil.rmtree(entry)
+
+    def begin(self, number: int) -> Path:
+        """An empty folder for the learner to write save `number` into. Raises CheckpointError."""
+        folder = self._saving(number)
+        with _explained("write", folder):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if os.path.lexists(folder):
+                shutil.rmtree(folder)
+            folder.mkdir(mode=0o700)
+        return folder
+
+    def abandon(self, number: int) -> None:
+        """The learner could not write it, or is gone."""
+        shutil.rmtree(self._saving(number), ignore_errors=True)  # whatever is left: `clean_up`
+
+    def finish(self, number: int, facts: CheckpointFacts, units: int, check: Check = _unchecked) -> Checkpoint:
+        """What the learner has written becomes a checkpoint, safe from a power cut; the oldest ones go.
+
+        Args:
+            units: how many it has written.
+            check: called before each block; may raise to stop.
+
+        Raises:
+            CheckpointError: the disk refuses, or a file is missing. Nothing of it is kept, older ones are.
+        """
+        saving = self._saving(number)
+        try:
+            with _explained("write", saving):
+                records = tuple(_hashed(saving / unit_file(unit), check, synced=True) for unit in range(units))
+                manifest = CheckpointManifest(**dict(facts), units=records)
+                self._write_manifest(saving / MANIFEST_FILE, manifest.encode())
+                _sync_folder(saving)
+                made = self._name(saving, manifest, check)
+        except BaseException:
+            self.abandon(number)
+            raise
+        self._prune(made.round)
+        return made
+
+    def _name(self, saving: Path, manifest: CheckpointManifest, check: Check) -> Checkpoint:
+        folder = self.path / str(manifest.round)
+        if os.path.lexists(folder):
+            there = self._read(manifest.round)
+            known = isinstance(there, Checkpoint) and there.manifest.chain == manifest.chain
+            if known and not isinstance(there, Rejected) and self.verify(there, check) is None:
+                shutil.rmtree(saving)
+                return there
+            self._delete(folder)  # damaged, or of a history that was not kept
+        os.rename(saving, folder)
+        _sync_folder(self.path)
+        return Checkpoint(folder, manifest)
+
+    def _write_manifest(self, path: Path, data: bytes) -> None:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, 0o600)
+        try:
+            write_all(handle, memoryview(data))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    def _prune(self, newest: int) -> None:
+        """Keeps `newest`, which was just written, and the complete ones before it. Those after it are of a history that
+        was not kept: the job stands at `newest` now."""
+        kept = 0
+        for round_ in self._rounds():
+            complete = round_ <= newest and not isinstance(self._read(round_), Rejected)
+            if complete and kept < self._keep:
+                kept += 1
+                continue
+            try:
+                self._delete(self.path / str(round_))
+            except OSError as error:  # a checkpoint too many is no reason to lose the new one
+                log.warning("cannot delete the checkpoint %s: %s", self.path / str(round_), error)
+
+    def _delete(self, folder: Path) -> None:
+        """Its name goes first, so that nobody finds half of it."""
+        doomed = self.path / f"{_DELETING}{folder.name}"
+        if os.path.lexists(doomed):
+            shutil.rmtree(doomed)
+        os.rename(folder, doomed)
+        shutil.rmtree(doomed)
+
+    def _saving(self, number: int) -> Path:
+        return self.path / f"{_SAVING}{number}"
+
+    # Reading
+
+    def listed(self) -> tuple[Checkpoint | Rejected, ...]:
+        """The newest first. That files have the right sizes is looked at, what they hold is not: see `verify`."""
+        return tuple(self._read(round_) for round_ in self._rounds())
+
+    def verify(self, checkpoint: Checkpoint, check: Check = _unchecked) -> str | None:
+        """Reads all of it. Returns what is wrong, or None."""
+        for unit, record in enumerate(checkpoint.manifest.units):
+            name = unit_file(unit)
+            try:
+                found = _hashed(checkpoint.unit_path(unit), check, synced=False)
+            except OSError as error:
+                return f"{name} cannot be read: {error.strerror or error}"
+            except CheckpointError as error:
+                return str(error)
+            if found != record:
+                return f"{name} holds other bytes than were written"
+        return None
+
+    def newest_good(self, accept: Accept = lambda _: None, check: Check = _unchecked) -> Found:
+        """The newest one that is whole.
+
+        Args:
+            accept: says why one that is whole is of no use, e.g. of another model; None: it is.
+        """
+        rejected: list[Rejected] = []
+        for found in self.listed():
+            if isinstance(found, Checkpoint):
+                wrong = accept(found.manifest) or self.verify(found, check)
+                if wrong is None:
+                    return Found(found, tuple(rejected))
+                found = Rejected(found.round, wrong)
+            log.warning("the checkpoint of job %s after round %d is not used: %s", self._job, found.round, found.reason)
+            rejected.append(found)
+        return Found(None, tuple(rejected))
+
+    def _rounds(self) -> list[int]:
+        if not self.path.is_dir():
+            return []
+        with _explained("list", self.path):
+            return sorted((int(name) for name in os.listdir(self.path) if _ROUND.fullmatch(name)), reverse=True)
+
+    def _read(self, round_: int) -> Checkpoint | Rejected:
+        folder = self.path / str(round_)
+        try:
+            manifest = CheckpointManifest.decode(_read_manifest(folder / MANIFEST_FILE))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            return Rejected(round_, f"{MANIFEST_FILE}: {reason}"[: limits.REFUSAL_CHARS_MAX])
+        if manifest.job != self._job:
+            return Rejected(round_, f"it is of job {manifest.job}")
+        if manifest.round != round_:
+            return Rejected(round_, f"its manifest is of round {manifest.round}")
+        checkpoint = Checkpoint(folder, manifest)
+        wrong = _sizes_wrong(checkpoint)
+        return checkpoint if wrong is None else Rejected(round_, wrong)
+
+
+def list_checkpoints(job_folder: Path, job: str, rank: int, check: Check) -> tuple[CheckpointSummary, ...]:
+    """All of a job's that lie here, every file read, the newest first. Raises CheckpointError."""
+    store = CheckpointStore(job_folder, job, keep=1)
+    found = []
+    for one in store.listed():
+        if isinstance(one, Rejected):
+            found.append(
+                CheckpointSummary(round=one.round, rank=rank, created_at_s=None, size_bytes=None, wrong=one.reason)
+            )
+            continue
+        found.append(
+            CheckpointSummary(
+                round=one.round,
+                rank=rank,
+                created_at_s=one.manifest.created_at_s,
+                size_bytes=one.manifest.size_bytes,
+                wrong=store.verify(one, check),
+            )
+        )
+    return tuple(found)
+
+
+def _sizes_wrong(checkpoint: Checkpoint) -> str | None:
+    for unit, record in enumerate(checkpoint.manifest.units):
+        name = unit_file(unit)
+        try:
+            status = checkpoint.unit_path(unit).lstat()
+        except OSError as error:
+            return f"{name}: {error.strerror or error}"
+        if not stat.S_ISREG(status.st_mode):
+            return f"{name} is no file"
+        if status.st_size != record.size_bytes:
+            return f"{name} has {status.st_size} bytes instead of {record.size_bytes}"
+    return None
+
+
+def _read_manifest(path: Path) -> bytes:
+    with os.fdopen(_open_regular(path, os.O_RDONLY), "rb", buffering=0) as file:
+        return file.read(limits.CHECKPOINT_MANIFEST_BYTES_MAX + 1)
+
+
+def _hashed(path: Path, check: Check, *, synced: bool) -> UnitRecord:
+    """What a file holds. Raises OSError; CheckpointError when it holds nothing."""
+    sha256, size_bytes = hashlib.sha256(), 0
+    handle = _open_regular(path, os.O_RDWR if synced else os.O_RDONLY)  # Windows syncs what may be written
+    try:
+        while block := os.read(handle, COPY_BYTES):
+            check()
+            sha256.update(block)
+            size_bytes += len(block)
+        if synced:
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+    if not size_bytes:
+        raise CheckpointError(f"{path.name} is empty")
+    return UnitRecord(size_bytes=size_bytes, sha256=sha256.hexdigest())
+
+
+def _open_regular(path: Path, mode: int) -> int:
+    """Opens what neither is a link nor makes its reader wait."""
+    handle = os.open(path, mode | NO_FOLLOW | BINARY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(f"{path} is no file")
+    return handle
+
+
+def _sync_folder(folder: Path) -> None:
+    """Names last as files do, where a system lets a folder be opened; Windows keeps them by itself."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _explained(action: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(str(explain(error, action, Path(error.filename or path)))) from error
