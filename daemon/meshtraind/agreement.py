@@ -9,12 +9,12 @@ from pathlib import Path
 from meshtraind.blobs import BlobStore
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
+from meshtraind.job import Job
 from meshwire import limits
 from meshwire.manifest import first_difference
 from meshwire.messages.job import (
     BarrierReached,
     BlobRef,
-    Member,
     Model,
     StateIndex,
     StateOffer,
@@ -35,6 +35,9 @@ News = Model | StateIndex | StateWant | StateOffer | StateReady | BarrierReached
 class Agreement:
     """One member's view.
 
+    Attributes:
+        passed: the newest barrier that all have passed.
+
     Args:
         send: sends a message to one other rank.
         gone: the ranks whose scripts have ended, so that nobody waits for them.
@@ -42,26 +45,38 @@ class Agreement:
 
     def __init__(
         self,
-        job: str,
-        rank: int,
-        members: tuple[Member, ...],
+        job: Job,
         send: Callable[[int, Wire], None],
         gone: Callable[[], set[int]],
     ) -> None:
-        self._job = job
-        self._rank = rank
-        self._members = members
+        self._of = job
+        self._job = job.spec.job
+        self._rank = job.rank
+        self._members = job.members
         self._send = send
         self._gone = gone
-        self._others = [other for other in range(len(members)) if other != rank]
         self._models: dict[int, Model] = {}
         self._index: StateIndex | None = None
         self._wants: dict[int, tuple[int, ...]] = {}
         self._offer: StateOffer | None = None
         self._ready: set[int] = set()
         self._barriers: dict[tuple[int, int], int] = {}  # by number and rank: the newest round contributed to before
+        self._reached: BarrierReached | None = None  # the own newest
         self._changed = asyncio.Event()
         self._exported: tuple[int, ...] = ()
+        self.passed = 0
+
+    @property
+    def _others(self) -> list[int]:
+        """The other members of now."""
+        assert self._of.generation is not None
+        return [rank for rank in self._of.generation.ranks if rank != self._of.rank]
+
+    @property
+    def _computing(self) -> tuple[int, ...]:
+        """The members of now whose learners take part."""
+        assert self._of.generation is not None
+        return self._of.generation.learning
 
     def news(self, message: News) -> str | None:
         """Takes a message of another member. Returns what is wrong with it, or None."""
@@ -76,6 +91,8 @@ class Agreement:
                 self._offer = message
             case StateReady():
                 self._ready.add(message.rank)
+            case BarrierReached(number=number) if 0 < number <= self.passed:
+                pass  # told again, to those who did not hear it
             case BarrierReached():
                 if sum(rank == message.rank for _, rank in self._barriers) >= limits.BARRIERS_OPEN_MAX:
                     return f"rank {message.rank} is in more than {limits.BARRIERS_OPEN_MAX} barriers"
@@ -162,9 +179,7 @@ class Agreement:
                     self._send(rank, StateOffer(job=self._job, units=tuple((unit, refs[unit]) for unit in wanted)))
         self._ready.add(self._rank)
         self._tell_all(StateReady(job=self._job, rank=self._rank))
-        await self._until(
-            lambda: [rank for rank in range(len(self._members)) if rank not in self._ready], "to be ready", emit
-        )
+        await self._until(lambda: [rank for rank in self._computing if rank not in self._ready], "to be ready", emit)
 
     async def barrier(self, number: int, reached: int, emit: Emit) -> int:
         """Returns when every member's learner has entered this barrier: the newest round that any contributed to.
@@ -175,21 +190,30 @@ class Agreement:
         Raises:
             RequestError: a member's script has ended without it. Before the last barrier (0) that is no error.
         """
-        self._barriers[number, self._rank] = reached
-        self._tell_all(BarrierReached(job=self._job, rank=self._rank, number=number, round=reached))
-        ranks = range(len(self._members))
+        if 0 < number <= self.passed:
+            return 0  # of a script that was started again: the others have passed it
+        rank = self._of.rank
+        self._barriers[number, rank] = reached
+        self._reached = BarrierReached(job=self._job, rank=rank, number=number, round=reached)
+        self._tell_all(self._reached)
 
         def ended() -> set[int]:
             return self._gone() | {rank for other, rank in self._barriers if other == 0}
 
         def missing() -> list[int]:
-            away = [rank for rank in ranks if (number, rank) not in self._barriers]
+            away = [rank for rank in self._computing if (number, rank) not in self._barriers]
             return [rank for rank in away if rank not in self._gone()] if number == 0 else away
 
         what = f"to reach barrier {number}" if number else "to finish"
         await self._until(missing, what, emit, BARRIER_TIMEOUT_S, ended if number else self._gone)
-        rounds = [self._barriers.pop((number, rank), 0) for rank in ranks]
-        return max(rounds)
+        reached_by = [key for key in self._barriers if key[0] == number]
+        self.passed = max(self.passed, number)
+        return max(self._barriers.pop(key) for key in reached_by)
+
+    def tell_again(self) -> None:
+        """In a new generation: what was said last may not have reached everybody."""
+        if self._reached is not None:
+            self._tell_all(self._reached)
 
     def in_barrier(self, rank: int) -> bool:
         """Whether the member has entered a barrier that this one has not passed."""
@@ -217,11 +241,11 @@ class Agreement:
         """
         deadline_s = time.monotonic() + timeout_s
         while absent := missing():
-            names = ", ".join(f"rank {rank} ({self._members[rank].name})" for rank in absent)
+            names = ", ".join(f"rank {rank} ({self._of.members[rank].name})" for rank in absent)
             if lost := (ended or self._gone)().intersection(absent):
                 gone = min(lost)
                 raise RequestError(
-                    f"rank {gone} ({self._members[gone].name}) ended its script; waiting {what} is in vain"
+                    f"rank {gone} ({self._of.members[gone].name}) ended its script; waiting {what} is in vain"
                 )
             if time.monotonic() > deadline_s:
                 raise RequestError(f"waited {timeout_s:.0f} s for {names} {what}")

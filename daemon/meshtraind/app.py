@@ -168,6 +168,7 @@ class App:
             self.board = Board(node)
             questions = Questions(node, self.board)
             links.handler = PeerSide(self.board, questions)
+            links.on_link = self.board.link_made
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)

@@ -11,8 +11,10 @@ from meshtraind.cleanup import clean_up, clean_up_all, discard
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job
+from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
 from meshtraind.learnerenvironment import learner_threads
+from meshtraind.links import Link
 from meshtraind.node import Node
 from meshtraind.session import Session
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
@@ -21,6 +23,20 @@ from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
+from meshwire.messages.generation import (
+    AskIn,
+    AskModel,
+    AskState,
+    CatchUp,
+    Enter,
+    Entered,
+    FetchRound,
+    Promised,
+    Propose,
+    Refused,
+    Where,
+    Wish,
+)
 from meshwire.messages.job import (
     Commit,
     End,
@@ -57,6 +73,7 @@ class Board:
         self._closing = False
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
+        self._left = load_all(past)  # jobs that ran when this daemon stopped
         self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     @property
@@ -138,14 +155,17 @@ class Board:
             return OfferReply(refusal=refusal)
         assert rank is not None
         job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
-        job.advance(JobEvent.ACCEPT)
-        self._jobs[spec.job] = job
-        self._ids[job_number(spec.job)] = spec.job
-        self._tasks.spawn(self._take_in(job), f"files of {spec.job}")
+        self._add(job)
+        self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
         return OfferReply(refusal=None)
 
-    async def _take_in(self, job: Job) -> None:
-        """Fetches the files and tells the submitter."""
+    def _add(self, job: Job) -> None:
+        job.advance(JobEvent.ACCEPT)
+        self._jobs[job.spec.job] = job
+        self._ids[job_number(job.spec.job)] = job.spec.job
+
+    async def _take_in(self, job: Job, source_device: str) -> None:
+        """Fetches the files from a device that has them, and tells the submitter."""
         spec = job.spec
         last_s = 0.0
         loop = asyncio.get_running_loop()
@@ -160,10 +180,10 @@ class Board:
 
         try:
             source = None
-            if spec.submitter != self._node.device:
-                link = self._node.links.get(spec.submitter)
+            if source_device != self._node.device:
+                link = self._node.links.get(source_device)
                 if link is None:
-                    raise RequestError("the submitter's link was lost")
+                    raise RequestError("the link to where the files are was lost")
                 source = link.connection
             await Intake(spec, job.folder, self._node.blobs, source, on_progress).run()
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
@@ -231,7 +251,6 @@ class Board:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)
             return
         links: dict[int, Connection] = {}
-        rtt_s, here = 0.0, 1
         for rank, member in enumerate(job.members):
             if member.device == self._node.device:
                 continue
@@ -240,23 +259,58 @@ class Board:
                 self.ended(End(job=commit.job, outcome="failed", reason=f"lost {member.name} at the start", now=True))
                 return
             links[rank] = link.connection
-            rtt_s = max(rtt_s, link.rtt_s or 0.0)
-            here += link.connection.same_host
+        session = self._open_session(job, generation, links)
+        session.start()
+        for device, header, body in self._early.pop(commit.job, []):
+            self._to_session(session, device, header, body)
+
+    def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> Session:
+        peers = [
+            link
+            for member in job.members
+            if member.device != self._node.device and (link := self._node.links.get(member.device)) is not None
+        ]
         first = self._node.links.get(job.members[0].device)
         session = Session(
             self._node,
             job,
             generation,
             links,
-            rtt_s=rtt_s,
-            threads=learner_threads(here),
+            rtt_s=max((link.rtt_s or 0.0 for link in peers), default=0.0),
+            threads=learner_threads(1 + sum(link.connection.same_host for link in peers)),
             master_host=first.address.host if first is not None else "127.0.0.1",
         )
-        self._sessions[commit.job] = session
-        self._tasks.spawn(self._forget(session), f"end of {commit.job}")
-        session.start()
-        for device, header, body in self._early.pop(commit.job, []):
-            self._to_session(session, device, header, body)
+        self._sessions[job.spec.job] = session
+        self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")
+        try:
+            JobFile(spec=job.spec, members=job.members).save(job.folder)
+        except OSError as error:
+            log.warning("job %s: a restarted meshtraind could not return to it: %s", job.spec.job, error)
+        return session
+
+    # Returning to a job that others have gone on with
+
+    async def _return(self, job: Job, where: Where, device: str) -> None:
+        await self._take_in(job, device)
+        if job.state is not JobState.READY:
+            return
+        session = self._open_session(job, None, {})
+        session.come_back()
+        assert session.generations is not None
+        session.generations.notice(device, where)
+
+    def _left_behind(self, device: str, where: Where) -> None:
+        """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
+        left = self._left.get(where.job)
+        rank = next((r for r, m in enumerate(where.generation.members) if m.device == self._node.device), None)
+        if left is None or rank is None or where.job in self._jobs or self._closing:
+            return
+        del self._left[where.job]
+        log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
+        folder = self._node.job_folder(where.job)
+        job = Job(left.spec, where.generation.members, rank, folder, self._node.history)
+        self._add(job)
+        self._tasks.spawn(self._return(job, where, device), f"return to {where.job}")
 
     async def _forget(self, session: Session) -> None:
         """Lets go of a session, its files, and the oldest ended jobs, when it has closed."""
@@ -267,6 +321,7 @@ class Board:
         for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
             del self._ids[job_number(id_)]
             del self._jobs[id_]
+        await asyncio.to_thread(forget, folder)
         await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs)
 
     def ended(self, end: End) -> None:
@@ -306,6 +361,8 @@ class Board:
                 self.files_progress(device, body)
             case End() if body.job not in self._sessions:
                 self.ended(body)
+            case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish():
+                self._of_generations(device, header, body)
             case _:
                 id_ = self._ids.get(header.job)
                 if id_ is None:
@@ -323,12 +380,45 @@ class Board:
                     early.append((device, header, body))
         return None
 
+    def _of_generations(self, device: str, header: Header, body: Wire) -> None:
+        """What concerns the membership of a job."""
+        id_ = self._ids.get(header.job, "")
+        session = self._sessions.get(id_)
+        if session is not None:
+            if session.generations is not None and not session.job.ended:
+                session.generations.notice(device, body)
+        elif id_ and self._jobs[id_].ended:
+            self._tell_end(device, self._jobs[id_])
+        elif isinstance(body, Where):
+            self._left_behind(device, body)
+
+    async def asked(self, device: str, body: CatchUp | FetchRound | AskModel | AskState) -> Wire:
+        """What a member needs that lacks rounds, or loads. Raises RequestError."""
+        session = self._sessions.get(body.job)
+        if session is None or session.job.rank_of(device) is None:
+            raise RequestError(f"job {body.job} does not run there")
+        return await session.asked(body)
+
+    def link_made(self, link: Link) -> None:
+        """There is a new link: the jobs of its device may go on with it."""
+        for session in list(self._sessions.values()):
+            session.link_made(link.device, link.hello.incarnation)
+
+    def _tell_end(self, device: str, job: Job) -> None:
+        outcome: Literal["succeeded", "failed", "cancelled"] = (
+            "succeeded"
+            if job.state is JobState.SUCCEEDED
+            else "cancelled"
+            if job.state is JobState.CANCELLED
+            else "failed"
+        )
+        end = End(job=job.spec.job, outcome=outcome, reason=job.error or "the job has ended", now=False)
+        self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
+
     def _answer_late(self, device: str, job: Job, report: RankReport) -> None:
         """A job that ended here just before it began there would wait for this member."""
         if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in (JobState.STARTING, JobState.RUNNING):
-            outcome: Literal["failed", "cancelled"] = "failed" if job.state is JobState.FAILED else "cancelled"
-            end = End(job=job.spec.job, outcome=outcome, reason=job.error or "", now=False)
-            self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
+            self._tell_end(device, job)
 
     def _to_session(self, session: Session, device: str, header: Header, body: Wire) -> str | None:
         rank = session.job.rank_of(device)
@@ -355,11 +445,9 @@ class Board:
             session.chunk_received(rank, header)
 
     def peer_lost(self, device: str, connection: Connection, reason: str) -> None:
-        """A link is gone: every job that uses it ends. There may be a newer one, which other jobs use."""
-        for session in self._sessions.values():
-            rank = session.rank_over(connection)
-            if rank is not None and not session.job.ended:
-                session.peer_lost(rank, reason)
+        """A link is gone; there may be a newer one. Jobs that have not begun end with it."""
+        for session in list(self._sessions.values()):
+            session.link_lost(device, connection, reason)
         if device in self._node.links:
             return
         for job in self._jobs.values():

@@ -3,36 +3,48 @@
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from meshtraind.history import HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
-from meshwire.messages.job import BaseHash, JobSpec, JobSummary, Member, RankReport
+from meshwire.messages.job import BaseHash, Generation, JobSpec, JobSummary, Member, RankReport
 
 log = logging.getLogger(__name__)
 
 
 class HashBoard:
-    """O9: compares the base hashes of all ranks at equal rounds. Only rounds that every rank has named count."""
+    """O9: compares the base hashes of the ranks that compute at equal rounds. Only rounds that all of them have named
+    count."""
 
-    def __init__(self, members: int) -> None:
-        self._members = members
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = set(ranks)
         self._open: dict[int, dict[int, bytes]] = {}
         self.compared = 0
         self.unequal_round: int | None = None
 
+    def expect(self, ranks: Iterable[int]) -> None:
+        """From now on these compute."""
+        self._ranks = set(ranks)
+        for round_ in list(self._open):
+            self._compare(round_)
+
     def add(self, message: BaseHash) -> None:
         """Takes one rank's hash after one round."""
-        ranks = self._open.setdefault(message.round, {})
-        ranks[message.rank] = message.sha256
-        if len(ranks) == self._members:
-            del self._open[message.round]
-            self.compared += 1
-            if len(set(ranks.values())) > 1 and self.unequal_round is None:
-                self.unequal_round = message.round
+        self._open.setdefault(message.round, {})[message.rank] = message.sha256
+        self._compare(message.round)
         while len(self._open) > limits.HASHES_OPEN_MAX:
             del self._open[min(self._open)]
+
+    def _compare(self, round_: int) -> None:
+        hashes = self._open[round_]
+        if not self._ranks <= hashes.keys():
+            return
+        del self._open[round_]
+        self.compared += 1
+        if len(set(hashes.values())) > 1 and self.unequal_round is None:
+            self.unequal_round = round_
 
     @property
     def equal(self) -> bool | None:
@@ -62,7 +74,8 @@ class Job:
         self.started_at_s: float | None = None
         self.ended_at_s: float | None = None
         self.reports: dict[int, RankReport] = {}
-        self.hashes = HashBoard(len(members))
+        self.hashes = HashBoard(range(len(members)))
+        self.generation: Generation | None = None
         self._changed = asyncio.Event()
         self._save()
 
@@ -87,6 +100,14 @@ class Job:
         if self.ended:
             self.ended_at_s = time.time()
             self.exit_code = EXIT_CODES[self.state]
+        self._save()
+        self.touch()
+
+    def take(self, generation: Generation) -> None:
+        """This device is in a new generation."""
+        self.generation = generation
+        self.members = generation.members
+        self.hashes.expect(generation.learning)
         self._save()
         self.touch()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,15 +10,14 @@ from meshtraind.agreement import Agreement
 from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import DATA
 from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.donor import Donor
 from meshtraind.fetch import output_folder
 from meshtraind.job import Job
-from meshtraind.memory import SharedMemory
+from meshtraind.joining import Joining
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.preparation import PREPARED_TWICE, Preparation
 from meshtraind.tasks import TaskSet
-from meshtraind.trace import Trace
 from meshwire import limits
-from meshwire.jobs import job_number
 from meshwire.messages.envelope import Done
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -31,6 +30,7 @@ from meshwire.messages.learner import (
     LearnerLog,
     LearnerModel,
     LearnerReady,
+    LearnerSaved,
     LearnerSealed,
     LearnerState,
     LearnerStepped,
@@ -52,46 +52,63 @@ class Place:
 
     job: Job
     who: str  # this rank and device, for texts
-    links: Mapping[int, Connection]  # to each other member, by rank
-    generation: int
-    rtt_s: float  # of the farthest member
-    memory: SharedMemory
     agreement: Agreement
-    preparation: Preparation
     metrics: MetricsKeeper
     tasks: TaskSet
+    donor: Donor
 
 
 class LearnerLink:
-    """The learner's side of one session.
+    """The learner's side of one session: of one process after the other.
 
     Args:
+        preparation: serves the first one, until it is ready.
+        make_rounds: makes the job's first rounds; may raise RequestError.
+        begin: all members are ready.
         fail: ends the job with a reason.
         tell_hash: takes the base's hash after a round.
         tell_report: tells the other members where this rank stands.
 
     Attributes:
         attached: whether the learner has called.
-        trace: to be set before the learner calls, if there is one.
-        rounds: None before the learner is ready.
+        rounds: None before the learner is ready, and while this member has no history.
+        idle: no process is to be served: this member was left out, or has not been taken in yet.
     """
 
     def __init__(
         self,
         place: Place,
+        preparation: Preparation,
+        make_rounds: Callable[[], "Rounds"],
+        begin: Callable[[], None],
         fail: Callable[[str], None],
         tell_hash: Callable[[LearnerHash], None],
         tell_report: Callable[[], None],
     ) -> None:
         self._place = place
+        self._make_rounds = make_rounds
+        self._begin = begin
         self._fail = fail
         self._tell_hash = tell_hash
         self._tell_report = tell_report
         self._connection: Connection | None = None
         self._answering = 0
+        self._ready = False
+        self.preparation: Preparation | Joining = preparation
         self.attached = False
-        self.trace: Trace | None = None
         self.rounds: Rounds | None = None
+        self.idle = False
+
+    def begin_anew(self, rounds: "Rounds", joining: Joining) -> None:
+        """Another process will call, and load its state from a member that computes."""
+        self._place.donor.learner_lost()
+        if self._connection is not None:
+            self._connection.close("another learner takes its place")
+        self._connection = None
+        self._ready = False
+        self.attached = False
+        self.preparation = joining
+        self.rounds = rounds
 
     def attach(self, connection: Connection) -> LearnerWelcome:
         """The learner has called. Raises RequestError when there is one already."""
@@ -132,7 +149,7 @@ class LearnerLink:
             self._answering -= 1
 
     async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        preparation = self._place.preparation
+        preparation = self.preparation
         match body:
             case LearnerModel():
                 await preparation.model(body, emit)
@@ -140,43 +157,18 @@ class LearnerLink:
             case LearnerState():
                 return await preparation.state(body, emit)
             case LearnerReady():
-                if self.rounds is not None:
+                if self._ready:
                     raise RequestError(PREPARED_TWICE)
-                self._begin_rounds()
+                self._ready = True
+                begins = self.rounds is None
+                if self.rounds is None:
+                    self.rounds = self._make_rounds()
                 await preparation.ready(emit)
-                # After the answer: what follows from the start are notices, which the learner reads once it has it.
-                asyncio.get_running_loop().call_soon(self._begin)
+                if begins:
+                    # After the answer: what follows from the start are notices, which the learner reads then.
+                    asyncio.get_running_loop().call_soon(self._begin)
                 return Done()
         raise RequestError(f"a learner does not ask for {type(body).__name__}")
-
-    def _begin_rounds(self) -> None:
-        """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
-        from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
-
-        place = self._place
-        preparation = place.preparation
-        if preparation.manifest is None or preparation.plan is None:
-            raise RequestError("the learner is ready before it has described its model")
-        self.rounds = Rounds(
-            spec=place.job.spec,
-            manifest=preparation.manifest,
-            plan=preparation.plan,
-            samples=preparation.samples,
-            rank=place.job.rank,
-            members=len(place.job.members),
-            links=place.links,
-            job=job_number(place.job.spec.job),
-            generation=place.generation,
-            memory=place.memory,
-            rtt_s=place.rtt_s,
-            notify=self.notify,
-            fail=lambda reason: self._fail(f"{place.who}: {reason}"),
-            trace=self.trace,
-        )
-
-    def _begin(self) -> None:
-        if self.rounds is not None and not self._place.job.ended:
-            self.rounds.begin()
 
     # What it tells
 
@@ -185,6 +177,9 @@ class LearnerLink:
         rounds, place = self.rounds, self._place
         if isinstance(body, LearnerLog):
             place.metrics.values = body.values
+            return
+        if isinstance(body, LearnerSaved):
+            place.donor.saved(body)
             return
         if isinstance(body, LearnerHash) and rounds is not None:
             self._tell_hash(body)
@@ -260,10 +255,9 @@ class LearnerLink:
         self.notify(Waiting(reason=waiting))
 
     def close(self) -> None:
-        """Closes connection and trace, and lets go of the rounds' memory."""
+        """Closes the connection, and lets go of the rounds' memory."""
         if self.rounds is not None:
             self.rounds.close()
-        if self.trace is not None:
-            self.trace.close()
+        self._place.donor.learner_lost()
         if self._connection is not None:
             self._connection.close("the job has ended")

@@ -6,6 +6,7 @@ import functools
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -65,6 +66,7 @@ class Links:
 
     Attributes:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
+        on_link: called with every new link.
         linked: the links by device id; live.
         port: the actual one, once started.
     """
@@ -81,6 +83,7 @@ class Links:
         patience_s: float = limits.PATIENCE_S,
     ) -> None:
         self.handler: Handler
+        self.on_link: Callable[[Link], None] = lambda _link: None
         self.port = port
         self._device = device
         self._trust = trust
@@ -90,7 +93,7 @@ class Links:
         self._patience_s = patience_s
         self._linked: dict[str, Link] = {}
         self._listener: socket.socket | None = None
-        self._welcoming: list[asyncio.Task[None]] = []  # oldest first
+        self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
         self._dial_wanted = asyncio.Event()
         self._dials = asyncio.Semaphore(DIALS_AT_ONCE)
         self._tasks = TaskSet("links")
@@ -191,23 +194,29 @@ class Links:
         assert self._listener is not None
         while True:
             try:
-                accepted, _ = await loop.sock_accept(self._listener)
+                accepted, (host, *_) = await loop.sock_accept(self._listener)
             except OSError as error:  # e.g. no descriptor is free at the moment
                 log.warning("cannot accept a connection: %s", error)
                 await asyncio.sleep(ACCEPT_RETRY_S)
                 continue
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
-                self._welcoming.pop(0).cancel()
+                self._make_room()
             greeting = Greeting(self, None)
             task = self._tasks.spawn(self._welcome(accepted, greeting), "welcome")
-            self._welcoming.append(task)
+            self._welcoming[task] = host
             task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
             # While clients queue up, sock_accept returns without yielding, and a flood would stop the whole daemon.
             await asyncio.sleep(0)
 
+    def _make_room(self) -> None:
+        """Sends away the oldest caller of the host that has the most, so that a flood from one takes only its own."""
+        ((crowded, _),) = Counter(self._welcoming.values()).most_common(1)
+        oldest = next(task for task, host in self._welcoming.items() if host == crowded)
+        del self._welcoming[oldest]
+        oldest.cancel()
+
     def _welcomed(self, accepted: socket.socket, greeting: Greeting, task: "asyncio.Task[None]") -> None:
-        if task in self._welcoming:
-            self._welcoming.remove(task)
+        self._welcoming.pop(task, None)
         if greeting.connection.never_made:  # also when it was cancelled before its first step
             accepted.close()
 
@@ -279,6 +288,7 @@ class Links:
         self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
         for other in self._linked.values():
             self._gossip(other)
+        self.on_link(link)
 
     def _gossip(self, link: Link) -> None:
         known = self._book.gossip_for(link.device)

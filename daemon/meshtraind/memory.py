@@ -17,12 +17,20 @@ class SharedMemoryError(Exception):
 
 
 class SharedMemory:
-    """An anonymous file: made before the learner is spawned, sized by the learner, mapped by both."""
+    """An anonymous file: made before the learner is spawned, sized by the first one, mapped by both."""
 
     def __init__(self) -> None:
         self.descriptor = _anonymous_file()
         self._map: mmap.mmap | None = None
         self._layout: MemoryLayout | None = None
+
+    def make(self, layout: MemoryLayout) -> None:
+        """Sizes and maps it before there is a learner. Raises SharedMemoryError."""
+        try:
+            os.ftruncate(self.descriptor, layout.total_bytes)
+        except OSError as error:
+            raise SharedMemoryError(f"no {layout.total_bytes} bytes of shared memory: {error}") from error
+        self.map(layout)
 
     def map(self, layout: MemoryLayout) -> None:
         """Maps what the learner has sized. Raises SharedMemoryError when the size is another than the plan's."""

@@ -29,8 +29,9 @@ class MetricsKeeper:
 
     def __init__(self, links: Mapping[int, Connection]) -> None:
         self._links = links
-        self._sent_before = {rank: link.socket_bytes_sent()[0] for rank, link in links.items()}
-        self._payload_before = {rank: link.chunk_payload_bytes_sent for rank, link in links.items()}
+        self._before: dict[Connection, tuple[int, int]] = {}  # bytes sent on it, and of them payload, at first sight
+        self._of_past_links = [0, 0]
+        self._look_at_links()
         self._step_times_s: deque[float] = deque(maxlen=STEPS_REMEMBERED)
         self._speeds: deque[float] = deque(maxlen=SPEEDS_REMEMBERED)  # samples/s while it computed
         self._step = 0
@@ -48,14 +49,14 @@ class MetricsKeeper:
         if message.samples and busy_s > 0:
             self._speeds.append(min(message.samples / busy_s, limits.SAMPLES_MAX))
 
-    def report(self, job: Job, rank: int, rounds: "Rounds | None") -> RankReport:
-        """What the other members are told."""
+    def report(self, job: Job, rank: int, rounds: "Rounds | None", error: str | None) -> RankReport:
+        """What the other members are told. `error`: of the first learner that failed here."""
         return RankReport(
             job=job.spec.job,
             rank=rank,
             state=job.state,
             exit_code=self.exit_code,
-            error=job.error,
+            error=job.error or error,
             metrics=self._snapshot(rounds),
         )
 
@@ -81,12 +82,23 @@ class MetricsKeeper:
             self._frozen = self._bytes()
 
     def _bytes(self) -> tuple[int, int, Literal["kernel", "link"]]:
+        self._look_at_links()
         counter: Literal["kernel", "link"] = "kernel"
-        sent_bytes = payload_bytes = 0
-        for rank, link in self._links.items():
+        sent_bytes, payload_bytes = self._of_past_links
+        for link, (sent_before, payload_before) in self._before.items():
             count, source = link.socket_bytes_sent()
             if source == "link":
                 counter = "link"
-            sent_bytes += max(0, count - self._sent_before[rank])
-            payload_bytes += link.chunk_payload_bytes_sent - self._payload_before[rank]
+            sent_bytes += max(0, count - sent_before)
+            payload_bytes += link.chunk_payload_bytes_sent - payload_before
         return sent_bytes, payload_bytes, counter
+
+    def _look_at_links(self) -> None:
+        """Links come and go; those that have gone keep their count."""
+        now = set(self._links.values())
+        for link in [link for link in self._before if link not in now]:
+            sent_before, payload_before = self._before.pop(link)
+            self._of_past_links[0] += max(0, link.socket_bytes_sent()[0] - sent_before)
+            self._of_past_links[1] += link.chunk_payload_bytes_sent - payload_before
+        for link in now - self._before.keys():
+            self._before[link] = (link.socket_bytes_sent()[0], link.chunk_payload_bytes_sent)

@@ -61,8 +61,8 @@ class Outbox(Generic[Item]):
             self._prepare(self._local.popleft())
             return True
         for peer, queue in self._queues.items():
-            link = self._links[peer]
-            if queue and link.writable:
+            link = self._links.get(peer)  # none: it was lost, and another generation will go on without it
+            if queue and link is not None and link.writable:
                 frame = self._prepare(queue.popleft())
                 assert frame is not None
                 link.send_chunk(*frame)

@@ -7,6 +7,7 @@ from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.questions import Questions
 from meshwire.header import Header
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
 from meshwire.wiretypes import Wire
 
@@ -45,6 +46,8 @@ class PeerSide:
                 return await self._questions.checkpoints(body, forward=False)
             case Find():
                 return Found(jobs=self._questions.summaries(body.prefix))
+            case CatchUp() | FetchRound() | AskModel() | AskState():
+                return await self._board.asked(_device(conn), body)
         raise RequestError(f"a peer may not ask for {type(body).__name__}")
 
     def lost(self, conn: Connection, reason: str) -> None:

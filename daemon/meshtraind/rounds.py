@@ -1,58 +1,44 @@
-"""The shell around the round machine: performs its effects on links, memory and learner, and owns its one timer."""
+"""All rounds of one job on this daemon, from the first bind to the end, through every generation of the job."""
 
 import asyncio
-import logging
 import math
-from collections import deque
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshtraind.codecs.base import Values
 from meshtraind.connection import Connection
 from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
 from meshtraind.memory import SharedMemory
+from meshtraind.performer import Performer, Stage
 from meshtraind.recorder import round_machine
-from meshtraind.roundstats import RoundStats
+from meshtraind.roundhistory import Entry, RoundHistory, completion
 from meshtraind.trace import Trace
-from meshtraind.turn import Turn, round_done
+from meshtraind.turn import Turn
 from meshwire import limits
-from meshwire.exchange import Part
 from meshwire.footprint import unapplied_max
 from meshwire.header import Header
+from meshwire.jobs import job_number
 from meshwire.manifest import ModelManifest
-from meshwire.messages.job import JobSpec
-from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace, StepLost
-from meshwire.messages.rounds import Bind
+from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
+from meshwire.messages.job import Generation, JobSpec
+from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace
 from meshwire.plan import Plan, parameter_buckets
-from meshwire.roundevents import (
-    Broadcast,
-    Committed,
-    Contribute,
-    ContributeNothing,
-    ContributePoison,
-    Effect,
-    LearnerCutOff,
-    LearnerMayStart,
-    Message,
-    ProtocolError,
-    RoundComplete,
-    StepDropped,
-)
+from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.wiretypes import Wire
 
-log = logging.getLogger(__name__)
+LOADING = "it loads the state of the others"
 
 
 class Rounds:
-    """All rounds of one job on this daemon, from the first bind to the end.
+    """The round machine with its executor, ledger and learner's turn.
 
     Args:
-        samples: what the learner's prepared loader reads; None without one.
-        links: the connection to each other member, by rank.
-        generation: what every frame carries (G2).
+        samples: what the learners' prepared loaders read; None without one.
+        generation: in which this member begins.
+        entry: and where; anything but the default makes it a loading member, which enters by `enter`.
+        links: the connection to each other member, by rank; live.
         notify: sends the learner a notice.
         fail: ends the job with a reason; called at most once for each cause.
     """
@@ -65,10 +51,9 @@ class Rounds:
         plan: Plan,
         samples: SampleSpace | None,
         rank: int,
-        members: int,
+        generation: Generation,
+        entry: Entry | None,
         links: Mapping[int, Connection],
-        job: int,
-        generation: int,
         memory: SharedMemory,
         rtt_s: float,
         notify: Callable[[Wire], None],
@@ -76,34 +61,35 @@ class Rounds:
         trace: Trace | None,
     ) -> None:
         self._spec = spec
+        self._plan = plan
+        self._rank = rank
         self._links = links
-        self._job = job
-        self._generation = generation
-        self._memory = memory
-        self._notify = notify
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
+        self._samples = samples
+        self._history = RoundHistory(entry or Entry())
+        self._number = generation.number
+        self._deal_at_fence: DealState | None = None
         staleness = spec.sync.staleness
         self._executor = Executor(
             plan=plan,
             rank=rank,
-            members=members,
+            ranks=generation.ranks,
             codec=spec.codec,
             links=links,
-            job=job,
-            generation=generation,
+            job=job_number(spec.job),
+            generation=generation.hash64(),
             staleness=staleness,
             norm_buckets=parameter_buckets(plan, manifest),
-            result=_values(memory.result()),
+            result=np.frombuffer(memory.result(), np.float32),
             on_bucket=self._bucket_complete,
             on_result=self._result_decoded,
-            on_broken=lambda text: fail(f"rank {(rank - 1) % members} sent a payload that cannot be decoded: {text}"),
+            on_broken=lambda text: fail(f"a payload was received that cannot be decoded: {text}"),
             complete=lambda: self._machine.complete,
         )
         self._machine = round_machine(
             RoundSettings(
-                members=members,
+                ranks=generation.ranks,
                 rank=rank,
                 buckets=len(plan.buckets),
                 used_bytes=math.ceil(len(manifest.tensors) / 8),
@@ -115,23 +101,45 @@ class Rounds:
                 rtt_s=rtt_s,
             ),
             trace,
+            complete=self._history.complete,
         )
         self._turn = Turn(self._machine, notify, self._start_step, self._resume)
         self._dealing = (
-            Dealing(samples, members, rank, staleness, spec.sync.shares, notify)
-            if samples is not None and spec.sync.claims
+            Dealing(
+                samples,
+                rank=rank,
+                learning=generation.learning,
+                sync=spec.sync,
+                notify=notify,
+                state=entry.deal if entry is not None else None,
+            )
+            if samples is not None
             else None
+        )
+        self._performer = Performer(
+            spec=spec,
+            links=links,
+            job=job_number(spec.job),
+            generation=generation.hash64(),
+            machine=self._machine,
+            executor=self._executor,
+            turn=self._turn,
+            dealing=self._dealing,
+            history=self._history,
+            memory=memory,
+            notify=notify,
+            fail=fail,
         )
         if trace is not None:
             self._executor.on_chunk_sent = lambda header: trace.chunk(header)
-        self._own: dict[int, Bind] = {}  # own binds of rounds that are not complete
-        self._pending: deque[Effect] = deque()
-        self._performing = False
-        self._committed = 0
-        self._forgotten = 0
-        self.stats = RoundStats()
+        if entry is not None:
+            self._executor.fence()
+            self._performer.fence()
+            self._turn.away()
+            self._perform(
+                [*self._machine.fence(self._now()), *self._machine.absent(LOADING, self._now(), loading=True)]
+            )
         self.samples = 0
-        self.finished = False  # the learner takes no further step
 
     # The learner
 
@@ -195,16 +203,29 @@ class Rounds:
     def gone(self, reason: str) -> None:
         """No step will ever follow: the learner has finished, or is dead (V2)."""
         if not self.finished:
-            self.finished = True
+            self._performer.finished = True
             self._turn.gone()
             self._perform(self._machine.absent(reason, self._now(), gone=True))
+
+    def dead(self, reason: str) -> None:
+        """The learner's process has ended, another will take its place: what it had bound is void (V2)."""
+        self._turn.away()
+        self._perform(self._machine.absent(reason, self._now(), loading=True))
+
+    def loaded(self, round_: int) -> None:
+        """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
+        effects = self._machine.loaded(round_, self._now())
+        self._executor.open_result(round_ + 1)
+        self._turn.returned(round_)
+        self._perform(effects)
 
     def enter_barrier(self, number: int) -> int:
         """The learner waits for all others. Returns the last round it has contributed to."""
         if self._turn.in_barrier:
             self._fail(f"the learner entered barrier {number} while it was in another")
         self._turn.enter_barrier(number)
-        if self._machine.settings.staleness or self._dealing is not None:
+        waits_absent = self._dealing is not None and not self._spec.sync.lockstep
+        if self._machine.settings.staleness or waits_absent:
             last = number == 0 and self._spec.sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
             self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=last)
         return self._machine.decided
@@ -232,10 +253,35 @@ class Rounds:
         """The newest round held completely (G5)."""
         return self._machine.complete
 
+    @property
+    def applied_round(self) -> int:
+        """The newest round in the learner's base, or in the base of the one that died."""
+        return self._machine.applied
+
+    @property
+    def contributions(self) -> int:
+        """Rounds that this device's learners were in."""
+        return sum(self._performer.stats.ages)
+
+    @property
+    def finished(self) -> bool:
+        """The learner takes no further step."""
+        return self._performer.finished
+
+    @property
+    def history_samples(self) -> int:
+        """In all complete rounds."""
+        return self._history.samples
+
+    @property
+    def sample_space(self) -> SampleSpace | None:
+        """What the prepared loaders read."""
+        return self._samples
+
     def measures(self) -> dict[str, object]:
         """The fields of `Metrics` that are known here."""
         return {
-            **self.stats.values(),
+            **self._performer.stats.values(),
             "samples": self.samples,
             "ahead": max(0, self._machine.decided - self._machine.applied),
             "batch": self._dealing.batch if self._dealing is not None else 0,
@@ -244,6 +290,10 @@ class Rounds:
         }
 
     # Other members
+
+    def takes(self, generation: int) -> bool:
+        """G2: whether what comes in this generation is taken now."""
+        return generation == self._performer.generation and self._performer.stage is not Stage.FENCED
 
     def message(self, sender: int, message: Message) -> None:
         """A round message of a member."""
@@ -265,7 +315,7 @@ class Rounds:
         if self._dealing is not None:
             self._dealing.in_barrier(rank, inside)
 
-    def chunk_announced(self, sender: int, header: Header) -> memoryview | str:
+    def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
         """Where an incoming chunk belongs."""
         return self._executor.chunk_announced(sender, header)
 
@@ -274,16 +324,82 @@ class Rounds:
         self._executor.chunk_received(header)
         self.peer_complete(sender, header.complete)
 
+    # From one generation to the next
+
+    def fence(self) -> None:
+        """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
+        self._executor.fence()
+        self._performer.fence()
+        self._perform(self._machine.fence(self._now()))
+        self._deal_at_fence = self._dealing.state() if self._dealing is not None else None
+
+    def standing(self, linked: tuple[int, ...]) -> Standing:
+        """G4: what this member has, now that nothing more will be completed."""
+        return self._history.standing(self._performer.generation, self._number, linked)
+
+    @property
+    def deal_at_fence(self) -> DealState | None:
+        """What the ledger of samples held when the last generation was left."""
+        return self._deal_at_fence
+
+    def served_after(self, complete: int) -> tuple[ServedRound, ...]:
+        """G4: the next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
+        poisoned = {}
+        for round_ in range(complete + 1, self._history.complete + 1):
+            poisoned[round_] = self._executor.encoded(round_).poisoned
+        return self._history.served(complete, poisoned, self._executor.area_bytes)
+
+    def encoded(self, round_: int) -> memoryview:
+        """The bytes of a complete round. Raises KeyError when they are gone."""
+        return self._executor.encoded(round_).area
+
+    def area_for(self, round_: int) -> memoryview:
+        """Where the bytes of a round that this member lacks are to be put."""
+        return self._executor.area_for(round_)
+
+    def take_served(self, served: ServedRound) -> None:
+        """G4: a round that others hold; its bytes lie in their area."""
+        done = completion(served)
+        self._executor.take_served(served.round, served.poisoned)
+        self._history.add_served(done, served.chain)
+        self._perform(self._machine.served(done, self._now()))
+        if self._dealing is not None:
+            self._deal_at_fence = self._dealing.state()
+
+    def enter(self, generation: Generation, enter: Enter) -> None:
+        """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
+        self._number = generation.number
+        self._performer.generation = enter.generation
+        self._performer.stage = Stage.ENTERED
+        self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
+        if self._dealing is not None:
+            self._dealing.enter(generation.learning)
+        effects = self._machine.enter(generation.ranks, enter.cut, dict(enter.complete), self._now())
+        self._perform(effects)
+        if self._rank in generation.learning and self._turn.loaded:
+            self._turn.taken_in()
+            self._turn.wants_to_start(1)
+            if self._dealing is not None:
+                self._dealing.begin()
+            self._perform(self._machine.present(self._now()))
+
+    def resume(self) -> None:
+        """All have entered: what waited is sent."""
+        self._executor.resume()
+        self._performer.send_waiting()
+
     def close(self) -> None:
         """Stops the timer and lets go of links and memory."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._performer.close()
         self._executor.close()
 
-    # Effects
+    # Steps of the above
 
     def _now(self) -> float:
         return self._loop.time()
+
+    def _perform(self, effects: list[Effect]) -> None:
+        self._performer.perform(effects)
 
     def _start_step(self, step: int) -> None:
         self._perform(self._machine.start_step(step, self._now()))
@@ -311,90 +427,16 @@ class Rounds:
         self._turn.decoded(round_)
         self._perform([])
 
-    def _perform(self, effects: list[Effect]) -> None:
-        """Effects of effects (a contribution may complete a bucket at once) are performed after those before them."""
-        self._pending.extend(effects)
-        if self._performing:
-            return
-        self._performing = True
-        try:
-            while True:
-                while self._pending:
-                    self._perform_one(self._pending.popleft())
-                self._turn.advance()  # a step that starts has effects of its own
-                if not self._pending:
-                    break
-        finally:
-            self._performing = False
-        self._forget()
-        self._arm()
 
-    def _perform_one(self, effect: Effect) -> None:
-        self.stats.take(effect, self._now())
-        match effect:
-            case Broadcast(message):
-                if isinstance(message, Bind):
-                    self._own[message.round] = message
-                for link in self._links.values():
-                    link.notify(message, job=self._job, generation=self._generation, complete=self._machine.complete)
-            case Contribute(round_, bucket):
-                bind = self._own[round_]
-                raw = _values(self._memory.raw(bind.step))
-                self._executor.contribute(round_, bucket, Part.DATA, bind.weight, raw)
-            case ContributePoison(round_, bucket):
-                self._executor.contribute(round_, bucket, Part.POISON, self._own[round_].weight, None)
-            case ContributeNothing(round_):
-                self._executor.contribute_nothing(round_)
-            case RoundComplete():
-                self._round_complete(effect)
-            case Committed(round_):
-                self._committed = round_
-            case LearnerCutOff(round_, reason):
-                log.warning("job %s: the learner was cut off: %s", self._spec.job, reason)
-                if round_ is not None:
-                    self._lost(self._own[round_].step, reason, retry=False)
-            case StepDropped(step, reason):
-                if self._machine.phase is not Phase.ABSENT:  # else it went idle by itself, with nothing in hand
-                    log.warning("job %s: step %d is not contributed: %s", self._spec.job, step, reason)
-                    self._lost(step, reason, retry=True)
-            case ProtocolError(rank, text):
-                self._fail(
-                    f"rank {rank} broke the protocol: {text}" if rank is not None else f"the exchange broke: {text}"
-                )
-            case LearnerMayStart():
-                pass  # whether it waits for that, its turn knows
-
-    def _lost(self, step: int, reason: str, *, retry: bool) -> None:
-        self.stats.steps_lost += 1
-        self._notify(StepLost(step=step, reason=reason[: limits.ERROR_CHARS_MAX], retry=retry))
-
-    def _round_complete(self, done: RoundComplete) -> None:
-        own = self._own.pop(done.round, None)
-        if done.void:
-            log.warning("job %s: round %d is void: %s", self._spec.job, done.round, done.reason)
-        self._turn.complete(round_done(done, own.step if own is not None else 0, on_nan=self._spec.on_nan))
-        if self._dealing is not None and (wrong := self._dealing.complete(done)):
-            self._fail(f"round {done.round}: {wrong}")
-
-    def _forget(self) -> None:
-        """G5: what every member holds, and this learner has applied, is needed no more."""
-        upto = self._committed if self.finished else min(self._committed, self._machine.applied)
-        for round_ in range(self._forgotten + 1, upto + 1):
-            self._executor.forget(round_)
-        self._forgotten = max(self._forgotten, upto)
-
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        deadline_s = self._machine.deadline()
-        if deadline_s is not None:
-            self._timer = self._loop.call_at(deadline_s, self._timer_fired)
-
-    def _timer_fired(self) -> None:
-        self._timer = None
-        self._perform(self._machine.timer(self._now()))
-
-
-def _values(slot: memoryview) -> Values:
-    return np.frombuffer(slot, np.float32)
+def _dealing(
+    samples: SampleSpace,
+    rank: int,
+    generation: Generation,
+    spec: JobSpec,
+    entry: Entry | None,
+    notify: Callable[[Wire], None],
+) -> Dealing:
+    if entry is None:
+        return Dealing(samples, rank, generation.learning, spec.sync, notify)
+    assert entry.deal is not None, "where there is a loader there is a deal"
+    return Dealing(samples, rank, [of for of, _ in entry.deal.sizes], spec.sync, notify, entry.deal)

@@ -22,6 +22,7 @@ class RoundStats:
     def __init__(self) -> None:
         self._ages: Counter[int] = Counter()
         self._bound_at_s: dict[int, float] = {}
+        self._decided = 0
         self.age: int | None = None
         self.nulls = 0
         self.void_rounds = 0
@@ -37,11 +38,15 @@ class RoundStats:
     def take(self, effect: Effect, now_s: float) -> None:
         """Counts one effect."""
         match effect:
+            case Broadcast(message=Bind(round=round_) | Null(round=round_)) if round_ <= self._decided:
+                pass  # told again in a new generation (G6)
             case Broadcast(message=Bind(round=round_, base=base)):
+                self._decided = round_
                 self.age = round_ - 1 - base
                 self._ages[self.age] += 1
                 self._bound_at_s[round_] = now_s
-            case Broadcast(message=Null()):
+            case Broadcast(message=Null(round=round_)):
+                self._decided = round_
                 self.nulls += 1
             case RoundComplete(round=round_, void=void):
                 self.round = round_

@@ -1,28 +1,33 @@
-"""One job on this daemon from the entry into its generation to the end: learner, agreement, rounds, outcome."""
+"""One job on this daemon, from its start or this daemon's return to it until the end: learner, rounds, outcome."""
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
+from meshtraind.catchup import Beginning, answer_catch_up, answer_fetch_round
 from meshtraind.cleanup import SOURCE
 from meshtraind.connection import Connection, RequestError
+from meshtraind.donor import Donor
 from meshtraind.fetch import log_path, output_folder
+from meshtraind.generations import Generations
 from meshtraind.job import Job
+from meshtraind.joining import Joining
 from meshtraind.learner import Learner, explain_exit
 from meshtraind.learnerenvironment import learner_environment
+from meshtraind.learnerlife import Ending, LearnerLife
 from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
 from meshtraind.preparation import Preparation
+from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
-from meshtraind.trace import Trace
 from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import BarrierReached, BaseHash, End, Generation, RankReport
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.roundevents import Message
@@ -39,9 +44,10 @@ NEWS_TYPES = News.__args__
 
 
 class Session:
-    """Owns the learner and the rounds of one job here.
+    """Owns the learner, the rounds and the generations of one job here.
 
     Args:
+        generation: that begins the job; None for a daemon that returns to it, which asks to be taken in.
         links: the connection to each other member, by rank.
         rtt_s: of the farthest member.
         threads: how many a learner may use (M3).
@@ -52,8 +58,8 @@ class Session:
         self,
         node: Node,
         job: Job,
-        generation: Generation,
-        links: Mapping[int, Connection],
+        generation: Generation | None,
+        links: dict[int, Connection],
         *,
         rtt_s: float,
         threads: int,
@@ -61,75 +67,103 @@ class Session:
     ) -> None:
         self._node = node
         self.job = job
-        self._rank = job.rank
-        self._generation = generation.hash64()
+        job.generation = generation
         self._number = job_number(job.spec.job)
         self._links = links
+        self._rtt_s = rtt_s
         self._threads = threads
         self._master_host = master_host
-        self._memory = SharedMemory()
-        self._learner = Learner(
-            job.folder / SOURCE, job.spec.script, job.spec.args, log_path(job.folder, self._rank), self._memory
-        )
-        self._agreement = Agreement(job.spec.job, self._rank, job.members, self._send, self._gone)
+        self._error: str | None = None  # of the first learner that failed here
+        self._runs = 0  # of the loop that keeps a learner running
+        self._forwards = False  # no learner is started any more
+        self._learners = LearnerLife(self._make_learner, self._environment)
+        self._agreement = Agreement(job, self._send, self._gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
+        self._memory = SharedMemory()
+        preparation = Preparation(job, links, self._memory, self._agreement, node.blobs)
+        self._donor = Donor(job, node.blobs, lambda body: self.learner.notify(body))
         place = Place(
             job=job,
             who=self._who(),
-            links=links,
-            generation=self._generation,
-            rtt_s=rtt_s,
-            memory=self._memory,
             agreement=self._agreement,
-            preparation=Preparation(job, links, self._memory, self._agreement, node.blobs),
             metrics=self._metrics,
             tasks=self._tasks,
+            donor=self._donor,
         )
-        self.learner = LearnerLink(place, self._fail, self._tell_hash, self._tell_report)
+        self.learner = LearnerLink(
+            place, preparation, self._first_rounds, self._begin, self._fail, self._tell_hash, self._tell_report
+        )
+        self._maker = RoundsMaker(job, links, rtt_s, self.learner.notify, lambda text: self._fail(self._named(text)))
+        self.generations: Generations | None = None
         self.closed = asyncio.Event()
 
     # Life
 
     def start(self) -> None:
-        """Enters the generation: the learner is spawned."""
+        """Begins the job with all others: the learner is spawned."""
         self.job.advance(JobEvent.START)
         self._tasks.spawn(self._run(), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
 
+    def come_back(self) -> None:
+        """Asks to be taken into the job, with which others have gone on; the learner follows then."""
+        self.job.advance(JobEvent.START)
+        self._tasks.spawn(self._report_regularly(), "report")
+        self._watch_members()
+
     async def _run(self) -> None:
-        job = self.job
-        output = output_folder(job.folder, self._rank)
+        """The learner's processes, one after the other."""
+        run = self._runs
+        job, rank = self.job, self.job.rank
         try:
-            for folder in (output, log_path(job.folder, self._rank).parent):
+            for folder in (output_folder(job.folder, rank), log_path(job.folder, rank).parent):
                 await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-            if job.spec.trace:
-                self.learner.trace = Trace(job.folder / "trace.jsonl")
-            environment = learner_environment(
-                job.spec, self._rank, len(job.members), threads=self._threads, master_host=self._master_host
-            )
-            await self._learner.start(
-                {**environment, ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
-            )
+            going_on = True
+            while going_on:
+                await self._learners.start()
+                if job.state is JobState.STARTING:
+                    job.advance(JobEvent.LEARNER_STARTED)
+                self._tell_report()
+                code = await self._learners.wait()
+                going_on = run == self._runs and self._goes_on_after(code)
         except OSError as error:
             self.end("failed", f"{self._who()} could not start the script: {error}", now=True)
             return
-        job.advance(JobEvent.LEARNER_STARTED)
-        self._tell_report()
-        code = await self._learner.wait()
-        self._metrics.exit_code = code
-        if job.state is JobState.RUNNING:
-            if code != 0:
-                if self.rounds is not None:
-                    self.rounds.gone("it failed")
-                why = explain_exit(code, log_path(job.folder, self._rank), self._node.name)
-                self._fail(f"{self._who()}: {why}")
-                return
-            if self.rounds is not None:
-                self.rounds.gone("its script has ended")
-            job.advance(JobEvent.LEARNER_DONE)
         self._tell_report()
         self._check_all_done()
+
+    def _goes_on_after(self, code: int) -> bool:
+        """A process has ended. Returns whether another takes its place."""
+        job, rounds = self.job, self.rounds
+        if job.state is not JobState.RUNNING:
+            self._metrics.exit_code = code
+            return False
+        ending = self._learners.after(code, rounds.contributions if rounds is not None else 0)
+        if ending is Ending.DONE:
+            self._metrics.exit_code = code
+            if rounds is not None:
+                rounds.gone("its script has ended")
+            job.advance(JobEvent.LEARNER_DONE)
+            return False
+        why = self._named(explain_exit(code, log_path(job.folder, job.rank), self._node.name))
+        self._error = self._error or why
+        if ending is Ending.FAIL or rounds is None or self.generations is None:
+            self._metrics.exit_code = code
+            if rounds is not None:
+                rounds.gone("it failed")
+            self._fail(why)
+            return False
+        log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
+        rounds.dead("its process has ended")
+        self.generations.wish("rest")
+        self._forwards = ending is Ending.FORWARD
+        self._prepare_to_load(rounds)
+        return not self._forwards
+
+    def _prepare_to_load(self, rounds: "Rounds") -> None:
+        joining = Joining(self.job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._loaded)
+        self.learner.begin_anew(rounds, joining)
 
     def end(self, outcome: str, reason: str, *, now: bool, tell: bool = True) -> None:
         """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
@@ -142,15 +176,16 @@ class Session:
                 reason=reason[: limits.ERROR_CHARS_MAX],
                 now=now,
             )
-            for link in self._links.values():
-                link.notify(message, job=self._number, generation=self._generation)
+            for member in self.job.members:
+                if member.device in self._node.links and member.device != self._node.device:
+                    self._node.links[member.device].connection.notify(message, job=self._number)
         self.job.advance(JobEvent.CANCEL if outcome == "cancelled" else JobEvent.FAIL, reason)
         self._agreement.wake()
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
     async def _stop(self, now: bool) -> None:
-        await self._learner.stop(now=now)
+        await self._learners.stop(now=now)
         if not self.job.ended:
             self.job.advance(JobEvent.STOPPED)
         self._tell_report()
@@ -158,64 +193,165 @@ class Session:
 
     async def close(self) -> None:
         """Ends what is left of the session; the job's state stays as it is."""
-        await self._learner.stop(now=True)
+        await self._learners.stop(now=True)
+        if self.generations is not None:
+            self.generations.close()
         self.learner.close()
+        self._maker.close()
         self._metrics.freeze()
         self._memory.close()
         self.closed.set()
         await self._tasks.close()
 
     def _check_all_done(self) -> None:
-        """Succeeds when every rank's script has ended well."""
-        if self.job.state is not JobState.FINISHING:
+        """Succeeds when the script of every rank that computes has ended well."""
+        job = self.job
+        if job.state not in (JobState.FINISHING, JobState.RUNNING) or job.generation is None:
             return
-        others_done = all(
-            (report := self.job.reports.get(rank)) is not None and report.exit_code == 0 for rank in self._links
-        )
-        if others_done:
-            self.job.advance(JobEvent.ALL_DONE)
-            self._tell_report()
-            self._tasks.spawn(self.close(), "close")
+        others = [rank for rank in job.generation.learning if rank != job.rank]
+        if not all((report := job.reports.get(rank)) is not None and report.exit_code == 0 for rank in others):
+            return
+        if job.state is JobState.RUNNING:
+            if not others or job.rank in job.generation.learning:
+                return
+            log.info("job %s: it ends before this peer has caught up", job.spec.job)
+            job.advance(JobEvent.LEARNER_DONE)
+        job.advance(JobEvent.ALL_DONE)
+        self._tell_report()
+        self._tasks.spawn(self.close(), "close")
 
-    # The learner's connection
+    # The learner's process and connection
+
+    def _make_learner(self) -> Learner:
+        job = self.job
+        log = log_path(job.folder, job.rank)
+        return Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self._memory)
+
+    def _environment(self) -> dict[str, str]:
+        job = self.job
+        environment = learner_environment(
+            job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
+        )
+        return {**environment, ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
 
     def attach(self, connection: Connection) -> LearnerWelcome:
         """The learner has called. Raises RequestError when there is one already, or none is expected."""
-        if not self._learner.running:
+        if not self._learners.running:
             raise RequestError(f"job {self.job.spec.job} runs no learner here any more")
         return self.learner.attach(connection)
 
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed; the process tells how it ended."""
         if self.learner.lost(connection) and not self.job.ended:
-            self._tasks.spawn(self._end_unless_finished(), "learner lost")
+            self._tasks.spawn(self._kill_unless_finished(self._runs, self._learners.starts), "learner lost")
 
-    async def _end_unless_finished(self) -> None:
+    async def _kill_unless_finished(self, run: int, start: int) -> None:
         """A script that has lost its daemon and goes on would let all others wait for its next step."""
         await asyncio.sleep(LEARNER_LOST_GRACE_S)
         finished = self.rounds is not None and self.rounds.finished
-        if self._learner.running and not finished and self.job.state is JobState.RUNNING:
-            self._fail(f"{self._who()}: the script has closed its connection to meshtraind")
+        same = run == self._runs and start == self._learners.starts and self._learners.running
+        if same and not finished and self.job.state is JobState.RUNNING:
+            if self.generations is None:
+                self._fail(self._named("the script has closed its connection to meshtraind"))
+            else:
+                log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
+                await self._learners.kill()
 
     def _tell_hash(self, body: LearnerHash) -> None:
-        message = BaseHash(job=self.job.spec.job, rank=self._rank, round=body.round, sha256=body.sha256)
+        message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
         self._take_hash(message)
-        for link in self._links.values():
-            link.notify(message, job=self._number, generation=self._generation)
+        self._tell_all(message)
 
     @property
     def rounds(self) -> "Rounds | None":
-        """None before the learner is ready."""
+        """None before the learner is ready, and while this member has no history."""
         return self.learner.rounds
+
+    # The rounds, and their way through generations
+
+    def _first_rounds(self) -> "Rounds":
+        """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
+        preparation = self.learner.preparation
+        assert isinstance(preparation, Preparation)
+        if preparation.manifest is None or preparation.plan is None:
+            raise RequestError("the learner is ready before it has described its model")
+        return self._maker.first(preparation.manifest, preparation.plan, preparation.samples, self._memory)
+
+    def _begin(self) -> None:
+        """All are ready. From now on a member that is lost is gone on without."""
+        if self.rounds is not None and not self.job.ended:
+            self.rounds.begin()
+            self._watch_members()
+
+    def _watch_members(self) -> None:
+        self.generations = Generations(self._node, self.job, self._links, self, self._rtt_s, self._tasks)
+        self.generations.start()
+
+    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
+        """This member takes part from the cut on, and its learner is to load a state of after it."""
+        self._drop_rounds()
+        self.job.take(generation)
+        self._memory = SharedMemory()
+        rounds = self._maker.loading(generation, beginning, self._memory)
+        self._agreement.passed = beginning.barrier
+        self._prepare_to_load(rounds)
+
+    def entered(self, generation: Generation) -> None:
+        """This daemon is in a new generation."""
+        self.job.take(generation)
+        self._agreement.tell_again()
+        self._agreement.wake()
+        self._tell_report()
+        if self.job.rank not in generation.learning and self.learner.idle and not self._forwards:
+            self._runs += 1
+            self.learner.idle = False
+            self._tasks.spawn(self._run_anew(), "learner")
+        self._check_all_done()
+
+    async def _run_anew(self) -> None:
+        await self._learners.kill()
+        await self._run()
+
+    def left_out(self, reason: str) -> None:
+        """What this member has is not on the history that is kept: its learner is ended, and will load another base."""
+        self._runs += 1
+        self._drop_rounds()
+        self.learner.idle = True
+        self._tasks.spawn(self._learners.kill(), "end the learner")
+
+    def nobody_learns(self) -> None:
+        """No learner is left anywhere that holds the base."""
+        told = [report.error for _, report in sorted(self.job.reports.items()) if report.error is not None]
+        first = self._error or next(iter(told), "its peers were lost")
+        self._fail(f"no peer can run the script any more. {first}")
+
+    def _drop_rounds(self) -> None:
+        if self.rounds is not None:
+            self.rounds.close()
+        self.learner.rounds = None
+        self._memory.close()
+
+    def _donors(self) -> list[Connection]:
+        generation = self.job.generation
+        if generation is None:
+            return []
+        return [self._links[rank] for rank in generation.learning if rank in self._links]
+
+    def _loaded(self, round_: int) -> None:
+        if self.rounds is not None and self.generations is not None and not self.job.ended:
+            self.rounds.loaded(round_)
+            self.generations.wish("learn")
 
     # Other members
 
     def peer_notice(self, rank: int, header: Header, body: Wire) -> str | None:
-        """A message of another member in this generation. Returns what is wrong with it, if anything."""
+        """A message of another member. Returns what is wrong with it, if anything."""
+        rounds = self.rounds if not self.job.ended else None
         if isinstance(body, RankReport):
             self.job.report(body)
-            if self.rounds is not None and not self.job.ended:
-                self.rounds.peer_complete(rank, header.complete)
+            if rounds is not None:
+                if rounds.takes(header.generation):
+                    rounds.peer_complete(rank, header.complete)
                 self._measured(body)
             self._agreement.wake()
             self._check_all_done()
@@ -226,35 +362,58 @@ class Session:
         elif isinstance(body, NEWS_TYPES):
             if wrong := self._agreement.news(body):
                 return wrong
-            if isinstance(body, BarrierReached) and self.rounds is not None and not self.job.ended:
-                self.rounds.peer_in_barrier(rank, inside=True)
+            if isinstance(body, BarrierReached) and rounds is not None:
+                rounds.peer_in_barrier(rank, inside=True)
         elif not isinstance(body, Message):
             return f"a member does not send {type(body).__name__}"
-        elif self.rounds is not None and not self.job.ended:
-            self.rounds.message(rank, body)
-            self.rounds.peer_complete(rank, header.complete)
+        elif rounds is not None and rounds.takes(header.generation):
+            rounds.message(rank, body)
+            rounds.peer_complete(rank, header.complete)
         return None
 
     def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None when its round is no longer of interest."""
         if self.rounds is None or self.job.ended or self.job.state in (JobState.CANCELLING, JobState.FAILING):
             return None
-        if header.generation != self._generation:
+        if not self.rounds.takes(header.generation):
             return None  # G2: work of another generation is dropped
         return self.rounds.chunk_announced(rank, header)
 
     def chunk_received(self, rank: int, header: Header) -> None:
         """A chunk is in its place."""
-        if self.rounds is not None and not self.job.ended:
+        if self.rounds is not None and not self.job.ended and self.rounds.takes(header.generation):
             self.rounds.chunk_received(rank, header)
 
-    def rank_over(self, connection: Connection) -> int | None:
-        """The member to which this connection leads; None when the job does not use it."""
-        return next((rank for rank, link in self._links.items() if link is connection), None)
+    async def asked(self, body: CatchUp | FetchRound | AskModel | AskState) -> Wire:
+        """What a member that lacks rounds, or loads, asks for. Raises RequestError."""
+        rounds = self.rounds
+        if rounds is None or self.job.ended:
+            raise RequestError(f"{self._node.name} has no history of job {self.job.spec.job}")
+        match body:
+            case CatchUp():
+                return answer_catch_up(rounds, body, self._agreement.passed)
+            case FetchRound():
+                return answer_fetch_round(rounds, body)
+            case AskModel():
+                return self._maker.model()
+            case AskState():
+                return await self._donor.state(body)
 
-    def peer_lost(self, rank: int, reason: str) -> None:
-        """Until generations can change, a lost member ends the job."""
-        self._fail(f"lost rank {rank} ({self.job.members[rank].name}): {reason}")
+    def link_made(self, device: str, incarnation: int) -> None:
+        """There is a new link to a device that is or was a member."""
+        if self.generations is not None and not self.job.ended:
+            self.generations.link_made(device, incarnation)
+
+    def link_lost(self, device: str, connection: Connection, reason: str) -> None:
+        """A link has ended. Before all members are ready a lost one ends the job."""
+        rank = next((rank for rank, link in self._links.items() if link is connection), None)
+        if self.job.ended:
+            return
+        if self.generations is not None:
+            if device not in self._node.links:
+                self.generations.link_lost(device, reason)
+        elif rank is not None:
+            self._fail(f"lost rank {rank} ({self.job.members[rank].name}) before the training began: {reason}")
 
     def _take_hash(self, message: BaseHash) -> None:
         self.job.hashes.add(message)
@@ -264,10 +423,19 @@ class Session:
     # Helpers
 
     def _send(self, rank: int, message: Wire) -> None:
-        self._links[rank].notify(message, job=self._number, generation=self._generation)
+        if rank in self._links:
+            self._links[rank].notify(message, job=self._number)
+
+    def _tell_all(self, message: Wire, complete: int = 0) -> None:
+        generation = self.job.generation.hash64() if self.job.generation is not None else 0
+        for link in self._links.values():
+            link.notify(message, job=self._number, generation=generation, complete=complete)
 
     def _who(self) -> str:
-        return f"rank {self._rank} ({self._node.name})"
+        return f"rank {self.job.rank} ({self._node.name})"
+
+    def _named(self, text: str) -> str:
+        return f"{self._who()}: {text}"
 
     def _gone(self) -> set[int]:
         return {rank for rank, report in self.job.reports.items() if report.exit_code is not None}
@@ -279,13 +447,11 @@ class Session:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def _tell_report(self) -> None:
-        report = self._metrics.report(self.job, self._rank, self.rounds)
+        report = self._metrics.report(self.job, self.job.rank, self.rounds, self._error)
         self.job.report(report)
         if self.rounds is not None and not self.job.ended:
             self._measured(report)
-        for link in self._links.values():
-            complete = self.rounds.complete if self.rounds is not None else 0
-            link.notify(report, job=self._number, generation=self._generation, complete=complete)
+        self._tell_all(report, self.rounds.complete if self.rounds is not None else 0)
 
     def _measured(self, report: RankReport) -> None:
         assert self.rounds is not None

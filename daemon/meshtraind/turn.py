@@ -65,6 +65,8 @@ class Turn:
         self._barrier: int | None = None
         self._barrier_round: int | None = None  # the newest round of before it; None: not everybody has reached it
         self._gone = False
+        self._away = False
+        self._loading = False
 
     def complete(self, done: RoundDone) -> None:
         """A round is complete, its means may still be encoded."""
@@ -89,6 +91,30 @@ class Turn:
         self._gone = True
         self._pending_step = None
         self._complete.clear()
+
+    def away(self) -> None:
+        """Its process has ended, or has not begun: what is complete is kept for the one to come."""
+        self._away = True
+        self._pending_step = None
+        self._barrier = self._barrier_round = None
+        self._begun_step = 0
+
+    def returned(self, applied: int) -> None:
+        """A new process holds the base after `applied`. It applies rounds, and starts when it is taken in."""
+        self._away = False
+        self._loading = True
+        self._given = applied
+        for round_ in [round_ for round_ in self._complete if round_ <= applied]:
+            del self._complete[round_]
+
+    def taken_in(self) -> None:
+        """Its steps count again."""
+        self._loading = False
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the learner has what it needs, and waits to be taken in."""
+        return self._loading and not self._away
 
     def enter_barrier(self, number: int) -> None:
         """The learner waits for all others."""
@@ -136,7 +162,7 @@ class Turn:
         return self._pending_step is not None
 
     def _next_notice(self) -> Wire | None:
-        if self._gone:
+        if self._gone or self._away:
             return None
         upto = self._machine.visible
         if self._barrier_round is not None:

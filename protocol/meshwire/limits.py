@@ -48,6 +48,7 @@ BLOB_CACHE_BYTES_MAX = 20 * 1024 * MIB  # of blobs that no live job holds: shipp
 
 # Job history
 JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job as JSON
+JOB_FILE_BYTES_MAX = CONTROL_BYTES_MAX  # one job's specification and members, as they travel in an offer
 JOBS_LISTED_MAX = 1000  # rows of one answer
 JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
 

@@ -1,0 +1,95 @@
+"""G4: how a member that lacks rounds, or brings no history, gets what it needs from the source of a generation."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshtraind.connection import Connection, RequestError
+from meshtraind.roundhistory import Entry
+from meshwire import limits
+from meshwire.messages.generation import AskModel, CatchUp, CaughtUp, Enter, FetchRound, ServedRound
+from meshwire.messages.job import Fetched, Model
+from meshwire.messages.learner import SampleSpace
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+REQUEST_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a member without history begins from."""
+
+    model: Model
+    samples: SampleSpace | None
+    entry: Entry
+    barrier: int
+    """The newest that all have passed."""
+
+
+async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: Enter) -> None:
+    """Takes every round up to the cut that this member lacks. Raises RequestError, ConnectionLost, TimeoutError."""
+    while rounds.complete < enter.cut:
+        before = rounds.complete
+        asked = CatchUp(job=job, generation=enter.generation, complete=before)
+        reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name=f"rounds after {before}")
+        if not isinstance(reply, CaughtUp):
+            raise RequestError(f"the source answered with {type(reply).__name__}")
+        for served in reply.rounds:
+            if served.round != rounds.complete + 1:
+                raise RequestError(f"the source served round {served.round} after round {rounds.complete}")
+            await _fetch_bytes(rounds.area_for(served.round), served, source, job)
+            rounds.take_served(served)
+        if rounds.complete == before:
+            raise RequestError(f"the source does not hold round {before + 1} any more")
+
+
+async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection, job: str) -> None:
+    if served.void:
+        return
+    if served.size_bytes != len(area):
+        raise RequestError(f"round {served.round} has {served.size_bytes} bytes at the source and {len(area)} here")
+    for offset in range(0, len(area), limits.FETCH_BYTES_MAX):
+        size_bytes = min(limits.FETCH_BYTES_MAX, len(area) - offset)
+        piece = FetchRound(job=job, round=served.round, offset_bytes=offset, max_bytes=size_bytes)
+        reply = await source.request(piece, timeout_s=REQUEST_TIMEOUT_S, name=f"bytes of round {served.round}")
+        if not isinstance(reply, Fetched) or len(reply.data) != size_bytes:
+            raise RequestError(f"the source sent no {size_bytes} bytes of round {served.round}")
+        area[offset : offset + size_bytes] = reply.data
+
+
+async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginning:
+    """What a member needs to take part from the cut on. Raises RequestError, ConnectionLost, TimeoutError."""
+    model = await source.request(AskModel(job=job), timeout_s=REQUEST_TIMEOUT_S, name="the job's model")
+    asked = CatchUp(job=job, generation=enter.generation, complete=None)
+    reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
+    if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
+        raise RequestError(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
+    entry = Entry(complete=enter.cut, chain=enter.chain, samples=reply.seen, deal=reply.deal)
+    return Beginning(model, reply.samples, entry, reply.barrier)
+
+
+def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int) -> CaughtUp:
+    """The source's side. Raises RequestError when it cannot serve."""
+    if body.complete is None:
+        return CaughtUp(
+            rounds=(),
+            samples=rounds.sample_space,
+            deal=rounds.deal_at_fence,
+            seen=rounds.history_samples,
+            barrier=barrier,
+        )
+    try:
+        return CaughtUp(rounds=rounds.served_after(body.complete))
+    except KeyError as error:
+        raise RequestError(f"round {error} is not kept here any more") from None
+
+
+def answer_fetch_round(rounds: "Rounds", body: FetchRound) -> Fetched:
+    """Bytes of a complete round. Raises RequestError when they are gone."""
+    try:
+        area = rounds.encoded(body.round)
+    except KeyError:
+        raise RequestError(f"round {body.round} is not kept here any more") from None
+    data = bytes(area[body.offset_bytes : body.offset_bytes + body.max_bytes])
+    return Fetched(data=data, total_bytes=len(area), end=body.offset_bytes + len(data) >= len(area))

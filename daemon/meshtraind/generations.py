@@ -1,0 +1,250 @@
+"""The shell around the membership machine: performs its effects on links, rounds and learner, and owns its timer.
+
+Rounds go on in a generation until a newer one is promised; then they are fenced, brought to the cut, and go on in the
+next one. The learner computes through all of it.
+"""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.job import Job
+from meshtraind.node import Node
+from meshtraind.tasks import TaskSet
+from meshwire.jobs import job_number
+from meshwire.membership import Membership
+from meshwire.membershipevents import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    NobodyLearns,
+    Refusal,
+    Resume,
+    Send,
+    Waiting,
+)
+from meshwire.messages.generation import Enter, Standing
+from meshwire.messages.job import Generation
+from meshwire.timeouts import Timeouts
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+log = logging.getLogger(__name__)
+
+RTT_S_MIN = 0.001
+
+
+class Host(Protocol):
+    """The session, as far as a change of generation concerns it."""
+
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None while this member brings no history."""
+
+    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
+        """Makes the rounds of a member without history, at the cut. Raises RequestError."""
+
+    def entered(self, generation: Generation) -> None:
+        """The generation was entered; a loading member may start its learner."""
+
+    def left_out(self, reason: str) -> None:
+        """The history that this member has is not kept: rounds and learner are dropped."""
+
+    def nobody_learns(self) -> None:
+        """No member's learner is left that could compute."""
+
+
+class Generations:
+    """One job's, from its first generation on, or from this device's return to it (then the job has none yet).
+
+    Args:
+        links: the connection to each other member of the generation, by rank; kept up to date here.
+        rtt_s: to the farthest member.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        job: Job,
+        links: dict[int, Connection],
+        host: Host,
+        rtt_s: float,
+        tasks: TaskSet,
+    ) -> None:
+        self._node = node
+        self._job = job
+        self._links = links
+        self._host = host
+        self._tasks = tasks
+        self._number = job_number(job.spec.job)
+        self._loop = asyncio.get_running_loop()
+        self._machine = Membership(
+            node.member,
+            job.spec.job,
+            Timeouts(patience_s=node.patience_s, rtt_s=max(rtt_s, RTT_S_MIN)),
+            self._loop.time(),
+            generation=job.generation,
+            known=[member.device for member in job.members],
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._fenced_at_s: float | None = None
+        self._closed = False
+        self.waiting: str | None = None
+
+    def start(self) -> None:
+        """Tells the machine of the links that there are."""
+        for device, link in list(self._node.links.items()):
+            self.link_made(device, link.hello.incarnation)
+
+    def link_made(self, device: str, incarnation: int) -> None:
+        """There is a link to this device, or another one than before."""
+        if not self._closed:
+            self._perform(self._machine.linked(device, incarnation, self._loop.time()))
+
+    def link_lost(self, device: str, reason: str) -> None:
+        """There is none any more."""
+        if not self._closed:
+            self._perform(self._machine.unlinked(device, reason, self._loop.time()))
+
+    def notice(self, device: str, body: Wire) -> None:
+        """A message of a member, or of one that was or wants to be one."""
+        if not self._closed:
+            self._perform(self._machine.receive(device, body, self._loop.time()))
+
+    def wish(self, kind: str) -> None:
+        """This member's learner computes no more, or is ready to; or this member leaves."""
+        if not self._closed:
+            self._perform(self._machine.wish(kind, self._loop.time()))
+
+    def close(self) -> None:
+        """Stops the timer."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Effects
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        self._arm()
+
+    def _perform_one(self, effect: Effect) -> None:
+        job = self._job.spec.job
+        match effect:
+            case Send(device, message):
+                link = self._node.links.get(device)
+                if link is not None:
+                    link.connection.notify(message, job=self._number)
+            case Fence(generation):
+                self._fence(generation)
+            case CatchUpFrom():
+                self._catching_up = self._tasks.spawn(self._catch_up(effect), "catch up")
+            case EnterGeneration(generation, enter):
+                self._enter(generation, enter)
+            case Resume(generation):
+                self._resume(generation)
+            case LeftOut(reason):
+                log.warning("job %s: left out: %s", job, reason)
+                self._host.left_out(reason)
+            case NobodyLearns():
+                self._host.nobody_learns()
+            case Refusal(device, text):
+                link = self._node.links.get(device)
+                if link is not None:
+                    link.connection.refuse(text)
+            case Waiting(reason):
+                self.waiting = reason
+
+    def _fence(self, generation: Generation) -> None:
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            self._catching_up = None
+        if self._fenced_at_s is None:
+            self._fenced_at_s = time.monotonic()
+        rounds = self._host.rounds
+        linked = tuple(
+            rank
+            for rank, member in generation.live.items()
+            if (link := self._node.links.get(member.device)) is not None
+            and link.hello.incarnation == member.incarnation
+        )
+        if rounds is None:
+            standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=linked)
+        else:
+            rounds.fence()
+            standing = rounds.standing(linked)
+        self._perform(self._machine.standing(standing, self._loop.time()))
+
+    async def _catch_up(self, effect: CatchUpFrom) -> None:
+        job, rounds = self._job.spec.job, self._host.rounds
+        try:
+            link = self._node.links.get(effect.device)
+            if link is None:
+                raise RequestError("it is not linked any more")
+            if effect.reload or rounds is None:
+                beginning = await fetch_beginning(link.connection, job, effect.enter)
+                self._host.begin_loading(effect.generation, beginning)
+            else:
+                await fetch_rounds(rounds, link.connection, job, effect.enter)
+        except (RequestError, ConnectionLost, TimeoutError) as error:
+            log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
+            return  # the machine's own deadline leads to another proposal
+        self._catching_up = None
+        self._perform(self._machine.caught_up(self._loop.time()))
+
+    def _enter(self, generation: Generation, enter: Enter) -> None:
+        self._job.generation = generation
+        self._use_links()
+        rounds = self._host.rounds
+        assert rounds is not None
+        rounds.enter(generation, enter)
+        fenced_s = time.monotonic() - (self._fenced_at_s or time.monotonic())
+        members = ", ".join(
+            member.name + ("" if rank in generation.learning else " (loading)")
+            for rank, member in generation.live.items()
+        )
+        log.info(
+            "job %s: generation %d entered after %.3f s: members %s; cut %d",
+            *(self._job.spec.job, generation.number, fenced_s, members, enter.cut),
+        )
+        self._host.entered(generation)
+
+    def _resume(self, generation: Generation) -> None:
+        rounds = self._host.rounds
+        assert rounds is not None
+        self._fenced_at_s = None
+        self.waiting = None
+        rounds.resume()
+        log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
+
+    def _use_links(self) -> None:
+        """Those of the generation of now."""
+        generation = self._job.generation
+        if generation is None:
+            return
+        self._links.clear()
+        for rank, member in generation.live.items():
+            link = self._node.links.get(member.device)
+            if link is not None and link.hello.incarnation == member.incarnation:
+                self._links[rank] = link.connection
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self._machine.deadline()
+        if deadline_s is not None and not self._closed:
+            self._timer = self._loop.call_at(deadline_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._perform(self._machine.timer(self._loop.time()))

@@ -1,0 +1,96 @@
+"""What a learner that joins a running job asks for: the job's model, and a state to begin from (J1, J3).
+
+The counterpart of `Preparation`, which serves the learners that begin a job together.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshtraind.agreement import Emit
+from meshtraind.blobs import BlobStore
+from meshtraind.checkpointtransfer import fetch_state
+from meshtraind.cleanup import STATE
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.job import Job
+from meshwire.manifest import ModelManifest, first_difference
+from meshwire.messages.generation import AskState, SavedState
+from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+STATE_TIMEOUT_S = 600.0  # a donor's learner may be in the middle of a long step or of an evaluation
+COMPLETE_TIMEOUT_S = 600.0
+POLL_S = 0.2
+
+
+class Joining:
+    """One learner's way into a job that runs. Every method raises RequestError with a text for the script.
+
+    Args:
+        manifest: the model that the others train.
+        donors: connections to the members whose learners compute, best first; asked for when needed.
+        ready: called with the round after which the learner's state was read, when it has loaded it.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rounds: "Rounds",
+        manifest: ModelManifest,
+        donors: Callable[[], list[Connection]],
+        store: BlobStore,
+        ready: Callable[[int], None],
+    ) -> None:
+        self._job = job
+        self._rounds = rounds
+        self._manifest = manifest
+        self._donors = donors
+        self._store = store
+        self._ready = ready
+        self._folder = job.folder / STATE
+        self._round = 0
+
+    async def model(self, body: LearnerModel, emit: Emit) -> None:
+        """Raises RequestError when it is another model than the others'."""
+        difference = first_difference(self._manifest, body.manifest)
+        if difference is not None:
+            raise RequestError(f"the model of this peer is not the one that the others train: {difference}")
+        if body.samples != self._rounds.sample_space:
+            raise RequestError(f"the loader reads {body.samples}, the others' {self._rounds.sample_space}")
+
+    async def state(self, body: LearnerState, emit: Emit) -> StateTask:
+        """Gets a state of after this member's entry from a member that computes."""
+        errors: list[str] = []
+        asked = AskState(job=self._job.spec.job, after_round=self._rounds.applied_round)
+        for donor in self._donors():
+            emit(Waiting(reason=f"the state of {donor.name}"))
+            try:
+                saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
+                if not isinstance(saved, SavedState):
+                    raise RequestError(f"{donor.name} answered with {type(saved).__name__}")
+                if len(saved.units) != len(body.units):
+                    raise RequestError(
+                        f"{donor.name} has {len(saved.units)} units of state, this peer {len(body.units)}"
+                    )
+                await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit)
+            except (RequestError, ConnectionLost, TimeoutError) as error:
+                errors.append(f"{donor.name}: {error}")
+                continue
+            self._round = saved.round
+            return StateTask(
+                units=tuple(range(len(saved.units))), folder=str(self._folder), write=False, round=saved.round
+            )
+        raise RequestError("no peer has given its state: " + ("; ".join(errors) or "none computes"))
+
+    async def ready(self, emit: Emit) -> None:
+        """The learner holds the state: it is taken in with the next generation."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + COMPLETE_TIMEOUT_S
+        while self._rounds.complete < self._round:
+            if loop.time() > deadline_s:
+                raise RequestError(f"waited {COMPLETE_TIMEOUT_S:.0f} s for round {self._round}")
+            emit(Waiting(reason=f"round {self._round}, after which the state was read"))
+            await asyncio.sleep(POLL_S)
+        self._ready(self._round)

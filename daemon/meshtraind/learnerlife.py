@@ -1,0 +1,98 @@
+"""The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
+
+import signal
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from meshtraind.learner import Learner
+
+RESTARTS_MAX = 3
+PROGRESS_ROUNDS = 100  # a learner that was in so many rounds since its start has earned its restarts again
+
+
+class Ending(Enum):
+    """What follows from the end of a learner's process."""
+
+    DONE = "its script has ended well"
+    RESTART = "it is started again"
+    FORWARD = "it is not started again: this peer forwards what the others send"
+    FAIL = "the job ends with it"
+
+
+def after_exit(code: int, restarts: int, rounds: int) -> Ending:
+    """Decides.
+
+    A script that fails before it was in one round is wrong, or does not suit this device: the job says so at once.
+
+    Args:
+        code: as `Learner.wait` returns it.
+        restarts: so far.
+        rounds: that this device's learners were in since the job began here.
+    """
+    if code == 0:
+        return Ending.DONE
+    if not rounds:
+        return Ending.FAIL
+    return Ending.RESTART if restarts < RESTARTS_MAX else Ending.FORWARD
+
+
+class LearnerLife:
+    """Starts and stops the processes.
+
+    Args:
+        make: a learner that was not started yet.
+        environment: of its process; asked for at each start.
+
+    Attributes:
+        restarts: after failures, since the last one that was earned again.
+        starts: of processes.
+    """
+
+    def __init__(self, make: Callable[[], Learner], environment: Callable[[], Mapping[str, str]]) -> None:
+        self._make = make
+        self._environment = environment
+        self._learner: Learner | None = None
+        self._ended = False
+        self._rounds_before = 0
+        self.restarts = 0
+        self.starts = 0
+
+    @property
+    def running(self) -> bool:
+        """A process has started and not ended."""
+        return self._learner is not None and self._learner.running
+
+    async def start(self) -> None:
+        """Starts a process, unless there shall be none any more. Raises OSError when it cannot be started."""
+        if self._ended:
+            return
+        self.starts += 1
+        self._learner = self._make()
+        await self._learner.start(self._environment())
+        if self._ended:
+            await self._learner.stop(now=True)
+
+    async def wait(self) -> int:
+        """The exit code of the process that was started last; -SIGKILL where none was any more."""
+        return await self._learner.wait() if self._learner is not None else -signal.SIGKILL
+
+    def after(self, code: int, rounds: int) -> Ending:
+        """What follows from the exit code. `rounds`: that this device's learners were in."""
+        if rounds - self._rounds_before >= PROGRESS_ROUNDS:
+            self.restarts = 0
+        self._rounds_before = rounds
+        ending = after_exit(code, self.restarts, rounds)
+        if ending is Ending.RESTART:
+            self.restarts += 1
+        return ending
+
+    async def kill(self) -> None:
+        """Ends the process now; another may be started."""
+        if self._learner is not None:
+            await self._learner.stop(now=True)
+
+    async def stop(self, *, now: bool) -> None:
+        """Ends the process; there will be no other."""
+        self._ended = True
+        if self._learner is not None:
+            await self._learner.stop(now=now)

@@ -1,0 +1,108 @@
+"""Makes the rounds of a job on this daemon: with all others at its start, or alone where it is taken in later."""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from meshtraind.connection import Connection, RequestError
+from meshtraind.job import Job
+from meshtraind.memory import SharedMemory
+from meshtraind.trace import Trace
+from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest
+from meshwire.messages.job import Generation, Model
+from meshwire.messages.learner import SampleSpace
+from meshwire.plan import Plan, plan_buckets
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtraind.catchup import Beginning
+    from meshtraind.roundhistory import Entry
+    from meshtraind.rounds import Rounds
+
+
+class RoundsMaker:
+    """One job's.
+
+    Args:
+        links: the connection to each other member, by rank; live.
+        rtt_s: to the farthest member.
+        notify: sends the learner a notice.
+        fail: ends the job with a reason.
+
+    Attributes:
+        manifest: of the model that is trained, once rounds were made.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        links: Mapping[int, Connection],
+        rtt_s: float,
+        notify: Callable[[Wire], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._job = job
+        self._links = links
+        self._rtt_s = rtt_s
+        self._notify = notify
+        self._fail = fail
+        self._trace: Trace | None = None
+        self._plan_digest = b""
+        self.manifest: ModelManifest
+
+    def first(self, manifest: ModelManifest, plan: Plan, samples: SampleSpace | None, memory: SharedMemory) -> "Rounds":
+        """In the generation that begins the job."""
+        assert self._job.generation is not None
+        return self._make(manifest, plan, samples, memory, self._job.generation, None, "trace.jsonl")
+
+    def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
+        """At the cut of a later one. Raises RequestError when the plan of the others is not computed here."""
+        model = beginning.model
+        plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes)
+        if plan.digest() != model.plan:
+            raise RequestError("the others plan their buckets differently: install the same version of meshtraind")
+        memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
+        trace = f"trace-{generation.number}.jsonl"
+        return self._make(model.manifest, plan, beginning.samples, memory, generation, beginning.entry, trace)
+
+    def _make(
+        self,
+        manifest: ModelManifest,
+        plan: Plan,
+        samples: SampleSpace | None,
+        memory: SharedMemory,
+        generation: Generation,
+        entry: "Entry | None",
+        trace_name: str,
+    ) -> "Rounds":
+        from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
+
+        self.close()
+        self.manifest = manifest
+        self._plan_digest = plan.digest()
+        self._trace = Trace(self._job.folder / trace_name) if self._job.spec.trace else None
+        return Rounds(
+            spec=self._job.spec,
+            manifest=manifest,
+            plan=plan,
+            samples=samples,
+            rank=self._job.rank,
+            generation=generation,
+            entry=entry,
+            links=self._links,
+            memory=memory,
+            rtt_s=self._rtt_s,
+            notify=self._notify,
+            fail=self._fail,
+            trace=self._trace,
+        )
+
+    def model(self) -> Model:
+        """What a member without history is told."""
+        return Model(job=self._job.spec.job, rank=self._job.rank, manifest=self.manifest, plan=self._plan_digest)
+
+    def close(self) -> None:
+        """Writes what is left of the trace."""
+        if self._trace is not None:
+            self._trace.close()
+            self._trace = None
