@@ -213,7 +213,7 @@ class Boundary:
         step = self._gradients.step
         self._wait(lambda: self._started == step, f"step {step} for its start")
         if self._staleness:
-            self._base.overlay.step_over()
+            self._base.overlay.step_over(self._applying.squared_norm)
             self._base.buffers.restore()
         self._show_view()
 

@@ -24,8 +24,8 @@ class Overlay:
 
     The view is base + c * (ahead - base). `ahead` is what the script's optimizer makes of the base by stepping on the
     own gradients, one after the other, as if each were its round's mean: with its momentum, its second moments and
-    weight decay as they will be, and the round's options and clipping. With c=1 it is the base to come, bit for bit,
-    if nobody else contributes. The optimizer that does it is a twin: the state of the base's own stays as it is.
+    weight decay as they will be, under the round's options. With c=1 and without clipping it is the base to come, bit
+    for bit, if nobody else contributes. A twin of the optimizer does it: the state of the base's own stays as it is.
 
     The view is always made anew from the base: adding something and taking it off again would drift.
 
@@ -86,12 +86,20 @@ class Overlay:
                 parameter.copy_(base)
         self._shows_base = True
 
-    def step_over(self) -> None:
-        """At a boundary: the gradients of the step that has ended are clipped as those of its round will be (O4)."""
+    def step_over(self, newest_squared_norm: float) -> None:
+        """At a boundary: the gradients of the step that has ended are clipped, as those of its round will be (O4).
+
+        That round's norm is not known yet. The newest one's is the better guess than that of the own gradients, which
+        are a mean over fewer samples, hence longer by their noise: clipped by that, their signal would be too short.
+
+        Args:
+            newest_squared_norm: of the newest round's means; 0 before the first one.
+        """
         for step, own in self._begun.items():
             max_norm = self._clipping.ruling(own.options.clip, known=own.options.clip_known)
             if max_norm is not None:
-                _clip(own.gradients, max_norm)
+                squared_norm = newest_squared_norm or _squared_norm(own.gradients)
+                _scale(own.gradients, Clipping.coefficient(squared_norm, max_norm))
             self._own[step] = own
         self._begun.clear()
 
@@ -123,10 +131,13 @@ class Overlay:
                 parameter.grad = gradient
 
 
-def _clip(gradients: Sequence[torch.Tensor | None], max_norm: float) -> None:
-    """In place, by their common norm, in double precision as that of a round."""
+def _squared_norm(gradients: Sequence[torch.Tensor | None]) -> float:
+    """In double precision, as that of a round."""
     there = [gradient for gradient in gradients if gradient is not None]
-    squares = [torch.linalg.vector_norm(gradient, dtype=torch.float64).square() for gradient in there]
-    coefficient = Clipping.coefficient(float(sum(squares)), max_norm)
-    for gradient in there:
-        gradient.mul_(coefficient)
+    return sum(float(torch.linalg.vector_norm(gradient, dtype=torch.float64).square()) for gradient in there)
+
+
+def _scale(gradients: Sequence[torch.Tensor | None], factor: float) -> None:
+    for gradient in gradients:
+        if gradient is not None:
+            gradient.mul_(factor)
