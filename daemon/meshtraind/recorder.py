@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from meshtraind.trace import Trace
-from meshwire.roundevents import Effect
+from meshwire.roundevents import Effect, RoundComplete
 from meshwire.roundlearner import Decision, RoundSettings
 from meshwire.rounds import RoundMachine
 
-FORMAT = 1  # of the lines; to be counted up when an old trace cannot be read any more
+FORMAT = 2  # of the lines; to be counted up when an old trace cannot be read any more
 
 SIGNATURES = {
     name: inspect.signature(method)
@@ -28,27 +28,32 @@ Line = tuple[str, dict[str, Any]]
 """What happened, and its values."""
 
 
-def round_machine(settings: RoundSettings, trace: Trace | None) -> RoundMachine:
+def round_machine(settings: RoundSettings, trace: Trace | None, *, complete: int = 0) -> RoundMachine:
     """A round machine, recorded if there is a trace."""
-    return RoundMachine(settings) if trace is None else RecordedMachine(settings, trace)
+    if trace is None:
+        return RoundMachine(settings, complete=complete)
+    return RecordedMachine(settings, trace, complete=complete)
 
 
 class RecordedMachine(RoundMachine):
     """A round machine that writes every input to `trace`, with all that followed from it."""
 
-    def __init__(self, settings: RoundSettings, trace: Trace) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: RoundSettings, trace: Trace, *, complete: int = 0) -> None:
+        super().__init__(settings, complete=complete)
         self._trace = trace
         self._decisions = Decisions(self)
         self._announced: dict[int, int] = {}  # by rank, the newest `complete` that was written
-        trace.write("trace", format=FORMAT, settings=dataclasses.asdict(settings))
+        trace.write("trace", format=FORMAT, settings=dataclasses.asdict(settings), complete=complete)
 
     def _record(self, name: str, arguments: dict[str, Any], effects: list[Effect]) -> None:
         lines = [effect_line(effect) for effect in effects]
         lines += self._decisions.changed()
+        if name == "enter":
+            self._announced.clear()  # the machine counts anew too
         if name == "peer_complete" and self._says_nothing_new(lines, **arguments):
             return
-        self._trace.write("input", name=name, arguments=arguments, lines=len(lines))
+        plain = {key: _fields(value) if isinstance(value, RoundComplete) else value for key, value in arguments.items()}
+        self._trace.write("input", name=name, arguments=plain, lines=len(lines))
         for what, values in lines:
             self._trace.write(what, **values)
 
@@ -101,5 +106,8 @@ class Decisions:
 
 def effect_line(effect: Effect) -> Line:
     """An effect as a line."""
-    values = {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
-    return type(effect).__name__, values
+    return type(effect).__name__, _fields(effect)
+
+
+def _fields(effect: Effect) -> dict[str, Any]:
+    return {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}

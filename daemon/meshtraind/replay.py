@@ -58,7 +58,7 @@ class Replayed:
 
 def replay(trace: TraceFile) -> Iterator[Replayed]:
     """Input by input. Raises TraceError and, at the first one, DifferenceError."""
-    machine = RoundMachine(trace.settings)
+    machine = RoundMachine(trace.settings, complete=trace.complete)
     decisions = Decisions(machine)
     for input_ in trace.inputs():
         try:

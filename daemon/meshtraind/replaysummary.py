@@ -72,8 +72,10 @@ class Summary:
         self._rounds = 0
         self._committed = 0
         self._contributors: Counter[int] = Counter()
-        self._ages: list[Counter[int]] = [Counter() for _ in range(settings.members)]
-        self._nulls = [0] * settings.members
+        self._ranks = settings.ranks
+        self._ages: dict[int, Counter[int]] = {rank: Counter() for rank in settings.ranks}  # of all ranks there were
+        self._nulls: Counter[int] = Counter()
+        self._entered: list[str] = []
         self._calls_sent = 0
         self._calls_received = 0
         self._void: list[str] = []
@@ -90,6 +92,10 @@ class Summary:
         if name == "start_step" and machine.phase is Phase.COMPUTING:
             self._steps += arguments["step"] != self._step  # one that was told to start and went idle starts again
             self._step = arguments["step"]
+        if name == "enter" and machine.settings.ranks == arguments["ranks"]:
+            self._ranks = machine.settings.ranks
+            self._ages |= {rank: Counter() for rank in self._ranks if rank not in self._ages}
+            self._entered.append(f"after round {machine.complete}: ranks {', '.join(map(str, self._ranks))}")
         if name == "receive" and isinstance(arguments["message"], Call):
             self._calls_received += 1
         for effect in effects:
@@ -106,7 +112,7 @@ class Summary:
             case RoundComplete(round=round_, void=void, reason=reason, binds=binds):
                 self._rounds += 1
                 self._contributors[len(binds)] += 1
-                for rank in range(self._settings.members):
+                for rank in self._ranks:
                     if (bind := binds.get(rank)) is None:
                         self._nulls[rank] += 1
                     else:
@@ -127,17 +133,18 @@ class Summary:
         longest = self._longest()
         return {
             "rank": self._settings.rank,
-            "members": self._settings.members,
+            "members": len(self._ranks),
             "staleness": self._settings.staleness,
             "straggler": self._settings.straggler,
             "seconds": self._seconds(),
             "steps": self._steps,
             "rounds": self._rounds,
             "committed": self._committed,
+            "entered": self._entered,
             "contributors": {str(count): rounds for count, rounds in sorted(self._contributors.items())},
             "ranks": [
-                {"rank": rank, "contributed": ages.total(), "nulled": nulls, "ages": self._histogram(ages)}
-                for rank, (ages, nulls) in enumerate(zip(self._ages, self._nulls, strict=True))
+                {"rank": rank, "contributed": ages.total(), "nulled": self._nulls[rank], "ages": self._histogram(ages)}
+                for rank, ages in sorted(self._ages.items())
             ],
             "calls_sent": self._calls_sent,
             "calls_received": self._calls_received,
@@ -156,7 +163,7 @@ class Summary:
     def _lines(self) -> Iterator[str]:
         settings = self._settings
         yield (
-            f"rank {settings.rank} of {settings.members}, bound s = {settings.staleness}, {settings.straggler}: "
+            f"rank {settings.rank} of {len(settings.ranks)}, bound s = {settings.staleness}, {settings.straggler}: "
             f"{self._steps} steps in {self._seconds():.1f} s"
         )
         yield f"rounds        {self._rounds} complete, {self._committed} of them on all members"
@@ -165,6 +172,7 @@ class Summary:
         yield from self._rank_lines()
         yield f"calls         {self._calls_sent} sent, {self._calls_received} received"
         for name, found in (
+            ("generations", self._entered),
             ("void rounds", self._void),
             ("cut off", self._cut_offs),
             ("lost steps", self._dropped),
@@ -186,12 +194,12 @@ class Summary:
     def _rank_lines(self) -> Iterator[str]:
         heads = "".join(f"{f'age {age}':>8}" for age in self._seen_ages())
         yield f"{'rank':>6}{'contributed':>13}{'nulled':>8}  {heads}"
-        for rank, (counts, nulls) in enumerate(zip(self._ages, self._nulls, strict=True)):
+        for rank, counts in sorted(self._ages.items()):
             columns = "".join(f"{count:>8}" for count in self._histogram(counts))
-            yield f"{rank:>6}{counts.total():>13}{nulls:>8}  {columns}"
+            yield f"{rank:>6}{counts.total():>13}{self._nulls[rank]:>8}  {columns}"
 
     def _seen_ages(self) -> range:
-        return range(max((max(ages, default=0) for ages in self._ages), default=0) + 1)
+        return range(max((max(ages, default=0) for ages in self._ages.values()), default=0) + 1)
 
     def _histogram(self, ages: Counter[int]) -> list[int]:
         return [ages[age] for age in self._seen_ages()]

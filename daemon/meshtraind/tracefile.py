@@ -62,7 +62,8 @@ class Input:
 
 
 class TraceFile:
-    """Use as a context. `settings` come from the first line, `inputs` from the others, each read as it is asked for.
+    """Use as a context. `settings` and `complete`, with which the machine began, come from the first line, `inputs`
+    from the others, each read as it is asked for.
 
     Raises:
         OSError: the file cannot be opened.
@@ -76,7 +77,7 @@ class TraceFile:
     def __enter__(self) -> "TraceFile":
         self._file: TextIO = self._path.open(encoding="ascii", errors="surrogateescape")
         try:
-            self.settings = self._read_settings()
+            self.settings, self.complete = self._read_beginning()
         except BaseException:
             self._file.close()
             raise
@@ -113,13 +114,13 @@ class TraceFile:
         except RecursionError as error:
             raise TraceError(self._line, str(error)) from None
 
-    def _read_settings(self) -> RoundSettings:
+    def _read_beginning(self) -> tuple[RoundSettings, int]:
         entry = self._next()
         if entry is None or entry["what"] != "trace":
             raise TraceError(1, "not the first line of a trace, as `meshtrain submit --trace` makes one")
         if entry.get("format") != FORMAT:
             raise TraceError(1, f"a trace of format {entry.get('format')!r}; this meshtraind reads {FORMAT}")
-        settings = entry.get("settings")
+        settings, complete = entry.get("settings"), entry.get("complete")
         names = {field.name for field in dataclasses.fields(RoundSettings)}
         if not isinstance(settings, dict) or set(settings) != names:
             raise TraceError(1, f"settings other than {', '.join(sorted(names))}: of another version of meshtraind")
@@ -129,7 +130,9 @@ class TraceFile:
             raise TraceError(1, f"settings: {_short(error)}") from None
         if not 0 <= checked.used_bytes + checked.integers <= limits.CONTROL_BYTES_MAX:
             raise TraceError(1, "settings: bitmap and integers of a seal do not fit into a message")
-        return checked
+        if type(complete) is not int or complete < 0:
+            raise TraceError(1, "a beginning that does not say after which round")
+        return checked, complete
 
     def _next(self) -> dict[str, Any] | None:
         text = self._file.readline(LINE_CHARS_MAX)

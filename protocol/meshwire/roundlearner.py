@@ -16,7 +16,8 @@ Decision = tuple[bool, str]
 class RoundSettings:
     """What the members of a job agreed on, and this member's place in it."""
 
-    members: int
+    ranks: tuple[int, ...]
+    """The members of the generation, sorted. A device keeps its rank for the job's life, so some may be missing."""
     rank: int
     buckets: int
     used_bytes: int
@@ -36,8 +37,9 @@ class RoundSettings:
     that neither computes nor applies, and costs the memory of as many encoded rounds."""
 
     def __post_init__(self) -> None:
-        assert 1 <= self.members <= limits.MEMBERS_MAX
-        assert 0 <= self.rank < self.members
+        assert list(self.ranks) == sorted(set(self.ranks)), "each rank once, in order"
+        assert all(0 <= rank < limits.MEMBERS_MAX for rank in self.ranks)
+        assert self.rank in self.ranks
         assert 1 <= self.buckets <= limits.BUCKETS_MAX
         assert 0 <= self.staleness <= limits.STALENESS_MAX
         assert self.visibility == "eager" or self.lockstep, "R8: fixed needs wait"
@@ -80,6 +82,8 @@ class Learner:
     absence: str = ""
     gone: bool = False
     """Absent for good: it applies nothing more, and nothing is kept for it."""
+    loading: bool = False
+    """Absent until it holds a base, and no learner of the generation: what follows `applied` is kept for it (J1)."""
     times: StepTimes = field(default_factory=StepTimes)
 
     def visible(self, decided: int, complete: int) -> int:
@@ -121,7 +125,7 @@ class Learner:
         bound = complete + self.settings.staleness + 1
         if self.gone:
             return decided < bound, f"its learner is gone; rounds up to {bound} are in reach (R5)"
-        if self.settings.visibility == "fixed":
+        if self.settings.visibility == "fixed" and not self.loading:
             return False, "its learner is absent, and every round waits for it (R8)"
         kept = self.applied + self.settings.unapplied_max
         if kept < bound:

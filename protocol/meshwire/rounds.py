@@ -1,95 +1,26 @@
-"""The round machine: what one daemon decides for one learner of one job (R0 to R8, V1, V2, G3, G5 of the rules).
+"""The round machine: what one daemon decides for one learner of one job (R0 to R8, V1, V2, G3, G5, G6 of the rules).
 
 Pure: inputs in, a list of effects out (`roundevents`), `now_s` of any monotonic clock as an argument, one timer. An
 input that breaks the rules becomes a `ProtocolError` effect, never an exception, and changes nothing. Links deliver a
 member's messages in the order of its effects.
 
-What the rules leave open, and how it is settled here, stands in RULES.md after R9: lockstep, how far an absent member
-goes, fixed visibility, deadlines.
+What the rules leave open, and how it is settled here, stands in RULES.md after R9 and G8: lockstep, how far an absent
+member goes, fixed visibility, deadlines, from one generation to the next.
 """
 
-from meshwire import limits
+from collections.abc import Mapping
+from dataclasses import replace
+
 from meshwire.calls import Calls
 from meshwire.messages.rounds import Bind, Call, Null, Poison, SampleBlock, Seal
-from meshwire.roundevents import (
-    Broadcast,
-    Committed,
-    Contribute,
-    ContributeNothing,
-    ContributePoison,
-    Effect,
-    LearnerCutOff,
-    LearnerMayStart,
-    Message,
-    ProtocolError,
-    StepDropped,
-)
-from meshwire.roundlearner import Decision, Learner, Phase, RoundSettings
+from meshwire.roundcore import RoundCore
+from meshwire.roundevents import Broadcast, Effect, LearnerCutOff, Message, ProtocolError, RoundComplete
+from meshwire.roundlearner import Phase
 from meshwire.roundstate import BucketResult
-from meshwire.roundtable import RoundTable
 
 
-class RoundMachine:
+class RoundMachine(RoundCore):
     """One learner's part in the rounds of one job. Every input returns the effects to perform, in order."""
-
-    def __init__(self, settings: RoundSettings) -> None:
-        self.settings = settings
-        self._learner = Learner(settings)
-        self._table = RoundTable(settings)
-        self._calls = Calls()
-        self._ready: set[int] = set()  # buckets of the bound step
-        self._poison: Poison | None = None  # the first of the bound step, or the first that is no overflow (O6)
-        self._may_start_told = True
-        self._out: list[Effect] = []
-
-    # What is known.
-
-    @property
-    def phase(self) -> Phase:
-        """Where the learner is."""
-        return self._learner.phase
-
-    @property
-    def applied(self) -> int:
-        """Rounds that the learner has applied (R0: a)."""
-        return self._learner.applied
-
-    @property
-    def decided(self) -> int:
-        """The last round contributed to or nulled (R0: d)."""
-        return self._table.decided(self.settings.rank)
-
-    @property
-    def complete(self) -> int:
-        """The last round held whole, as are all before it: the counter in every frame and heartbeat (G5)."""
-        return self._table.complete
-
-    @property
-    def visible(self) -> int:
-        """The last round that the learner may apply now: the complete ones, or fewer with `fixed` (R8)."""
-        return self._learner.visible(self.decided, self.complete)
-
-    @property
-    def committed(self) -> int:
-        """The newest round that every member has announced complete (G5)."""
-        return self._table.committed
-
-    @property
-    def rounds_kept(self) -> int:
-        """Rounds in memory, at most 3(s+1)."""
-        return len(self._table)
-
-    def may_start(self) -> Decision:
-        """R1: may the learner begin a step, and if not, which round waits for whom."""
-        return self._learner.may_start(self.decided, self.complete, self.waiting)
-
-    def may_null(self) -> Decision:
-        """R4, R5: may this daemon null the next round, provided that it is called."""
-        return self._learner.may_null(self.decided, self.complete)
-
-    def waiting(self) -> str:
-        """What the oldest incomplete round waits for, and of whom."""
-        return self._table.waiting()
 
     # The local learner.
 
@@ -127,7 +58,8 @@ class RoundMachine:
             return self._settle(now_s)
         if step != learner.step or learner.phase not in (Phase.COMPUTING, Phase.BOUND):
             return self._refuse_own(f"bucket {bucket} of step {step}, which is not running", now_s)
-        if not 0 <= bucket < self.settings.buckets or (learner.phase is Phase.BOUND and bucket in self._ready):
+        given = learner.phase is Phase.BOUND and self._parts.given(self.decided, bucket)
+        if given or not 0 <= bucket < self.settings.buckets:
             wanted = f"expected once, of buckets 0 to {self.settings.buckets - 1}"
             return self._refuse_own(f"bucket {bucket} of step {step}: {wanted}", now_s)
         if learner.phase is Phase.COMPUTING:
@@ -149,13 +81,7 @@ class RoundMachine:
                 sizes=sizes,
             )
             self._bind(bind, now_s)
-        self._ready.add(bucket)
-        if poison is None:
-            self._out.append(Contribute(self.decided, bucket))
-        else:
-            if self._poison is None or (self._poison.overflow and not poison.overflow):
-                self._poison = poison
-            self._out.append(ContributePoison(self.decided, bucket))
+        self._out.append(self._parts.add(self.decided, bucket, poison))
         return self._settle(now_s)
 
     def seal(self, step: int, used: bytes, integers: tuple[int, ...], now_s: float) -> list[Effect]:
@@ -166,9 +92,9 @@ class RoundMachine:
         if step != learner.step or learner.phase not in (Phase.BOUND, Phase.GIVEN_UP):
             return self._refuse_own(f"seal of step {step}, which has no bucket", now_s)
         if learner.phase is Phase.BOUND:
-            if missing := self._missing():
+            if missing := self._parts.missing(self.decided):
                 return self._refuse_own(f"seal of step {step} without its buckets {missing}", now_s)
-            seal = Seal(round=self.decided, used=used, integers=integers, poison=self._poison)
+            seal = Seal(round=self.decided, used=used, integers=integers, poison=self._parts.poison(self.decided))
             if wrong := self._table.seal(self.settings.rank, seal):
                 return self._refuse_own(wrong, now_s)
             self._out.append(Broadcast(seal))
@@ -190,10 +116,11 @@ class RoundMachine:
         learner.moved(now_s)
         return self._settle(now_s)
 
-    def absent(self, reason: str, now_s: float, *, gone: bool = False) -> list[Effect]:
-        """The learner is idle, paused, joining or restarting (R5), or `gone`: finished or dead, no step will follow.
+    def absent(self, reason: str, now_s: float, *, gone: bool = False, loading: bool = False) -> list[Effect]:
+        """The learner is idle or paused (R5); or `gone`: finished or dead, and nothing is kept for it; or `loading`: it
+        will be `loaded` with a base of what is complete now or later, and what follows is kept for it (J1).
 
-        What it had bound is void (V2). An absent learner may be absent for another reason from now on, or gone.
+        What it had bound is void (V2). An absent learner may be absent for another reason from now on.
         """
         learner = self._learner
         if learner.phase is Phase.BOUND:
@@ -202,7 +129,18 @@ class RoundMachine:
             self._drop_step(f"its learner is absent: {reason} (R5)")
         learner.phase = Phase.ABSENT
         learner.absence = reason
-        learner.gone = gone
+        if loading and not learner.loading:
+            learner.applied = self.complete
+        learner.gone, learner.loading = gone, loading
+        return self._settle(now_s)
+
+    def loaded(self, round_: int, now_s: float) -> list[Effect]:
+        """The absent learner holds, or is about to hold, the base after `round_`: nothing older is kept for it (J1)."""
+        learner = self._learner
+        if learner.phase is not Phase.ABSENT or learner.gone or not learner.applied <= round_ <= self.complete:
+            known = f"rounds {learner.applied} to {self.complete} are kept, it is {learner.phase.value}"
+            return self._refuse_own(f"a base after round {round_} cannot be loaded: {known} (J1)", now_s)
+        learner.applied = round_
         return self._settle(now_s)
 
     def present(self, now_s: float) -> list[Effect]:
@@ -211,14 +149,16 @@ class RoundMachine:
         if learner.phase is not Phase.ABSENT:
             return self._refuse_own(f"present again, but it was {learner.phase.value}", now_s)
         learner.phase = Phase.BOUNDARY
-        learner.gone = False
+        learner.gone = learner.loading = False
         learner.moved(now_s)
         return self._settle(now_s)
 
     # The other members and the exchange.
 
     def receive(self, rank: int, message: Message, now_s: float) -> list[Effect]:
-        """A message of the member `rank`."""
+        """A message of the member `rank`. Whoever nulls a round has heard its call, and tells it so to others (R3)."""
+        if self._fenced:
+            return self._settle(now_s)
         called = 0
         match message:
             case Bind():
@@ -228,6 +168,7 @@ class RoundMachine:
                 wrong = self._table.seal(rank, message)
             case Null():
                 wrong = self._table.null(rank, message)
+                called = message.round
             case Call():
                 wrong = self._table.call(rank, message)
                 called = message.round
@@ -239,6 +180,8 @@ class RoundMachine:
 
     def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
         """The counter of a frame or heartbeat of the member `rank` (G5)."""
+        if self._fenced:
+            return self._settle(now_s)
         if wrong := self._table.announce(rank, complete):
             self._out.append(ProtocolError(rank, wrong))
         return self._settle(now_s)
@@ -255,16 +198,58 @@ class RoundMachine:
         squared_norm: float,
     ) -> list[Effect]:
         """All values of a bucket's result are here; the rest is what their frames' headers say (W1, O4)."""
+        if self._fenced:
+            return self._settle(now_s)
         result = BucketResult(contributors, weight, poisoned, squared_norm)
         if wrong := self._table.result(round_, bucket, result):
             return self._refuse_own(wrong, now_s)
+        return self._settle(now_s)
+
+    # From one generation to the next.
+
+    def fence(self, now_s: float) -> list[Effect]:
+        """This daemon promises (G2): until it enters a generation, no round completes here but those it is served, and
+        what others say is not heard. Its learner goes on; `enter` tells what it does meanwhile."""
+        self._fenced = True
+        return self._settle(now_s)
+
+    def served(self, done: RoundComplete, now_s: float) -> list[Effect]:
+        """G4: others hold the next round whole, in the history that is kept, and its result has been fetched."""
+        if not self._fenced:
+            return self._refuse_own(f"was served round {done.round} in a generation that it has not left (G2)", now_s)
+        if wrong := self._table.served(done):
+            return self._refuse_own(wrong, now_s)
+        self._completed(done)
+        return self._settle(now_s)
+
+    def enter(self, ranks: tuple[int, ...], cut: int, completes: Mapping[int, int], now_s: float) -> list[Effect]:
+        """A generation of these members is entered, each of which holds all rounds up to `cut` (G6).
+
+        The rounds above it begin anew: forgotten is what others have said, and told again what this member has decided.
+
+        Args:
+            completes: by rank, how many rounds it held when it promised; of those that bring a history (G5).
+        """
+        if cut != self.complete:
+            return self._refuse_own(
+                f"entered at round {cut}, but it holds the rounds up to {self.complete} (G6)", now_s
+            )
+        if self.settings.rank not in ranks:
+            return self._refuse_own(f"entered a generation of the ranks {ranks} (G2)", now_s)
+        before = self._table
+        self.settings = self._learner.settings = replace(self.settings, ranks=ranks)
+        self._table = before.entered(self.settings, completes)
+        self._calls = Calls()
+        self._fenced = False
+        for round_ in range(cut + 1, before.decided(self.settings.rank) + 1):
+            self._tell_again(round_, before.own(round_), now_s)
         return self._settle(now_s)
 
     # Time.
 
     def deadline(self) -> float | None:
         """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
-        times_s = (self._calls.next_at_s, self._learner.cut_off_at_s())
+        times_s = (None if self._fenced else self._calls.next_at_s, self._learner.cut_off_at_s())
         return min((at_s for at_s in times_s if at_s is not None), default=None)
 
     def timer(self, now_s: float) -> list[Effect]:
@@ -283,86 +268,3 @@ class RoundMachine:
                 self._out.append(LearnerCutOff(None, reason))
                 learner.overdue = True
         return self._settle(now_s)
-
-    # Steps of the above.
-
-    def _bind(self, bind: Bind, now_s: float) -> None:
-        learner = self._learner
-        self._own(self._table.bind(self.settings.rank, bind))
-        self._out.append(Broadcast(bind))
-        self._ready = set()
-        self._poison = None
-        if not self.settings.lockstep:
-            late_after_s = learner.times.late_after_s(self.settings.rtt_s, now_s - learner.started_s)
-            self._calls.contributed(bind.round, now_s + late_after_s)
-        learner.phase = Phase.BOUND
-        learner.moved(now_s)
-
-    def _give_up(self, reason: str) -> None:
-        """V2: poison for the missing buckets, and a seal that says so; if none is missing, the seal alone."""
-        missing = self._missing()
-        self._out += (ContributePoison(self.decided, bucket) for bucket in missing)
-        bucket = missing[0] if missing else self.settings.buckets - 1
-        seal = Seal(
-            round=self.decided,
-            used=bytes(self.settings.used_bytes),
-            integers=(0,) * self.settings.integers,
-            poison=self._poison or Poison(bucket=bucket, parameter="", reason=reason[: limits.ERROR_CHARS_MAX]),
-        )
-        self._own(self._table.seal(self.settings.rank, seal))
-        self._out.append(Broadcast(seal))
-        self._learner.given_up_step = self._learner.step
-
-    def _drop_step(self, reason: str) -> None:
-        self._out.append(StepDropped(self._learner.step, reason))
-        self._learner.given_up_step = self._learner.step
-
-    def _missing(self) -> list[int]:
-        return [bucket for bucket in range(self.settings.buckets) if bucket not in self._ready]
-
-    def _own(self, wrong: str | None) -> None:
-        assert wrong is None, f"this daemon {wrong}"
-
-    def _refuse_own(self, text: str, now_s: float) -> list[Effect]:
-        self._out.append(ProtocolError(self.settings.rank, text))
-        return self._settle(now_s)
-
-    def _settle(self, now_s: float) -> list[Effect]:
-        """Does what the last input has made possible, and hands out all effects."""
-        self._complete_rounds()
-        if self._table.commit():
-            self._out.append(Committed(self._table.committed))
-        self._null_called_rounds()
-        self._call_late_members(now_s)
-        self._learner.wait_for_peers(self._waits_for_peers(), now_s)
-        may_start, _ = self.may_start()
-        if may_start and not self._may_start_told:
-            self._out.append(LearnerMayStart(self.applied))
-        self._may_start_told = may_start
-        effects, self._out = self._out, []
-        return effects
-
-    def _complete_rounds(self) -> None:
-        while (oldest := self._table.next_round()).whole() and not oldest.disputed:
-            if dispute := oldest.dispute():
-                oldest.disputed = True
-                self._out.append(ProtocolError(None, dispute))
-                return
-            self._out.append(oldest.completion())
-            self._table.count_complete()
-
-    def _null_called_rounds(self) -> None:
-        while self.decided < self._calls.newest and self.may_null()[0]:
-            null = Null(round=self.decided + 1)
-            self._own(self._table.null(self.settings.rank, null))
-            self._out += (Broadcast(null), ContributeNothing(null.round))
-
-    def _call_late_members(self, now_s: float) -> None:
-        blocked = self.phase is Phase.BOUNDARY and self._waits_for_peers()
-        blocked_on = self.complete + 1 if blocked else None
-        if round_ := self._calls.due(now_s, self._table.decided_by_all, blocked_on):
-            self._out.append(Broadcast(Call(round=round_)))
-
-    def _waits_for_peers(self) -> bool:
-        """R1 would hold the learner up even if it had applied every complete round."""
-        return self.decided - self.complete > self.settings.staleness

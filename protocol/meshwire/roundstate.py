@@ -1,7 +1,7 @@
 """One round as one daemon knows it: who bound, sealed or nulled it, and which results are here."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshwire.messages.rounds import Bind, Poison, Seal
@@ -26,7 +26,7 @@ class Round:
     """Mutable; forgotten when the round is committed (G5)."""
 
     number: int
-    members: int
+    ranks: tuple[int, ...]
     buckets: int
     binds: dict[int, Bind] = field(default_factory=dict)
     seals: dict[int, Seal] = field(default_factory=dict)
@@ -37,16 +37,16 @@ class Round:
 
     def undecided(self) -> list[int]:
         """Ranks of which neither the seal nor the null is here."""
-        return [rank for rank in range(self.members) if rank not in self.seals and rank not in self.nulls]
+        return [rank for rank in self.ranks if rank not in self.seals and rank not in self.nulls]
 
     def whole(self) -> bool:
         """G3: frames, null or not, from every member, and every result."""
-        return len(self.seals) + len(self.nulls) == self.members and len(self.results) == self.buckets
+        return len(self.seals) + len(self.nulls) == len(self.ranks) and len(self.results) == self.buckets
 
-    def missing(self, last_binds: Sequence[Bind | None]) -> str:
-        """What it waits for, for a person to read. `last_binds`: the newest one of each rank."""
+    def missing(self, last_binds: Mapping[int, Bind]) -> str:
+        """What it waits for, for a person to read. `last_binds`: the newest one of each rank that has sent one."""
         if ranks := self.undecided():
-            late = [f"rank {rank}: {self._late(rank, last_binds[rank])}" for rank in ranks[:NAMED_MAX]]
+            late = [f"rank {rank}: {self._late(rank, last_binds.get(rank))}" for rank in ranks[:NAMED_MAX]]
             more = [f"{len(ranks) - NAMED_MAX} more"] if len(ranks) > NAMED_MAX else []
             return f"round {self.number} waits for {'; '.join(late + more)}"
         if self.disputed:
@@ -88,6 +88,13 @@ class Round:
         if not self.binds:
             return True, "no member contributed"
         return False, ""
+
+    def differs_from(self, done: RoundComplete) -> list[int]:
+        """Ranks whose part in the round is another in `done`, as far as it is known here."""
+        return [
+            *(rank for rank, bind in self.binds.items() if done.binds.get(rank) != bind),
+            *(rank for rank in self.nulls if rank in done.binds),
+        ]
 
     def completion(self) -> RoundComplete:
         """The round as all members see it. Call when `whole`."""

@@ -4,7 +4,10 @@ Members decide the rounds one after the other, so a member's messages are a sequ
 That order, and what a member can know, bound everything that a message can make a daemon keep.
 """
 
+from collections.abc import Mapping
+
 from meshwire.messages.rounds import Bind, Call, Null, Seal
+from meshwire.roundevents import RoundComplete
 from meshwire.roundlearner import RoundSettings
 from meshwire.roundstate import BucketResult, Round
 
@@ -13,16 +16,33 @@ class RoundTable:
     """The rounds after the committed one. Methods that take a message return what is wrong with it, or None.
 
     Own messages enter by the same methods. What is wrong changes nothing.
+
+    Args:
+        complete: the cut at which all members of the generation enter: nobody has decided anything above it.
     """
 
-    def __init__(self, settings: RoundSettings) -> None:
+    def __init__(self, settings: RoundSettings, complete: int) -> None:
         self._settings = settings
         self._rank = settings.rank
         self._rounds: dict[int, Round] = {}
-        self._decided = [0] * settings.members
-        self._complete = [0] * settings.members
-        self._last_binds: list[Bind | None] = [None] * settings.members
-        self.committed = 0
+        self._decided = dict.fromkeys(settings.ranks, complete)
+        self._complete = dict.fromkeys(settings.ranks, complete)
+        self._last_binds: dict[int, Bind] = {}
+        self.committed = complete
+
+    def entered(self, settings: RoundSettings, promised: Mapping[int, int]) -> "RoundTable":
+        """The table of the next generation, entered at `complete` (G6). The members tell their decisions again.
+
+        Args:
+            promised: what each rank held whole when it promised (G5). Those not named hold the cut, or need nothing.
+        """
+        table = RoundTable(settings, self.complete)
+        table.committed = self.committed
+        for rank in settings.ranks:
+            if rank != self._rank:
+                table._complete[rank] = min(promised.get(rank, self.complete), self.complete)
+        table._last_binds = {rank: bind for rank, bind in self._last_binds.items() if rank in settings.ranks}
+        return table
 
     def __len__(self) -> int:
         return len(self._rounds)
@@ -32,6 +52,12 @@ class RoundTable:
         """The last round that this daemon holds whole, as it does all before it (G5)."""
         return self._complete[self._rank]
 
+    def own(self, round_: int) -> tuple[Bind, Seal | None] | None:
+        """What this member decided: its bind, with its seal if it was given, or None: a null."""
+        state = self._rounds[round_]
+        bind = state.binds.get(self._rank)
+        return None if bind is None else (bind, state.seals.get(self._rank))
+
     def decided(self, rank: int) -> int:
         """The last round that the member bound or nulled (R0: d)."""
         return self._decided[rank]
@@ -39,7 +65,7 @@ class RoundTable:
     @property
     def decided_by_all(self) -> int:
         """The last round that nobody has still to bind or null."""
-        return min(self._decided)
+        return min(self._decided.values())
 
     def settled(self, rank: int) -> int:
         """The last round that the member nulled or sealed. No daemon can hold a later one whole (G3)."""
@@ -104,12 +130,24 @@ class RoundTable:
         state.results[bucket] = result
         return None
 
+    def served(self, done: RoundComplete) -> str | None:
+        """Others hold this round whole; it counts as complete here too."""
+        state = self.next_round()
+        if done.round != state.number:
+            return f"was served round {done.round}; the next one that it lacks is {state.number} (G4)"
+        if done.round > self.settled(self._rank):
+            return f"was served round {done.round}, to which it has not added its part (G3)"
+        if ranks := state.differs_from(done):
+            return f"was served round {done.round} of another history: the part of rank {ranks[0]} is not the same (G4)"
+        self.count_complete()
+        return None
+
     # What follows from them.
 
     def next_round(self) -> Round:
         """The oldest round that this daemon does not hold whole."""
         number = self.complete + 1
-        return self._rounds.get(number) or Round(number, self._settings.members, self._settings.buckets)
+        return self._rounds.get(number) or Round(number, self._settings.ranks, self._settings.buckets)
 
     def waiting(self) -> str:
         """What `next_round` waits for, and of whom."""
@@ -121,9 +159,9 @@ class RoundTable:
 
     def commit(self) -> bool:
         """G5: forgets what every member has announced complete. True if that is more than before."""
-        before, self.committed = self.committed, min(self._complete)
+        before, self.committed = self.committed, max(self.committed, min(self._complete.values()))
         for round_ in range(before + 1, self.committed + 1):
-            del self._rounds[round_]
+            self._rounds.pop(round_, None)  # those up to the cut of the generation were not told again
         return self.committed > before
 
     def _open(self, rank: int) -> bool:
@@ -143,4 +181,4 @@ class RoundTable:
         return self.settled(self._rank) + self._settings.staleness + 1
 
     def _round(self, number: int) -> Round:
-        return self._rounds.setdefault(number, Round(number, self._settings.members, self._settings.buckets))
+        return self._rounds.setdefault(number, Round(number, self._settings.ranks, self._settings.buckets))

@@ -116,8 +116,9 @@ def read(paths: Sequence[Path]) -> list[Lane]:
                 lane.take(replayed)
         lanes.append(lane)
     lanes.sort(key=lambda lane: lane.settings.rank)
-    if [lane.settings.rank for lane in lanes] != list(range(lanes[0].settings.members)):
-        raise ValueError(f"give one trace for each of the job's {lanes[0].settings.members} members")
+    ranks = lanes[0].settings.ranks
+    if [lane.settings.rank for lane in lanes] != list(ranks):
+        raise ValueError(f"give one trace for each of the job's {len(ranks)} members")
     if not any(lane.steps for lane in lanes):
         raise ValueError("no learner has begun a step in these traces")
     return lanes

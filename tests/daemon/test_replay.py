@@ -34,7 +34,7 @@ MISHAPS = (
     Mishap(1, 12, "hang", bucket=2, for_s=60.0),
 )
 SETTINGS = RoundSettings(
-    members=2, rank=0, buckets=1, used_bytes=1, integers=0, staleness=1, straggler="carry", rtt_s=0.01
+    ranks=(0, 1), rank=0, buckets=1, used_bytes=1, integers=0, staleness=1, straggler="carry", rtt_s=0.01
 )
 
 
@@ -139,7 +139,7 @@ class Chatty(RecordedMachine):
     def __init__(self, settings: RoundSettings, trace: Trace) -> None:
         super().__init__(settings, trace)
         self.deadlines: list[float | None] = []
-        self.heard = dict.fromkeys(range(settings.members), 0)
+        self.heard = dict.fromkeys(settings.ranks, 0)
 
     def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
         self.heard[rank] = complete
@@ -352,7 +352,7 @@ def test_garbage_is_refused_by_line(
 
 def header(**changes: object) -> str:
     settings: dict[str, object] = {
-        "members": 2,
+        "ranks": [0, 1],
         "rank": 0,
         "buckets": 1,
         "used_bytes": 1,
@@ -360,7 +360,7 @@ def header(**changes: object) -> str:
         "staleness": 1,
     }
     settings |= {"straggler": "carry", "rtt_s": 0.01, "visibility": "eager", "unapplied_max": 100}
-    return json.dumps({"t_s": 0.0, "what": "trace", "format": FORMAT, "settings": settings | changes})
+    return json.dumps({"t_s": 0.0, "what": "trace", "format": FORMAT, "settings": settings | changes, "complete": 0})
 
 
 @pytest.mark.parametrize(
@@ -368,12 +368,12 @@ def header(**changes: object) -> str:
     [
         ("", "line 1: not the first line of a trace"),
         (start_step(), "line 1: not the first line of a trace"),
-        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 1"),
-        ('{"t_s": 0, "what": "trace", "format": 2}', "line 1: a trace of format 2; this meshtraind reads 1"),
-        ('{"t_s": 0, "what": "trace", "format": 1}', "of another version"),
+        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 2"),
+        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 2"),
+        ('{"t_s": 0, "what": "trace", "format": 2}', "of another version"),
         (header(colour="red"), "of another version"),
-        (header(members=0), "line 1: settings: "),
-        (header(members="many"), "line 1: settings: "),
+        (header(ranks=[]), "line 1: settings: "),
+        (header(ranks="many"), "line 1: settings: "),
         (header(straggler="shout"), "line 1: settings: "),
         (header(used_bytes=10**12), "do not fit"),
         (header(used_bytes=-1), "do not fit"),
@@ -396,7 +396,7 @@ def test_what_breaks_the_machine_is_a_difference(tmp_path: Path) -> None:
     path.write_text(header() + "\n" + start_step(name="peer_complete", arguments=arguments) + "\n")
     with TraceFile(path) as trace, pytest.raises(DifferenceError) as caught:
         list(replay(trace))
-    assert (caught.value.line, caught.value.replayed.split(":")[0]) == (2, "IndexError")
+    assert (caught.value.line, caught.value.replayed.split(":")[0]) == (2, "KeyError")
 
 
 def test_flipped_bytes_are_answered_with_an_exit_code(tmp_path: Path, lines: list[str]) -> None:
@@ -482,7 +482,7 @@ def test_an_input_that_breaks_the_machine_is_in_the_trace(tmp_path: Path) -> Non
     """It is the one to look at."""
     trace = Trace(tmp_path / "trace.jsonl")
     machine = round_machine(SETTINGS, trace)
-    with pytest.raises(IndexError):
+    with pytest.raises(KeyError):
         machine.receive(63, Bind(round=1, step=1, base=0, weight=1.0), 0.0)
     trace.close()
     code, _, _ = ran(tmp_path / "trace.jsonl")

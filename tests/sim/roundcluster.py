@@ -108,7 +108,7 @@ class Cluster:
         self.machines = [
             RoundMachine(
                 RoundSettings(
-                    members=members,
+                    ranks=tuple(range(members)),
                     rank=rank,
                     buckets=buckets,
                     used_bytes=1,
@@ -125,9 +125,12 @@ class Cluster:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._link_free_s: dict[tuple[int, int], float] = {}
-        self._exchanges: dict[tuple[int, int], dict[int, Effect]] = {}
+        self._exchanges: dict[tuple[int, int, int], dict[int, Effect]] = {}  # by generation, round, bucket
         self._armed_s: list[float | None] = [None] * members
         self._in_flight = 0  # messages and results on their way
+        self.live = set(range(members))
+        self.generations = [1] * members  # by rank: the one it is in
+        self.unbound_max = 0  # rounds up to here were decided in a former generation, maybe by members that are lost
         # Records.
         self.binds: dict[int, dict[int, Bind]] = {}  # by round, rank
         self.first_weights: dict[tuple[int, int], float] = {}  # by rank, step: as given with the first bucket
@@ -148,7 +151,7 @@ class Cluster:
 
     def run(self) -> "Cluster":
         """Until nothing more can happen. Asserts every rule on the way."""
-        for rank in range(self.members):
+        for rank in sorted(self.live):
             self._at_boundary(rank)
         events = 0
         while self._queue:
@@ -168,10 +171,7 @@ class Cluster:
         for effect in effects:
             match effect:
                 case Broadcast():
-                    self._record(rank, effect)
-                    for other in range(self.members):
-                        if other != rank:
-                            self._send(rank, other, partial(self._receive, other, rank, effect))
+                    self._broadcast(rank, effect)
                 case Contribute() | ContributePoison():
                     self._join_exchange(rank, effect.round, effect.bucket, effect)
                 case ContributeNothing():
@@ -180,7 +180,7 @@ class Cluster:
                 case RoundComplete():
                     self._completed(rank, effect)
                 case Committed():
-                    assert all(other.complete >= effect.round for other in self.machines), "G5"
+                    self._committed(rank, effect.round)
                 case LearnerMayStart():
                     assert machine.phase is Phase.BOUNDARY
                     self._at(0.0, partial(self._at_boundary, rank))
@@ -209,18 +209,37 @@ class Cluster:
 
     # Network.
 
+    def _others(self, rank: int) -> list[int]:
+        return [other for other in self.machines[rank].settings.ranks if other != rank]
+
+    def _broadcast(self, rank: int, sent: Broadcast) -> None:
+        self._record(rank, sent)
+        for other in self._others(rank):
+            self._send(rank, other, partial(self._receive, other, rank, sent))
+
+    def _announce(self, rank: int) -> None:
+        for other in self._others(rank):
+            self._send(rank, other, partial(self._receive_complete, other, rank, self.machines[rank].complete))
+
     def _send(self, sender: int, receiver: int, event: Callable[[], None]) -> None:
         """Links keep the order."""
         arrival_s = max(
             self.now_s + self.random.uniform(*self.timing.delay_s), self._link_free_s.get((sender, receiver), 0.0)
         )
         self._link_free_s[sender, receiver] = arrival_s
-        self._at(arrival_s - self.now_s, partial(self._arrive, event))
+        self._deliver(sender, receiver, arrival_s - self.now_s, event)
+
+    def _deliver(self, sender: int, receiver: int, delay_s: float, event: Callable[[], None]) -> None:
+        self._at(delay_s, partial(self._arrive, sender, receiver, self.generations[sender], event))
         self._in_flight += 1
 
-    def _arrive(self, event: Callable[[], None]) -> None:
+    def _arrive(self, sender: int, receiver: int, generation: int, event: Callable[[], None]) -> None:
         self._in_flight -= 1
-        event()
+        if self._hears(sender, receiver, generation):
+            event()
+
+    def _hears(self, sender: int, receiver: int, generation: int) -> bool:
+        return True
 
     def _receive(self, rank: int, sender: int, sent: Broadcast) -> None:
         self._perform(rank, self.machines[rank].receive(sender, sent.message, self.now_s))
@@ -229,17 +248,19 @@ class Cluster:
         self._perform(rank, self.machines[rank].peer_complete(sender, complete, self.now_s))
 
     def _join_exchange(self, rank: int, round_: int, bucket: int, part: Effect) -> None:
-        parts = self._exchanges.setdefault((round_, bucket), {})
+        key = self.generations[rank], round_, bucket
+        ring = self.machines[rank].settings.ranks
+        parts = self._exchanges.setdefault(key, {})
         assert rank not in parts, "one part for each member and bucket"
         parts[rank] = part
-        if len(parts) < self.members:
+        if len(parts) < len(ring):
             return
-        del self._exchanges[round_, bucket]
+        del self._exchanges[key]
         contributors = [other for other in parts if not isinstance(parts[other], ContributeNothing)]
         poisoned = any(isinstance(other, ContributePoison) for other in parts.values())
         if poisoned:
             self.poisoned_rounds.add(round_)
-        for receiver in range(self.members):
+        for receiver in ring:
             event = partial(
                 self._result,
                 receiver,
@@ -249,8 +270,7 @@ class Cluster:
                 sum(self.binds[round_][other].weight for other in contributors),
                 poisoned,
             )
-            self._at(self.random.uniform(*self.timing.exchange_s), partial(self._arrive, event))
-            self._in_flight += 1
+            self._deliver(rank, receiver, self.random.uniform(*self.timing.exchange_s), event)
 
     def _result(self, rank: int, round_: int, bucket: int, contributors: int, weight: float, poisoned: bool) -> None:
         self._perform(
@@ -410,9 +430,7 @@ class Cluster:
         expected = self.completions.setdefault(completion.round, completion)
         assert completion == expected, "V1, G3: a round is the same on all members"
         self.learners[rank].ready_to_apply.append(completion)
-        for other in range(self.members):
-            if other != rank:
-                self._send(rank, other, partial(self._receive_complete, other, rank, completion.round))
+        self._announce(rank)
         self._at(0.0, partial(self._at_boundary, rank))
 
     def _apply(self, learner: Learner, completion: RoundComplete) -> None:
@@ -432,19 +450,26 @@ class Cluster:
                 assert rank not in self.binds.setdefault(round_, {}), "R2: one bind for each member and round"
                 self.binds[round_][rank] = bind
             case Null(round=round_):
-                assert self.binds.get(round_), "R3: no round starts empty"
-                assert rank not in self.binds[round_], "a member binds or nulls"
+                assert self.binds.get(round_) or round_ <= self.unbound_max, "R3: no round starts empty"
+                assert rank not in self.binds.get(round_, {}), "a member binds or nulls"
                 self.nulls.append((rank, round_, machine.phase))
-                if machine.settings.lockstep:
-                    assert machine.phase is Phase.ABSENT, "R7, R8: a computing learner never nulls"
-                if machine.settings.visibility == "fixed":
-                    assert rank in self.gone, "R8: only a learner that has gone is passed over"
-                elif rank not in self.gone:
-                    assert round_ <= machine.applied + machine.settings.unapplied_max, "M1: what it can keep"
+                self._check_null(rank, round_)
             case Call(round=round_):
                 assert not machine.settings.lockstep, "R7, R8: no calls"
                 assert rank in self.binds[round_], "R3: only a contributor calls"
                 self.calls += 1
+
+    def _check_null(self, rank: int, round_: int) -> None:
+        machine = self.machines[rank]
+        if machine.settings.lockstep:
+            assert machine.phase is Phase.ABSENT, "R7, R8: a computing learner never nulls"
+        if machine.settings.visibility == "fixed":
+            assert rank in self.gone, "R8: only a learner that has gone is passed over"
+        elif rank not in self.gone:
+            assert round_ <= machine.applied + machine.settings.unapplied_max, "M1: what it can keep"
+
+    def _committed(self, rank: int, round_: int) -> None:
+        assert all(self.machines[other].complete >= round_ for other in self._others(rank)), "G5"
 
     def _check(self, rank: int) -> None:
         machine = self.machines[rank]
@@ -457,19 +482,21 @@ class Cluster:
 
     def _check_progress(self) -> None:
         """At the learner with the least d all rounds up to it are complete: it computes, or could, or is absent."""
-        if self._in_flight or any(machine.phase is Phase.BOUND for machine in self.machines):
+        machines = [self.machines[rank] for rank in self.live]
+        if self._in_flight or any(machine.phase is Phase.BOUND for machine in machines):
             return
-        least = min(machine.decided for machine in self.machines)
-        for machine in self.machines:
+        least = min(machine.decided for machine in machines)
+        for machine in machines:
             if machine.decided == least:
                 assert machine.complete == least, machine.waiting()
                 assert least - machine.complete <= self.staleness
 
     def _check_end(self) -> None:
-        waits = [machine.may_start()[1] for machine in self.machines]
-        assert all(machine.phase is Phase.ABSENT for machine in self.machines), f"deadlock: {waits}"
-        last = max(machine.decided for machine in self.machines)
-        for machine, learner in zip(self.machines, self.learners, strict=True):
+        machines = [self.machines[rank] for rank in sorted(self.live)]
+        waits = [machine.may_start()[1] for machine in machines]
+        assert all(machine.phase is Phase.ABSENT for machine in machines), f"deadlock: {waits}"
+        last = max(machine.decided for machine in machines)
+        for machine, learner in ((self.machines[rank], self.learners[rank]) for rank in sorted(self.live)):
             assert learner.steps_ended == self.steps
             assert machine.complete == machine.committed == machine.applied == machine.decided == last
             assert machine.rounds_kept == 0
@@ -477,14 +504,17 @@ class Cluster:
         assert not self._exchanges
         assert sorted(self.completions) == list(range(1, last + 1)), "rounds are counted without a gap"
         for round_, completion in self.completions.items():
-            assert completion.binds == self.binds[round_], "every contribution counts, once"
+            assert completion.binds == self.binds.get(round_, {}), "every contribution counts, once"
             assert math.isclose(
                 completion.weight,
                 sum(self.first_weights[rank, bind.step] for rank, bind in completion.binds.items()),
             ), "R2"
             assert completion.void == bool(completion.reason)
             assert completion.void or round_ not in self.poisoned_rounds, "V1"
-            assert completion.void == bool(completion.poisons), "V1: nothing but poison makes a round void here"
+            assert completion.binds or round_ <= self.unbound_max, "G6: no round is empty otherwise"
+            assert completion.void == bool(completion.poisons or not completion.binds), (
+                "V1, G6: what makes a round void"
+            )
         contributed = Counter((rank, bind.step) for binds in self.binds.values() for rank, bind in binds.items())
         assert set(contributed.values()) <= {1}, "a step is contributed at most once"
 

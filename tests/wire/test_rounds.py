@@ -38,7 +38,7 @@ def machine(
 ) -> RoundMachine:
     return RoundMachine(
         RoundSettings(
-            members=members,
+            ranks=tuple(range(members)),
             rank=rank,
             buckets=buckets,
             used_bytes=1,
