@@ -81,13 +81,15 @@ class Questions:
                 elsewhere.update((summary.job, summary) for summary in reply.jobs)
         return _newest(elsewhere)
 
-    async def _summary(self, id_: str) -> JobSummary:
+    async def _summary(self, id_: str, *, ask_others: bool = True) -> JobSummary:
+        """What is known of a job: here and, for people but not for peers, on the linked devices."""
         job = self._board.jobs.get(id_)
         if job is not None:
             return job.summary()
-        found = await self.find(id_)
+        found = await self.find(id_) if ask_others else self.summaries(id_)
         if not found:
-            raise RequestError(f"no job {id_} here or on any linked device; see `meshtrain jobs`")
+            where = " or on any linked device" if ask_others else ""
+            raise RequestError(f"no job {id_} here{where}; see `meshtrain jobs`")
         return found[0]
 
     async def watch(self, body: Watch, emit: Emit) -> Watched:
@@ -129,7 +131,7 @@ class Questions:
         """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
         if body.what == "blob":  # of any job, and asked for often: only the hash matters
             return await serve(body, self._node.blobs, self._node.job_folder(body.job), ended=lambda: True)
-        summary = await self._summary(body.job)
+        summary = await self._summary(body.job, ask_others=forward)
         if not 0 <= body.rank < len(summary.members):
             raise RequestError(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
         owner = summary.members[body.rank]
@@ -146,7 +148,7 @@ class Questions:
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
         """Output files that lie here and (`forward`) on the other members."""
-        summary = await self._summary(body.job)
+        summary = await self._summary(body.job, ask_others=forward)
         found: list[OutputFile] = []
         omitted = 0
         for rank, member in enumerate(summary.members):
@@ -161,7 +163,7 @@ class Questions:
 
     async def checkpoints(self, body: ListCheckpoints, *, forward: bool) -> Checkpoints:
         """Checkpoints that lie here and (`forward`) on the other members, all of their files read."""
-        summary = await self._summary(body.job)
+        summary = await self._summary(body.job, ask_others=forward)
         found: list[CheckpointSummary] = []
         unasked: list[str] = []
         for rank, member in enumerate(summary.members):
