@@ -1,0 +1,183 @@
+"""The job that the soak and the recovery figures break: a small model that counts, as a part of itself, every sample.
+
+The gradient of `tally` is 1 at each sample of a batch, so the mean of a round is positive at exactly the samples that
+are in it. The optimizer counts these. The tally is a parameter like any other: replicas, checkpoints and catching up
+have to keep it right, and it tells of the history that has survived, whatever happened.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshtrain.localmesh import LocalDaemon
+from meshwire.messages.job import Found, JobSummary
+from meshwire.messages.local import GetJobs
+from tests.daemon import jobs
+from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
+
+RECORDS = "epochs.jsonl"
+
+SCRIPT = """
+import json, os, sys, time
+import torch
+import meshtrain as mt
+
+options = json.loads(sys.argv[1])
+torch.set_num_threads(1)  # all peers share this machine's cores
+torch.manual_seed(0)
+
+
+class Counting(torch.optim.Optimizer):
+    def __init__(self, model):
+        groups = [{"params": [model.tally], "counts": True}, {"params": list(model.net.parameters()), "counts": False}]
+        super().__init__(groups, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is None or not gradient.any():
+                    continue
+                if not group["counts"]:
+                    parameter.add_(gradient, alpha=-group["lr"])
+                    continue
+                parameter.add_(torch.round(gradient / gradient[gradient > 0].min()))
+                if options["ballast_values"]:  # state as that of a large model, with rounds as those of a small one
+                    state = self.state[parameter]
+                    if not state:
+                        state["ballast"] = torch.zeros(options["ballast_values"])
+                    state["ballast"][:1000].add_(1)
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tally = torch.nn.Parameter(torch.zeros(options["samples"]))
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+
+    def forward(self, number, x):
+        return self.net(x), self.tally[number].mean()
+
+
+model = Model()
+optimizer = Counting(model)
+xs = torch.randn(options["samples"], 8, generator=torch.Generator().manual_seed(1))
+data = torch.utils.data.TensorDataset(torch.arange(options["samples"]), xs, xs.sum(1, keepdim=True))
+loader = torch.utils.data.DataLoader(data, batch_size=options["batch"], shuffle=True)
+model, optimizer, loader = mt.prepare(model, optimizer, loader)
+
+
+def record(epoch):
+    with mt.base():
+        tally = model.tally.detach().clone()
+    missing = (epoch - tally).clamp(min=0)
+    line = {"t_s": time.monotonic(), "rank": mt.rank(), "epoch": epoch, "most": int(tally.max()),
+            "missing": int(missing.sum())}
+    with open(mt.output_dir() / "epochs.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\\n")
+
+
+for epoch in range(options["epochs"]):
+    for index, (number, x, y) in enumerate(loader):
+        if index == 0:
+            record(epoch)
+        time.sleep(options["step_s"])
+        optimizer.zero_grad()
+        shown, counted = model(number, x)
+        loss = torch.nn.functional.mse_loss(shown, y)
+        (loss + counted).backward()
+        optimizer.step()
+        mt.log(loss=loss)
+mt.finish()
+"""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a rank saw at the first batch of an epoch, counted from 0.
+
+    Attributes:
+        t_s: monotonic time, which all processes of this machine share.
+        most: how often the sample that was seen most often is in the base.
+        missing: over all samples: how often it is in the base less than once for each epoch before this one.
+    """
+
+    t_s: float
+    rank: int
+    epoch: int
+    most: int
+    missing: int
+
+
+class ChaosJob:
+    """One running job on a mesh.
+
+    Args:
+        folder: for its working directory.
+        step_s: a learner sleeps so long in each step: this machine has fewer cores than there are peers.
+        ballast_values: fp32 values of optimizer state that are in no gradient.
+    """
+
+    def __init__(
+        self,
+        mesh: ChaosMesh,
+        folder: Path,
+        *,
+        samples: int = 480,
+        batch: int = 8,
+        step_s: float = 0.03,
+        ballast_values: int = 0,
+        **options: object,
+    ) -> None:
+        self._mesh = mesh
+        self.batch = batch
+        arguments = {
+            "samples": samples,
+            "batch": batch,
+            "step_s": step_s,
+            "ballast_values": ballast_values,
+            "epochs": 1_000_000,
+        }
+        submitter: LocalDaemon = mesh.daemons[mesh.names[0]]
+        submitted = jobs.submit(submitter, folder, SCRIPT, args=(json.dumps(arguments),), **options)
+        self.id = submitted.job
+        self.names = tuple(member.name for member in submitted.members)  # by rank
+
+    def summary(self, daemon: ChaosDaemon) -> JobSummary | None:
+        """What a daemon says of the job; None when it does not answer, or has not heard of it."""
+        reply = daemon.ask(GetJobs(prefix=self.id), "jobs")
+        return reply.jobs[0] if isinstance(reply, Found) and reply.jobs else None
+
+    def folder(self, name: str) -> Path:
+        """DATA/jobs/ID of one member."""
+        return self._mesh.folder / name / "jobs" / self.id
+
+    def records(self) -> list[Record]:
+        """All that ranks have written, in the order of time. A line that a kill cut off is left out."""
+        found = []
+        for name in self.names:
+            for path in self.folder(name).rglob(RECORDS):
+                lines = path.read_text().splitlines(keepends=True)
+                found += [Record(**json.loads(line)) for line in lines if line.endswith("}\n")]
+        return sorted(found, key=lambda record: record.t_s)
+
+
+def repeated(records: Sequence[Record]) -> list[str]:
+    """Where a sample was counted more often than there were epochs begun: it was dealt twice.
+
+    A sample counts for an epoch only after a rank had that epoch's first batch, so an earlier record tells of it.
+    """
+    found = []
+    begun = 0
+    for record in records:
+        begun = max(begun, record.epoch + 1)
+        if record.most > begun:
+            found.append(f"rank {record.rank} has a sample {record.most} times in its base, {begun} epochs have begun")
+    return found
+
+
+def missing(records: Sequence[Record]) -> int:
+    """How many samples are in no round that counts, of all epochs that are over: by X5 those of void rounds."""
+    return max((record.missing for record in records), default=0)
