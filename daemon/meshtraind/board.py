@@ -16,6 +16,7 @@ from meshtraind.jobspec import Emit
 from meshtraind.learnerenvironment import learner_threads
 from meshtraind.links import Link
 from meshtraind.node import Node
+from meshtraind.passage import Asked
 from meshtraind.session import Session
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
@@ -23,14 +24,11 @@ from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
+from meshwire.membershipevents import Message
 from meshwire.messages.generation import (
     AskIn,
-    AskModel,
-    AskState,
-    CatchUp,
     Enter,
     Entered,
-    FetchRound,
     Promised,
     Propose,
     Refused,
@@ -296,8 +294,7 @@ class Board:
             return
         session = self._open_session(job, None, {})
         session.come_back()
-        assert session.generations is not None
-        session.generations.notice(device, where)
+        self._to_generations(session, device, where)
 
     def _left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
@@ -380,29 +377,34 @@ class Board:
                     early.append((device, header, body))
         return None
 
-    def _of_generations(self, device: str, header: Header, body: Wire) -> None:
+    def _of_generations(self, device: str, header: Header, body: Message) -> None:
         """What concerns the membership of a job."""
         id_ = self._ids.get(header.job, "")
         session = self._sessions.get(id_)
         if session is not None:
-            if session.generations is not None and not session.job.ended:
-                session.generations.notice(device, body)
+            self._to_generations(session, device, body)
         elif id_ and self._jobs[id_].ended:
             self._tell_end(device, self._jobs[id_])
         elif isinstance(body, Where):
             self._left_behind(device, body)
 
-    async def asked(self, device: str, body: CatchUp | FetchRound | AskModel | AskState) -> Wire:
+    def _to_generations(self, session: Session, device: str, body: Message) -> None:
+        generations = session.passage.generations
+        if generations is not None and not session.job.ended:
+            generations.notice(device, body)
+
+    async def asked(self, device: str, body: Asked) -> Wire:
         """What a member needs that lacks rounds, or loads. Raises RequestError."""
         session = self._sessions.get(body.job)
         if session is None or session.job.rank_of(device) is None:
             raise RequestError(f"job {body.job} does not run there")
-        return await session.asked(body)
+        return await session.passage.asked(body)
 
     def link_made(self, link: Link) -> None:
         """There is a new link: the jobs of its device may go on with it."""
         for session in list(self._sessions.values()):
-            session.link_made(link.device, link.hello.incarnation)
+            if not session.job.ended:
+                session.passage.link_made(link.device, link.hello.incarnation)
 
     def _tell_end(self, device: str, job: Job) -> None:
         outcome: Literal["succeeded", "failed", "cancelled"] = (
@@ -447,7 +449,8 @@ class Board:
     def peer_lost(self, device: str, connection: Connection, reason: str) -> None:
         """A link is gone; there may be a newer one. Jobs that have not begun end with it."""
         for session in list(self._sessions.values()):
-            session.link_lost(device, connection, reason)
+            if not session.job.ended:
+                session.passage.link_lost(device, connection, reason)
         if device in self._node.links:
             return
         for job in self._jobs.values():

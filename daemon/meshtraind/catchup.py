@@ -38,8 +38,8 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
         for served in reply.rounds:
             if served.round != rounds.complete + 1:
                 raise RequestError(f"the source served round {served.round} after round {rounds.complete}")
-            await _fetch_bytes(rounds.area_for(served.round), served, source, job)
-            rounds.take_served(served)
+            await _fetch_bytes(rounds.crossing.area_for(served.round), served, source, job)
+            rounds.crossing.take_served(served)
         if rounds.complete == before:
             raise RequestError(f"the source does not hold round {before + 1} any more")
 
@@ -75,12 +75,12 @@ def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int) -> CaughtUp:
         return CaughtUp(
             rounds=(),
             samples=rounds.sample_space,
-            deal=rounds.deal_at_fence,
-            seen=rounds.history_samples,
+            deal=rounds.crossing.deal,
+            seen=rounds.crossing.samples,
             barrier=barrier,
         )
     try:
-        return CaughtUp(rounds=rounds.served_after(body.complete))
+        return CaughtUp(rounds=rounds.crossing.served_after(body.complete))
     except KeyError as error:
         raise RequestError(f"round {error} is not kept here any more") from None
 
@@ -88,7 +88,7 @@ def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int) -> CaughtUp:
 def answer_fetch_round(rounds: "Rounds", body: FetchRound) -> Fetched:
     """Bytes of a complete round. Raises RequestError when they are gone."""
     try:
-        area = rounds.encoded(body.round)
+        area = rounds.crossing.encoded(body.round)
     except KeyError:
         raise RequestError(f"round {body.round} is not kept here any more") from None
     data = bytes(area[body.offset_bytes : body.offset_bytes + body.max_bytes])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.job import Job
+from meshtraind.links import SILENT
 from meshtraind.node import Node
 from meshtraind.tasks import TaskSet
 from meshwire.jobs import job_number
@@ -22,16 +23,17 @@ from meshwire.membershipevents import (
     EnterGeneration,
     Fence,
     LeftOut,
+    Message,
     NobodyLearns,
     Refusal,
     Resume,
     Send,
     Waiting,
 )
-from meshwire.messages.generation import Enter, Standing
+from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation
+from meshwire.petitions import Kind
 from meshwire.timeouts import Timeouts
-from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
     from meshtraind.rounds import Rounds
@@ -112,17 +114,23 @@ class Generations:
     def link_lost(self, device: str, reason: str) -> None:
         """There is none any more."""
         if not self._closed:
-            self._perform(self._machine.unlinked(device, reason, self._loop.time()))
+            self._perform(self._machine.unlinked(device, self._loop.time(), silent=reason.startswith(SILENT)))
 
-    def notice(self, device: str, body: Wire) -> None:
+    def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
         if not self._closed:
             self._perform(self._machine.receive(device, body, self._loop.time()))
 
-    def wish(self, kind: str) -> None:
+    def wish(self, kind: Kind) -> None:
         """This member's learner computes no more, or is ready to; or this member leaves."""
         if not self._closed:
             self._perform(self._machine.wish(kind, self._loop.time()))
+
+    def progress(self) -> None:
+        """From time to time: how far the rounds are, by which the sides of a partition are weighed."""
+        rounds = self._host.rounds
+        if rounds is not None:
+            self._machine.note_progress(rounds.history_samples)
 
     def close(self) -> None:
         """Stops the timer."""
@@ -171,18 +179,12 @@ class Generations:
         if self._fenced_at_s is None:
             self._fenced_at_s = time.monotonic()
         rounds = self._host.rounds
-        linked = tuple(
-            rank
-            for rank, member in generation.live.items()
-            if (link := self._node.links.get(member.device)) is not None
-            and link.hello.incarnation == member.incarnation
-        )
-        if rounds is None:
-            standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=linked)
-        else:
-            rounds.fence()
-            standing = rounds.standing(linked)
-        self._perform(self._machine.standing(standing, self._loop.time()))
+        complete, samples = 0, 0
+        chains: tuple[bytes, ...] = ()
+        if rounds is not None:
+            rounds.crossing.fence()
+            complete, chains, samples = rounds.crossing.standing()
+        self._perform(self._machine.standing(generation, complete, chains, samples, self._loop.time()))
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
         job, rounds = self._job.spec.job, self._host.rounds
@@ -197,16 +199,17 @@ class Generations:
                 await fetch_rounds(rounds, link.connection, job, effect.enter)
         except (RequestError, ConnectionLost, TimeoutError) as error:
             log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
-            return  # the machine's own deadline leads to another proposal
-        self._catching_up = None
-        self._perform(self._machine.caught_up(self._loop.time()))
+            if isinstance(error, RequestError):
+                self._perform(self._machine.cannot_catch_up(effect.generation, str(error), self._loop.time()))
+            return  # of a source that is gone the machine hears by itself
+        self._perform(self._machine.caught_up(effect.generation, self._loop.time()))
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.generation = generation
         self._use_links()
         rounds = self._host.rounds
         assert rounds is not None
-        rounds.enter(generation, enter)
+        rounds.crossing.enter(generation, enter)
         fenced_s = time.monotonic() - (self._fenced_at_s or time.monotonic())
         members = ", ".join(
             member.name + ("" if rank in generation.learning else " (loading)")
@@ -223,7 +226,7 @@ class Generations:
         assert rounds is not None
         self._fenced_at_s = None
         self.waiting = None
-        rounds.resume()
+        rounds.crossing.resume()
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
 
     def _use_links(self) -> None:

@@ -1,12 +1,12 @@
 """The complete rounds of one job on this daemon: what identifies them, and what others may need of them (G4, G5)."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwire import limits
 from meshwire.chain import START, chain
-from meshwire.messages.generation import DealState, ServedRound, Standing
+from meshwire.messages.generation import DealState, ServedRound
 from meshwire.roundevents import RoundComplete
 
 SERVED_BYTES_MAX = limits.CONTROL_BYTES_MAX // 2  # of one reply
@@ -62,23 +62,17 @@ class RoundHistory:
         self._chains.append(chain_)
         self._rounds[done.round] = done
 
-    def standing(self, generation: int | None, number: int, linked: Sequence[int]) -> Standing:
-        """What this member tells when it promises."""
-        return Standing(
-            generation=generation,
-            number=number,
-            complete=self.complete,
-            chains=tuple(self._chains),
-            samples=self.samples,
-            linked=tuple(linked),
-        )
+    @property
+    def chains(self) -> tuple[bytes, ...]:
+        """h_k of the newest rounds, the last: h_c."""
+        return tuple(self._chains)
 
     def forget(self, upto: int) -> None:
         """Every member holds the rounds up to this one."""
         for round_ in [round_ for round_ in self._rounds if round_ <= upto]:
             del self._rounds[round_]
 
-    def served(self, after: int, poisoned: "dict[int, bytes]", size_bytes: int) -> tuple[ServedRound, ...]:
+    def served(self, after: int, poisoned: Mapping[int, bytes], size_bytes: int) -> tuple[ServedRound, ...]:
         """The rounds after `after`, as many as one message holds.
 
         Args:

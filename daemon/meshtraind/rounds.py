@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from meshtraind.connection import Connection
+from meshtraind.crossing import Crossing
 from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
 from meshtraind.memory import SharedMemory
 from meshtraind.performer import Performer, Stage
 from meshtraind.recorder import round_machine
-from meshtraind.roundhistory import Entry, RoundHistory, completion
+from meshtraind.roundhistory import Entry, RoundHistory
 from meshtraind.trace import Trace
 from meshtraind.turn import Turn
 from meshwire import limits
@@ -20,7 +21,6 @@ from meshwire.footprint import unapplied_max
 from meshwire.header import Header
 from meshwire.jobs import job_number
 from meshwire.manifest import ModelManifest
-from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation, JobSpec
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace
 from meshwire.plan import Plan, parameter_buckets
@@ -41,6 +41,10 @@ class Rounds:
         links: the connection to each other member, by rank; live.
         notify: sends the learner a notice.
         fail: ends the job with a reason; called at most once for each cause.
+
+    Attributes:
+        crossing: leads all of it from one generation into the next.
+        samples: that this device's learners have used.
     """
 
     def __init__(
@@ -68,8 +72,6 @@ class Rounds:
         self._loop = asyncio.get_running_loop()
         self._samples = samples
         self._history = RoundHistory(entry or Entry())
-        self._number = generation.number
-        self._deal_at_fence: DealState | None = None
         staleness = spec.sync.staleness
         self._executor = Executor(
             plan=plan,
@@ -129,6 +131,16 @@ class Rounds:
             memory=memory,
             notify=notify,
             fail=fail,
+        )
+        self.crossing = Crossing(
+            rank=rank,
+            links=links,
+            machine=self._machine,
+            executor=self._executor,
+            turn=self._turn,
+            dealing=self._dealing,
+            history=self._history,
+            performer=self._performer,
         )
         if trace is not None:
             self._executor.on_chunk_sent = lambda header: trace.chunk(header)
@@ -323,70 +335,6 @@ class Rounds:
         """An incoming chunk is in its place."""
         self._executor.chunk_received(header)
         self.peer_complete(sender, header.complete)
-
-    # From one generation to the next
-
-    def fence(self) -> None:
-        """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
-        self._executor.fence()
-        self._performer.fence()
-        self._perform(self._machine.fence(self._now()))
-        self._deal_at_fence = self._dealing.state() if self._dealing is not None else None
-
-    def standing(self, linked: tuple[int, ...]) -> Standing:
-        """G4: what this member has, now that nothing more will be completed."""
-        return self._history.standing(self._performer.generation, self._number, linked)
-
-    @property
-    def deal_at_fence(self) -> DealState | None:
-        """What the ledger of samples held when the last generation was left."""
-        return self._deal_at_fence
-
-    def served_after(self, complete: int) -> tuple[ServedRound, ...]:
-        """G4: the next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
-        poisoned = {}
-        for round_ in range(complete + 1, self._history.complete + 1):
-            poisoned[round_] = self._executor.encoded(round_).poisoned
-        return self._history.served(complete, poisoned, self._executor.area_bytes)
-
-    def encoded(self, round_: int) -> memoryview:
-        """The bytes of a complete round. Raises KeyError when they are gone."""
-        return self._executor.encoded(round_).area
-
-    def area_for(self, round_: int) -> memoryview:
-        """Where the bytes of a round that this member lacks are to be put."""
-        return self._executor.area_for(round_)
-
-    def take_served(self, served: ServedRound) -> None:
-        """G4: a round that others hold; its bytes lie in their area."""
-        done = completion(served)
-        self._executor.take_served(served.round, served.poisoned)
-        self._history.add_served(done, served.chain)
-        self._perform(self._machine.served(done, self._now()))
-        if self._dealing is not None:
-            self._deal_at_fence = self._dealing.state()
-
-    def enter(self, generation: Generation, enter: Enter) -> None:
-        """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
-        self._number = generation.number
-        self._performer.generation = enter.generation
-        self._performer.stage = Stage.ENTERED
-        self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
-        if self._dealing is not None:
-            self._dealing.enter(generation.learning)
-        effects = self._machine.enter(generation.ranks, enter.cut, dict(enter.complete), self._now())
-        self._perform(effects)
-        if self._rank in generation.learning and self._turn.loaded:
-            self._turn.taken_in()
-            self._turn.wants_to_start(1)
-            if self._dealing is not None:
-                self._dealing.begin()
-            self._perform(self._machine.present(self._now()))
-
-    def resume(self) -> None:
-        """All have entered: what waited is sent."""
-        self._executor.resume()
-        self._performer.send_waiting()
 
     def close(self) -> None:
         """Stops the timer and lets go of links and memory."""

@@ -5,14 +5,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
-from meshtraind.catchup import Beginning, answer_catch_up, answer_fetch_round
 from meshtraind.cleanup import SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
 from meshtraind.fetch import log_path, output_folder
-from meshtraind.generations import Generations
 from meshtraind.job import Job
-from meshtraind.joining import Joining
 from meshtraind.learner import Learner, explain_exit
 from meshtraind.learnerenvironment import learner_environment
 from meshtraind.learnerlife import Ending, LearnerLife
@@ -20,14 +17,13 @@ from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
+from meshtraind.passage import LearnerWishes, Passage
 from meshtraind.preparation import Preparation
-from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
-from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import BarrierReached, BaseHash, End, Generation, RankReport
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.roundevents import Message
@@ -70,32 +66,42 @@ class Session:
         job.generation = generation
         self._number = job_number(job.spec.job)
         self._links = links
-        self._rtt_s = rtt_s
         self._threads = threads
         self._master_host = master_host
         self._error: str | None = None  # of the first learner that failed here
         self._runs = 0  # of the loop that keeps a learner running
-        self._forwards = False  # no learner is started any more
         self._learners = LearnerLife(self._make_learner, self._environment)
         self._agreement = Agreement(job, self._send, self._gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
-        self._memory = SharedMemory()
-        preparation = Preparation(job, links, self._memory, self._agreement, node.blobs)
-        self._donor = Donor(job, node.blobs, lambda body: self.learner.notify(body))
-        place = Place(
-            job=job,
-            who=self._who(),
-            agreement=self._agreement,
-            metrics=self._metrics,
-            tasks=self._tasks,
-            donor=self._donor,
-        )
+        memory = SharedMemory()
+        donor = Donor(job, node.blobs, lambda body: self.learner.notify(body))
         self.learner = LearnerLink(
-            place, preparation, self._first_rounds, self._begin, self._fail, self._tell_hash, self._tell_report
+            Place(
+                job=job,
+                who=self._who(),
+                agreement=self._agreement,
+                metrics=self._metrics,
+                tasks=self._tasks,
+                donor=donor,
+            ),
+            Preparation(job, links, memory, self._agreement, node.blobs),
+            lambda: self.passage.first_rounds(),
+            lambda: self.passage.begin(),
+            self._fail,
+            self._tell_hash,
+            self._tell_report,
         )
-        self._maker = RoundsMaker(job, links, rtt_s, self.learner.notify, lambda text: self._fail(self._named(text)))
-        self.generations: Generations | None = None
+        wishes = LearnerWishes(
+            begin=self._begin_learner,
+            end=self._end_learner,
+            changed=self._generation_changed,
+            fail=self._fail,
+            why_none=self._why_none,
+        )
+        self.passage = Passage(
+            node, job, links, self.learner, self._agreement, donor, memory, rtt_s, self._tasks, wishes
+        )
         self.closed = asyncio.Event()
 
     # Life
@@ -110,7 +116,7 @@ class Session:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
         self._tasks.spawn(self._report_regularly(), "report")
-        self._watch_members()
+        self.passage.come_back()
 
     async def _run(self) -> None:
         """The learner's processes, one after the other."""
@@ -148,22 +154,34 @@ class Session:
             return False
         why = self._named(explain_exit(code, log_path(job.folder, job.rank), self._node.name))
         self._error = self._error or why
-        if ending is Ending.FAIL or rounds is None or self.generations is None:
+        if ending is Ending.FAIL or not self.passage.learner_died():
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.gone("it failed")
             self._fail(why)
             return False
         log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
-        rounds.dead("its process has ended")
-        self.generations.wish("rest")
-        self._forwards = ending is Ending.FORWARD
-        self._prepare_to_load(rounds)
-        return not self._forwards
+        return ending is Ending.RESTART
 
-    def _prepare_to_load(self, rounds: "Rounds") -> None:
-        joining = Joining(self.job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._loaded)
-        self.learner.begin_anew(rounds, joining)
+    def _begin_learner(self) -> None:
+        self._runs += 1
+        self._tasks.spawn(self._run_anew(), "learner")
+
+    async def _run_anew(self) -> None:
+        await self._learners.kill()
+        await self._run()
+
+    def _end_learner(self) -> None:
+        self._runs += 1
+        self._tasks.spawn(self._learners.kill(), "end the learner")
+
+    def _generation_changed(self) -> None:
+        self._tell_report()
+        self._check_all_done()
+
+    def _why_none(self) -> str:
+        told = [report.error for _, report in sorted(self.job.reports.items()) if report.error is not None]
+        return self._error or next(iter(told), "The peers whose learners computed were lost.")
 
     def end(self, outcome: str, reason: str, *, now: bool, tell: bool = True) -> None:
         """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
@@ -194,12 +212,9 @@ class Session:
     async def close(self) -> None:
         """Ends what is left of the session; the job's state stays as it is."""
         await self._learners.stop(now=True)
-        if self.generations is not None:
-            self.generations.close()
         self.learner.close()
-        self._maker.close()
+        self.passage.close()
         self._metrics.freeze()
-        self._memory.close()
         self.closed.set()
         await self._tasks.close()
 
@@ -225,7 +240,7 @@ class Session:
     def _make_learner(self) -> Learner:
         job = self.job
         log = log_path(job.folder, job.rank)
-        return Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self._memory)
+        return Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self.passage.memory)
 
     def _environment(self) -> dict[str, str]:
         job = self.job
@@ -251,7 +266,7 @@ class Session:
         finished = self.rounds is not None and self.rounds.finished
         same = run == self._runs and start == self._learners.starts and self._learners.running
         if same and not finished and self.job.state is JobState.RUNNING:
-            if self.generations is None:
+            if self.passage.generations is None:
                 self._fail(self._named("the script has closed its connection to meshtraind"))
             else:
                 log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
@@ -266,81 +281,6 @@ class Session:
     def rounds(self) -> "Rounds | None":
         """None before the learner is ready, and while this member has no history."""
         return self.learner.rounds
-
-    # The rounds, and their way through generations
-
-    def _first_rounds(self) -> "Rounds":
-        """Before this rank says that it is ready: others may bind round 1 as soon as it has."""
-        preparation = self.learner.preparation
-        assert isinstance(preparation, Preparation)
-        if preparation.manifest is None or preparation.plan is None:
-            raise RequestError("the learner is ready before it has described its model")
-        return self._maker.first(preparation.manifest, preparation.plan, preparation.samples, self._memory)
-
-    def _begin(self) -> None:
-        """All are ready. From now on a member that is lost is gone on without."""
-        if self.rounds is not None and not self.job.ended:
-            self.rounds.begin()
-            self._watch_members()
-
-    def _watch_members(self) -> None:
-        self.generations = Generations(self._node, self.job, self._links, self, self._rtt_s, self._tasks)
-        self.generations.start()
-
-    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
-        """This member takes part from the cut on, and its learner is to load a state of after it."""
-        self._drop_rounds()
-        self.job.take(generation)
-        self._memory = SharedMemory()
-        rounds = self._maker.loading(generation, beginning, self._memory)
-        self._agreement.passed = beginning.barrier
-        self._prepare_to_load(rounds)
-
-    def entered(self, generation: Generation) -> None:
-        """This daemon is in a new generation."""
-        self.job.take(generation)
-        self._agreement.tell_again()
-        self._agreement.wake()
-        self._tell_report()
-        if self.job.rank not in generation.learning and self.learner.idle and not self._forwards:
-            self._runs += 1
-            self.learner.idle = False
-            self._tasks.spawn(self._run_anew(), "learner")
-        self._check_all_done()
-
-    async def _run_anew(self) -> None:
-        await self._learners.kill()
-        await self._run()
-
-    def left_out(self, reason: str) -> None:
-        """What this member has is not on the history that is kept: its learner is ended, and will load another base."""
-        self._runs += 1
-        self._drop_rounds()
-        self.learner.idle = True
-        self._tasks.spawn(self._learners.kill(), "end the learner")
-
-    def nobody_learns(self) -> None:
-        """No learner is left anywhere that holds the base."""
-        told = [report.error for _, report in sorted(self.job.reports.items()) if report.error is not None]
-        first = self._error or next(iter(told), "its peers were lost")
-        self._fail(f"no peer can run the script any more. {first}")
-
-    def _drop_rounds(self) -> None:
-        if self.rounds is not None:
-            self.rounds.close()
-        self.learner.rounds = None
-        self._memory.close()
-
-    def _donors(self) -> list[Connection]:
-        generation = self.job.generation
-        if generation is None:
-            return []
-        return [self._links[rank] for rank in generation.learning if rank in self._links]
-
-    def _loaded(self, round_: int) -> None:
-        if self.rounds is not None and self.generations is not None and not self.job.ended:
-            self.rounds.loaded(round_)
-            self.generations.wish("learn")
 
     # Other members
 
@@ -384,37 +324,6 @@ class Session:
         if self.rounds is not None and not self.job.ended and self.rounds.takes(header.generation):
             self.rounds.chunk_received(rank, header)
 
-    async def asked(self, body: CatchUp | FetchRound | AskModel | AskState) -> Wire:
-        """What a member that lacks rounds, or loads, asks for. Raises RequestError."""
-        rounds = self.rounds
-        if rounds is None or self.job.ended:
-            raise RequestError(f"{self._node.name} has no history of job {self.job.spec.job}")
-        match body:
-            case CatchUp():
-                return answer_catch_up(rounds, body, self._agreement.passed)
-            case FetchRound():
-                return answer_fetch_round(rounds, body)
-            case AskModel():
-                return self._maker.model()
-            case AskState():
-                return await self._donor.state(body)
-
-    def link_made(self, device: str, incarnation: int) -> None:
-        """There is a new link to a device that is or was a member."""
-        if self.generations is not None and not self.job.ended:
-            self.generations.link_made(device, incarnation)
-
-    def link_lost(self, device: str, connection: Connection, reason: str) -> None:
-        """A link has ended. Before all members are ready a lost one ends the job."""
-        rank = next((rank for rank, link in self._links.items() if link is connection), None)
-        if self.job.ended:
-            return
-        if self.generations is not None:
-            if device not in self._node.links:
-                self.generations.link_lost(device, reason)
-        elif rank is not None:
-            self._fail(f"lost rank {rank} ({self.job.members[rank].name}) before the training began: {reason}")
-
     def _take_hash(self, message: BaseHash) -> None:
         self.job.hashes.add(message)
         if self.job.hashes.unequal_round == message.round:
@@ -444,6 +353,8 @@ class Session:
         while True:
             self._tell_report()
             self.learner.sign_of_life()
+            if self.passage.generations is not None:
+                self.passage.generations.progress()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def _tell_report(self) -> None:

@@ -1,0 +1,121 @@
+"""How the rounds of one job pass from one generation into the next: fenced, brought to the cut, begun anew above it."""
+
+import asyncio
+from collections.abc import Mapping
+
+from meshtraind.connection import Connection
+from meshtraind.dealing import Dealing
+from meshtraind.executor import Executor
+from meshtraind.performer import Performer, Stage
+from meshtraind.roundhistory import RoundHistory, completion
+from meshtraind.turn import Turn
+from meshwire.messages.generation import DealState, Enter, ServedRound
+from meshwire.messages.job import Generation
+from meshwire.rounds import RoundMachine
+
+
+class Crossing:
+    """Of one job's rounds on this daemon.
+
+    Args:
+        links: the connection to each other member, by rank; live.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        links: Mapping[int, Connection],
+        machine: RoundMachine,
+        executor: Executor,
+        turn: Turn,
+        dealing: Dealing | None,
+        history: RoundHistory,
+        performer: Performer,
+    ) -> None:
+        self._rank = rank
+        self._links = links
+        self._machine = machine
+        self._executor = executor
+        self._turn = turn
+        self._dealing = dealing
+        self._history = history
+        self._performer = performer
+        self._loop = asyncio.get_running_loop()
+        self._deal: DealState | None = None
+        self._samples = 0
+
+    # Out of a generation
+
+    def fence(self) -> None:
+        """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
+        self._executor.fence()
+        self._performer.fence()
+        self._performer.perform(self._machine.fence(self._loop.time()))
+        self._note_cut()
+
+    def standing(self) -> tuple[int, tuple[bytes, ...], int]:
+        """G4: the rounds that are held whole, the chain hashes of the newest of them, and the samples in them."""
+        return self._history.complete, self._history.chains, self._history.samples
+
+    # To the cut
+
+    @property
+    def deal(self) -> DealState | None:
+        """What the ledger of samples held at the cut; None where no loader was prepared."""
+        return self._deal
+
+    @property
+    def samples(self) -> int:
+        """In the rounds up to the cut."""
+        return self._samples
+
+    def served_after(self, complete: int) -> tuple[ServedRound, ...]:
+        """The next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
+        rounds = range(complete + 1, self._history.complete + 1)
+        poisoned = {round_: self._executor.encoded(round_).poisoned for round_ in rounds}
+        return self._history.served(complete, poisoned, self._executor.area_bytes)
+
+    def encoded(self, round_: int) -> memoryview:
+        """The bytes of a complete round. Raises KeyError when they are gone."""
+        return self._executor.encoded(round_).area
+
+    def area_for(self, round_: int) -> memoryview:
+        """Where the bytes of a round that this member lacks are to be put."""
+        return self._executor.area_for(round_)
+
+    def take_served(self, served: ServedRound) -> None:
+        """A round that others hold; its bytes lie in its area."""
+        done = completion(served)
+        self._executor.take_served(served.round, served.poisoned)
+        self._history.add_served(done, served.chain)
+        self._performer.perform(self._machine.served(done, self._loop.time()))
+        self._note_cut()
+
+    # Into the next
+
+    def enter(self, generation: Generation, enter: Enter) -> None:
+        """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
+        performer = self._performer
+        performer.generation = enter.generation
+        performer.stage = Stage.ENTERED
+        self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
+        if self._dealing is not None:
+            self._dealing.enter(generation.learning)
+        now_s = self._loop.time()
+        performer.perform(self._machine.enter(generation.ranks, enter.cut, dict(enter.complete), now_s))
+        if self._rank in generation.learning and self._turn.loaded:
+            self._turn.taken_in()
+            self._turn.wants_to_start(1)
+            if self._dealing is not None:
+                self._dealing.begin()
+            performer.perform(self._machine.present(now_s))
+
+    def resume(self) -> None:
+        """All have entered: what waited is sent."""
+        self._executor.resume()
+        self._performer.send_waiting()
+
+    def _note_cut(self) -> None:
+        self._deal = self._dealing.state() if self._dealing is not None else None
+        self._samples = self._history.samples

@@ -1,0 +1,220 @@
+"""This device's way through the generations of one job: its rounds, made anew where its history is not kept.
+
+And what members that lack rounds, or load a state, ask of it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshtraind.agreement import Agreement
+from meshtraind.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.connection import Connection, RequestError
+from meshtraind.donor import Donor
+from meshtraind.generations import Generations
+from meshtraind.job import Job
+from meshtraind.joining import Joining
+from meshtraind.learnerlink import LearnerLink
+from meshtraind.memory import SharedMemory
+from meshtraind.node import Node
+from meshtraind.preparation import Preparation
+from meshtraind.roundsmaker import RoundsMaker
+from meshtraind.tasks import TaskSet
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
+from meshwire.messages.job import Generation
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+Asked = CatchUp | FetchRound | AskModel | AskState
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerWishes:
+    """What a change of generation asks of whoever keeps the learner's process.
+
+    Attributes:
+        begin: start a process, which will load a state; end the one that runs.
+        end: end it; none is to run until `begin`.
+        changed: another generation was entered.
+        fail: end the job with a reason.
+        why_none: why learners have failed, as far as is known.
+    """
+
+    begin: Callable[[], None]
+    end: Callable[[], None]
+    changed: Callable[[], None]
+    fail: Callable[[str], None]
+    why_none: Callable[[], str]
+
+
+class Passage:
+    """One job's.
+
+    Args:
+        links: the connection to each other member of the generation, by rank.
+        learner: what the process says and hears; its `rounds` are set here.
+        rtt_s: to the farthest member.
+
+    Attributes:
+        memory: shared with the learner's process that is to be started next.
+        generations: None until all members are ready, for until then a lost one ends the job.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        job: Job,
+        links: dict[int, Connection],
+        learner: LearnerLink,
+        agreement: Agreement,
+        donor: Donor,
+        memory: SharedMemory,
+        rtt_s: float,
+        tasks: TaskSet,
+        wishes: LearnerWishes,
+    ) -> None:
+        self._node = node
+        self._job = job
+        self._links = links
+        self._learner = learner
+        self._agreement = agreement
+        self._donor = donor
+        self._rtt_s = rtt_s
+        self._tasks = tasks
+        self._wishes = wishes
+        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, wishes.fail)
+        self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
+        self.memory = memory
+        self.generations: Generations | None = None
+
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None before the learner is ready, and while this member has no history."""
+        return self._learner.rounds
+
+    def first_rounds(self) -> "Rounds":
+        """Those of a job that begins. Raises RequestError when the learner has not described its model."""
+        preparation = self._learner.preparation
+        assert isinstance(preparation, Preparation)
+        if preparation.manifest is None or preparation.plan is None:
+            raise RequestError("the learner is ready before it has described its model")
+        return self._maker.first(preparation.manifest, preparation.plan, preparation.samples, self.memory)
+
+    def begin(self) -> None:
+        """All members are ready. From now on one that is lost is gone on without."""
+        if self.rounds is not None and not self._job.ended:
+            self.rounds.begin()
+            self._watch_members()
+
+    def come_back(self) -> None:
+        """Asks to be taken into a job with which others have gone on."""
+        self._without_learner = True
+        self._watch_members()
+
+    def _watch_members(self) -> None:
+        self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
+        self.generations.start()
+
+    # What the learner's process does
+
+    def learner_died(self) -> bool:
+        """What it had bound is void; another one would load a state. False where there is nothing to go on with."""
+        if self.rounds is None or self.generations is None:
+            return False
+        self.rounds.dead("its process has ended")
+        self.generations.wish("rest")
+        self._load_next(self.rounds)
+        return True
+
+    def _load_next(self, rounds: "Rounds") -> None:
+        """The next process begins with another member's state."""
+        joining = Joining(self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._loaded)
+        self._learner.begin_anew(rounds, joining)
+
+    def _donors(self) -> list[Connection]:
+        generation = self._job.generation
+        ranks = generation.learning if generation is not None else ()
+        return [self._links[rank] for rank in ranks if rank in self._links]
+
+    def _loaded(self, round_: int) -> None:
+        if self.rounds is not None and self.generations is not None and not self._job.ended:
+            self.rounds.loaded(round_)
+            self.generations.wish("learn")
+
+    # What a change of generation brings
+
+    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
+        """This member takes part from the cut on, and its learner is to load a state of after it."""
+        self._drop_rounds()
+        self._job.take(generation)
+        self.memory = SharedMemory()
+        rounds = self._maker.loading(generation, beginning, self.memory)
+        self._agreement.passed = beginning.barrier
+        self._load_next(rounds)
+
+    def entered(self, generation: Generation) -> None:
+        """This device is in a new generation."""
+        self._job.take(generation)
+        self._agreement.tell_again()
+        self._agreement.wake()
+        if self._without_learner and self._job.rank not in generation.learning:
+            self._without_learner = False
+            self._wishes.begin()
+        self._wishes.changed()
+
+    def left_out(self, reason: str) -> None:
+        """What this member has is not on the history that is kept: its learner will load another base."""
+        self._without_learner = True
+        self._drop_rounds()
+        self._wishes.end()
+
+    def nobody_learns(self) -> None:
+        """No learner is left anywhere that holds the base."""
+        self._wishes.fail(f"no peer can run the script any more. {self._wishes.why_none()}")
+
+    def _drop_rounds(self) -> None:
+        if self.rounds is not None:
+            self.rounds.close()
+        self._learner.rounds = None
+        self.memory.close()
+
+    # Links, and what comes on them
+
+    def link_made(self, device: str, incarnation: int) -> None:
+        """There is a new link to a device that is or was a member."""
+        if self.generations is not None:
+            self.generations.link_made(device, incarnation)
+
+    def link_lost(self, device: str, connection: Connection, reason: str) -> None:
+        """A link has ended; there may be a newer one."""
+        rank = next((rank for rank, link in self._links.items() if link is connection), None)
+        if self.generations is not None:
+            if device not in self._node.links:
+                self.generations.link_lost(device, reason)
+        elif rank is not None:
+            name = self._job.members[rank].name
+            self._wishes.fail(f"lost rank {rank} ({name}) before the training began: {reason}")
+
+    async def asked(self, body: Asked) -> Wire:
+        """What a member that lacks rounds, or loads, asks for. Raises RequestError."""
+        rounds = self.rounds
+        if rounds is None:
+            raise RequestError(f"{self._node.name} has no history of job {self._job.spec.job}")
+        match body:
+            case CatchUp():
+                return answer_catch_up(rounds, body, self._agreement.passed)
+            case FetchRound():
+                return answer_fetch_round(rounds, body)
+            case AskModel():
+                return self._maker.model()
+            case AskState():
+                return await self._donor.state(body)
+
+    def close(self) -> None:
+        """Lets go of timer, trace and memory."""
+        if self.generations is not None:
+            self.generations.close()
+        self._maker.close()
+        self.memory.close()
