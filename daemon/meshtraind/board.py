@@ -2,14 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Literal
 
-from meshtraind.blobwriter import BlobError
-from meshtraind.cleanup import clean_up, clean_up_all, discard
-from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.intake import Intake
+from meshtraind.cleanup import clean_up, clean_up_all
+from meshtraind.connection import Connection, RequestError
+from meshtraind.enlisting import Enlisting
 from meshtraind.job import Job
 from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
@@ -18,10 +16,9 @@ from meshtraind.links import Link
 from meshtraind.node import Node
 from meshtraind.passage import Asked
 from meshtraind.session import Session
-from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
+from meshtraind.submission import Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
-from meshwire.codec import CODECS
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.membershipevents import Message
@@ -40,9 +37,6 @@ from meshwire.messages.job import (
     End,
     FilesProgress,
     Generation,
-    Offer,
-    OfferReply,
-    Promise,
     RankReport,
 )
 from meshwire.messages.local import Submit, Submitted
@@ -64,14 +58,11 @@ class Board:
         self._jobs: dict[str, Job] = {}
         self._ids: dict[int, str] = {}  # by number in frame headers
         self._sessions: dict[str, Session] = {}
-        self._promised: dict[str, Generation] = {}
         self._early: dict[str, list[tuple[str, Header, Wire]]] = {}  # members that were told to start sooner than we
-        self._submissions: dict[str, Submission] = {}  # on their way from here
-        self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
-        self._closing = False
+        self.closing = False
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
-        self._left = load_all(past)  # jobs that ran when this daemon stopped
+        self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
         self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     @property
@@ -90,7 +81,7 @@ class Board:
 
     async def close(self) -> None:
         """Ends every job here; the other members learn that this daemon stops."""
-        self._closing = True
+        self.closing = True
         for session in self._sessions.values():
             if not session.job.ended:
                 session.end("failed", f"meshtraind on {self._node.name} was stopped", now=True)
@@ -114,153 +105,26 @@ class Board:
         self._tasks.spawn(asyncio.to_thread(blobs.trim), "trim the blobs")  # a submitter need not be a member
         return submitted
 
-    @contextmanager
-    def submitting(self, job: str, submission: Submission) -> Iterator[None]:
-        """While this holds, the members' progress reaches the submission."""
-        self._submissions[job] = submission
-        try:
-            yield
-        finally:
-            del self._submissions[job]
+    # Sessions
 
-    # Taking part
-
-    def offered(self, offer: Offer, submitter: str) -> OfferReply:
-        """A job is proposed to this device."""
-        spec, node = offer.spec, self._node
-        rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
-        known = self._jobs.get(spec.job)
-        if known is not None and known.spec == spec and not known.ended:
-            return OfferReply(refusal=None)  # asked again, because the link broke before the first answer arrived
-        refusal = None
-        if self._closing:
-            refusal = "meshtraind is stopping there"
-        elif spec.job in self._called_off:
-            refusal = "it was called off meanwhile"
-        elif spec.submitter != submitter:
-            refusal = "it was offered by another device than its submitter"
-        elif rank is None or offer.members[rank].incarnation != node.incarnation:
-            refusal = "meshtraind was restarted meanwhile; submit again"
-        elif self.running >= limits.JOBS_RUNNING_MAX:
-            refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
-        elif known is not None:
-            refusal = f"there is a job {spec.job} already"
-        elif spec.codec not in CODECS:
-            refusal = f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
-        elif node.software.torch is None:
-            refusal = "it has no torch: run `pip install '.[torch]'` there"
-        if refusal is not None:
-            return OfferReply(refusal=refusal)
-        assert rank is not None
-        job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
-        self._add(job)
-        self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
-        return OfferReply(refusal=None)
-
-    def _add(self, job: Job) -> None:
+    def add(self, job: Job) -> None:
+        """A job that this device takes part in from now on."""
         job.advance(JobEvent.ACCEPT)
         self._jobs[job.spec.job] = job
         self._ids[job_number(job.spec.job)] = job.spec.job
 
-    async def _take_in(self, job: Job, source_device: str) -> None:
-        """Fetches the files from a device that has them, and tells the submitter."""
-        spec = job.spec
-        last_s = 0.0
-        loop = asyncio.get_running_loop()
-
-        def on_progress(done_bytes: int, total_bytes: int) -> None:
-            nonlocal last_s
-            if job.ended:
-                raise RequestError("the job has ended")
-            if loop.time() - last_s >= PROGRESS_INTERVAL_S:
-                last_s = loop.time()
-                self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
-
-        try:
-            source = None
-            if source_device != self._node.device:
-                link = self._node.links.get(source_device)
-                if link is None:
-                    raise RequestError("the link to where the files are was lost")
-                source = link.connection
-            await Intake(spec, job.folder, self._node.blobs, source, on_progress).run()
-        except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
-            if not job.ended:
-                job.advance(JobEvent.FAIL, str(error))
-                self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
-        if job.ended:
-            await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
-            return
-        job.advance(JobEvent.FILES_COMPLETE)
-        self._tell_progress(job, 0, 0, ready=True, error=None)
-
-    def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
-        report = FilesProgress(
-            job=job.spec.job, done_bytes=done_bytes, total_bytes=total_bytes, ready=ready, error=error
-        )
-        if job.spec.submitter == self._node.device:
-            self.files_progress(self._node.device, report)
-        elif job.spec.submitter in self._node.links:
-            self._node.links[job.spec.submitter].connection.notify(report, job=job_number(job.spec.job))
-
-    def files_progress(self, device: str, report: FilesProgress) -> None:
-        """A member of a job submitted here says how far its files are."""
-        submission = self._submissions.get(report.job)
-        if submission is not None:
-            submission.files_progress(device, report)
-
-    def prepared(self, generation: Generation) -> Promise:
-        """First phase: promises to enter, unless this member could not work in it (G7)."""
-        job = self._jobs.get(generation.job)
-        if job is None or job.state is not JobState.READY:
-            return Promise(refusal=f"job {generation.job} is not ready there")
-        if generation.members != job.members:
-            return Promise(refusal="the proposed members are not those of the offer")
-        for member in generation.members:
-            if member.device == self._node.device:
-                continue
-            link = self._node.links.get(member.device)
-            if link is None:
-                return Promise(
-                    refusal=f"{self._node.name} has no link to {member.name}: pair these two "
-                    f"(`meshtrain pair` on one, `meshtrain pair CODE` on the other), or leave one out with --on"
-                )
-            if link.hello.incarnation != member.incarnation:
-                return Promise(refusal=f"{member.name} was restarted meanwhile; submit again")
-        self._promised[generation.job] = generation
-        self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
-        return Promise(refusal=None)
-
-    async def _await_commit(self, job: Job) -> None:
-        """A submitter that promised and vanished must not leave a job behind."""
-        deadline_s = asyncio.get_running_loop().time() + COMMIT_TIMEOUT_S
-        while job.state is JobState.READY:
-            if asyncio.get_running_loop().time() > deadline_s:
-                reason = f"the submitter did not start it within {COMMIT_TIMEOUT_S:.0f} s"
-                self.ended(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
-                return
-            await job.news(1.0)
-
-    def committed(self, commit: Commit) -> None:
-        """Second phase: the generation is entered."""
-        generation = self._promised.pop(commit.job, None)
-        job = self._jobs.get(commit.job)
-        if generation is None or job is None or generation.hash64() != commit.generation or job.ended or self._closing:
-            log.warning("commit of job %s does not match what was promised; ignored", commit.job)
-            return
-        links: dict[int, Connection] = {}
-        for rank, member in enumerate(job.members):
-            if member.device == self._node.device:
-                continue
-            link = self._node.links.get(member.device)
-            if link is None:
-                self.ended(End(job=commit.job, outcome="failed", reason=f"lost {member.name} at the start", now=True))
-                return
-            links[rank] = link.connection
+    def start(self, job: Job, generation: Generation, links: dict[int, Connection]) -> None:
+        """The job begins."""
         session = self._open_session(job, generation, links)
         session.start()
-        for device, header, body in self._early.pop(commit.job, []):
+        for device, header, body in self._early.pop(job.spec.job, []):
             self._to_session(session, device, header, body)
+
+    def come_back(self, job: Job, device: str, where: Where) -> None:
+        """This device returns to a job, of which another has told."""
+        session = self._open_session(job, None, {})
+        session.come_back()
+        self._to_generations(session, device, where)
 
     def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> Session:
         peers = [
@@ -286,29 +150,6 @@ class Board:
             log.warning("job %s: a restarted meshtraind could not return to it: %s", job.spec.job, error)
         return session
 
-    # Returning to a job that others have gone on with
-
-    async def _return(self, job: Job, where: Where, device: str) -> None:
-        await self._take_in(job, device)
-        if job.state is not JobState.READY:
-            return
-        session = self._open_session(job, None, {})
-        session.come_back()
-        self._to_generations(session, device, where)
-
-    def _left_behind(self, device: str, where: Where) -> None:
-        """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
-        left = self._left.get(where.job)
-        rank = next((r for r, m in enumerate(where.generation.members) if m.device == self._node.device), None)
-        if left is None or rank is None or where.job in self._jobs or self._closing:
-            return
-        del self._left[where.job]
-        log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
-        folder = self._node.job_folder(where.job)
-        job = Job(left.spec, where.generation.members, rank, folder, self._node.history)
-        self._add(job)
-        self._tasks.spawn(self._return(job, where, device), f"return to {where.job}")
-
     async def _forget(self, session: Session) -> None:
         """Lets go of a session, its files, and the oldest ended jobs, when it has closed."""
         await session.closed.wait()
@@ -324,10 +165,8 @@ class Board:
     def ended(self, end: End) -> None:
         """A member, the submitter or, before the start, a person here ends a job."""
         job = self._jobs.get(end.job)
-        if job is None:  # its offer may be right behind: requests are answered by tasks
-            self._called_off[end.job] = None
-            while len(self._called_off) > limits.CALLED_OFF_MAX:
-                del self._called_off[next(iter(self._called_off))]
+        if job is None:
+            self.enlisting.call_off(end.job)
             return
         if job.ended:
             return
@@ -335,17 +174,9 @@ class Board:
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
-            self._end_unstarted(job, JobEvent.CANCEL if end.outcome == "cancelled" else JobEvent.FAIL, end.reason)
-
-    def _end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
-        """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
-        self._promised.pop(job.spec.job, None)
-        self._early.pop(job.spec.job, None)
-        if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
-            work = asyncio.to_thread(discard, job.spec.job, job.folder, self._node.blobs)
-            self._tasks.spawn(work, f"remove files of {job.spec.job}")
-        job.advance(event, reason)
-        self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
+            self._early.pop(end.job, None)
+            event = JobEvent.CANCEL if end.outcome == "cancelled" else JobEvent.FAIL
+            self.enlisting.end_unstarted(job, event, end.reason)
 
     # What arrives from members of running jobs
 
@@ -353,9 +184,9 @@ class Board:
         """Hands a job's message to its job. Returns what is wrong with it, if anything."""
         match body:
             case Commit():
-                self.committed(body)
+                self.enlisting.committed(body)
             case FilesProgress():
-                self.files_progress(device, body)
+                self.enlisting.files_progress(device, body)
             case End() if body.job not in self._sessions:
                 self.ended(body)
             case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish():
@@ -370,7 +201,7 @@ class Board:
                 if isinstance(body, RankReport):
                     self._jobs[id_].report(body)  # how the others ended, after this device has
                     self._answer_late(device, self._jobs[id_], body)
-                elif id_ in self._promised:
+                elif self.enlisting.promised(id_):
                     early = self._early.setdefault(id_, [])
                     if len(early) >= limits.EARLY_MESSAGES_MAX:
                         return f"more than {limits.EARLY_MESSAGES_MAX} messages before the job began here"
@@ -386,7 +217,7 @@ class Board:
         elif id_ and self._jobs[id_].ended:
             self._tell_end(device, self._jobs[id_])
         elif isinstance(body, Where):
-            self._left_behind(device, body)
+            self.enlisting.left_behind(device, body)
 
     def _to_generations(self, session: Session, device: str, body: Message) -> None:
         generations = session.passage.generations
@@ -455,4 +286,6 @@ class Board:
             return
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions and device == job.spec.submitter:
-                self._end_unstarted(job, JobEvent.FAIL, f"lost the submitter before the job began: {reason}")
+                self._early.pop(job.spec.job, None)
+                text = f"lost the submitter before the job began: {reason}"
+                self.enlisting.end_unstarted(job, JobEvent.FAIL, text)

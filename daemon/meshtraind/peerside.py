@@ -35,9 +35,9 @@ class PeerSide:
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         match body:
             case Offer():
-                return self._board.offered(body, _device(conn))
+                return self._board.enlisting.offered(body, _device(conn))
             case Prepare():
-                return self._board.prepared(body.generation)
+                return self._board.enlisting.prepared(body.generation)
             case Fetch():
                 return await self._questions.fetch(body, forward=False)
             case ListOutputs():

@@ -81,7 +81,7 @@ class Submission:
             raise RequestError(str(error)) from error
         spec = make_spec(body, sync, node.device, files_ref, data_ref)
         try:
-            with self._board.submitting(spec.job, self):
+            with self._board.enlisting.submitting(spec.job, self):
                 await self._offer_all(spec, members)
                 await self._await_files(members)
                 emit(SubmitProgress(text="starting"))
@@ -104,7 +104,7 @@ class Submission:
         for member in members:
             self._told.append(member.device)
             if member.device == self._node.device:
-                reply = self._board.offered(offer, self._node.device)
+                reply = self._board.enlisting.offered(offer, self._node.device)
             else:
                 reply = await self._offer(offer, member)
             if reply.refusal is not None:
@@ -162,7 +162,7 @@ class Submission:
         commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:
             if member.device == self._node.device:
-                promise = self._board.prepared(generation)
+                promise = self._board.enlisting.prepared(generation)
             else:
                 answer = await self._link(member).request(
                     prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
@@ -174,7 +174,7 @@ class Submission:
                 raise RequestError(f"{member.name} cannot take part: {promise.refusal}")
         for member in members:
             if member.device == self._node.device:
-                self._board.committed(commit)
+                self._board.enlisting.committed(commit)
             else:
                 self._link(member).notify(commit, job=job_number(spec.job))
 

@@ -1,0 +1,235 @@
+"""This device's way into jobs: an offer, its files, the promise and the start; or the return to one that went on."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from meshtraind.blobwriter import BlobError
+from meshtraind.cleanup import discard
+from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.intake import Intake
+from meshtraind.job import Job
+from meshtraind.jobfile import JobFile
+from meshtraind.node import Node
+from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
+from meshtraind.tasks import TaskSet
+from meshwire import limits
+from meshwire.codec import CODECS
+from meshwire.jobs import JobEvent, JobState, job_number
+from meshwire.messages.generation import Where
+from meshwire.messages.job import Commit, End, FilesProgress, Generation, Offer, OfferReply, Promise
+
+if TYPE_CHECKING:
+    from meshtraind.board import Board
+
+log = logging.getLogger(__name__)
+
+COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
+
+
+class Enlisting:
+    """Of one daemon.
+
+    Args:
+        board: keeps the jobs.
+        left: jobs that ran when this daemon stopped, by id.
+    """
+
+    def __init__(self, node: Node, board: "Board", tasks: TaskSet, left: dict[str, JobFile]) -> None:
+        self._node = node
+        self._board = board
+        self._tasks = tasks
+        self._left = left
+        self._promised: dict[str, Generation] = {}
+        self._submissions: dict[str, Submission] = {}  # on their way from here
+        self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
+
+    @contextmanager
+    def submitting(self, job: str, submission: Submission) -> Iterator[None]:
+        """While this holds, the members' progress reaches the submission."""
+        self._submissions[job] = submission
+        try:
+            yield
+        finally:
+            del self._submissions[job]
+
+    def promised(self, job: str) -> bool:
+        """Whether this device waits for the start of a job."""
+        return job in self._promised
+
+    def call_off(self, job: str) -> None:
+        """An unknown job has ended: its offer may be right behind, for requests are answered by tasks."""
+        self._called_off[job] = None
+        while len(self._called_off) > limits.CALLED_OFF_MAX:
+            del self._called_off[next(iter(self._called_off))]
+
+    def end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
+        """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
+        self._promised.pop(job.spec.job, None)
+        if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
+            work = asyncio.to_thread(discard, job.spec.job, job.folder, self._node.blobs)
+            self._tasks.spawn(work, f"remove files of {job.spec.job}")
+        job.advance(event, reason)
+        self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
+
+    # An offer
+
+    def offered(self, offer: Offer, submitter: str) -> OfferReply:
+        """A job is proposed to this device."""
+        spec, node = offer.spec, self._node
+        rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
+        known = self._board.jobs.get(spec.job)
+        if known is not None and known.spec == spec and not known.ended:
+            return OfferReply(refusal=None)  # asked again, because the link broke before the first answer arrived
+        refusal = None
+        if self._board.closing:
+            refusal = "meshtraind is stopping there"
+        elif spec.job in self._called_off:
+            refusal = "it was called off meanwhile"
+        elif spec.submitter != submitter:
+            refusal = "it was offered by another device than its submitter"
+        elif rank is None or offer.members[rank].incarnation != node.incarnation:
+            refusal = "meshtraind was restarted meanwhile; submit again"
+        elif self._board.running >= limits.JOBS_RUNNING_MAX:
+            refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
+        elif known is not None:
+            refusal = f"there is a job {spec.job} already"
+        elif spec.codec not in CODECS:
+            refusal = f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
+        elif node.software.torch is None:
+            refusal = "it has no torch: run `pip install '.[torch]'` there"
+        if refusal is not None:
+            return OfferReply(refusal=refusal)
+        assert rank is not None
+        job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
+        self._board.add(job)
+        self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
+        return OfferReply(refusal=None)
+
+    async def _take_in(self, job: Job, source_device: str) -> None:
+        """Fetches the files from a device that has them, and tells the submitter."""
+        spec = job.spec
+        last_s = 0.0
+        loop = asyncio.get_running_loop()
+
+        def on_progress(done_bytes: int, total_bytes: int) -> None:
+            nonlocal last_s
+            if job.ended:
+                raise RequestError("the job has ended")
+            if loop.time() - last_s >= PROGRESS_INTERVAL_S:
+                last_s = loop.time()
+                self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
+
+        try:
+            source = None
+            if source_device != self._node.device:
+                link = self._node.links.get(source_device)
+                if link is None:
+                    raise RequestError("the link to where the files are was lost")
+                source = link.connection
+            await Intake(spec, job.folder, self._node.blobs, source, on_progress).run()
+        except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
+            if not job.ended:
+                job.advance(JobEvent.FAIL, str(error))
+                self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
+        if job.ended:
+            await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
+            return
+        job.advance(JobEvent.FILES_COMPLETE)
+        self._tell_progress(job, 0, 0, ready=True, error=None)
+
+    def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
+        report = FilesProgress(
+            job=job.spec.job, done_bytes=done_bytes, total_bytes=total_bytes, ready=ready, error=error
+        )
+        if job.spec.submitter == self._node.device:
+            self.files_progress(self._node.device, report)
+        elif job.spec.submitter in self._node.links:
+            self._node.links[job.spec.submitter].connection.notify(report, job=job_number(job.spec.job))
+
+    def files_progress(self, device: str, report: FilesProgress) -> None:
+        """A member of a job submitted here says how far its files are."""
+        submission = self._submissions.get(report.job)
+        if submission is not None:
+            submission.files_progress(device, report)
+
+    def prepared(self, generation: Generation) -> Promise:
+        """First phase: promises to enter, unless this member could not work in it (G7)."""
+        job = self._board.jobs.get(generation.job)
+        if job is None or job.state is not JobState.READY:
+            return Promise(refusal=f"job {generation.job} is not ready there")
+        if generation.members != job.members:
+            return Promise(refusal="the proposed members are not those of the offer")
+        for member in generation.members:
+            if member.device == self._node.device:
+                continue
+            link = self._node.links.get(member.device)
+            if link is None:
+                return Promise(
+                    refusal=f"{self._node.name} has no link to {member.name}: pair these two "
+                    f"(`meshtrain pair` on one, `meshtrain pair CODE` on the other), or leave one out with --on"
+                )
+            if link.hello.incarnation != member.incarnation:
+                return Promise(refusal=f"{member.name} was restarted meanwhile; submit again")
+        self._promised[generation.job] = generation
+        self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
+        return Promise(refusal=None)
+
+    async def _await_commit(self, job: Job) -> None:
+        """A submitter that promised and vanished must not leave a job behind."""
+        deadline_s = asyncio.get_running_loop().time() + COMMIT_TIMEOUT_S
+        while job.state is JobState.READY:
+            if asyncio.get_running_loop().time() > deadline_s:
+                reason = f"the submitter did not start it within {COMMIT_TIMEOUT_S:.0f} s"
+                self._board.ended(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
+                return
+            await job.news(1.0)
+
+    def committed(self, commit: Commit) -> None:
+        """Second phase: the generation is entered."""
+        generation = self._promised.pop(commit.job, None)
+        job = self._board.jobs.get(commit.job)
+        if (
+            generation is None
+            or job is None
+            or generation.hash64() != commit.generation
+            or job.ended
+            or self._board.closing
+        ):
+            log.warning("commit of job %s does not match what was promised; ignored", commit.job)
+            return
+        links: dict[int, Connection] = {}
+        for rank, member in enumerate(job.members):
+            if member.device == self._node.device:
+                continue
+            link = self._node.links.get(member.device)
+            if link is None:
+                self._board.ended(
+                    End(job=commit.job, outcome="failed", reason=f"lost {member.name} at the start", now=True)
+                )
+                return
+            links[rank] = link.connection
+        self._board.start(job, generation, links)
+
+    # Returning to a job that others have gone on with
+
+    async def _return(self, job: Job, where: Where, device: str) -> None:
+        await self._take_in(job, device)
+        if job.state is not JobState.READY:
+            return
+        self._board.come_back(job, device, where)
+
+    def left_behind(self, device: str, where: Where) -> None:
+        """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
+        left = self._left.get(where.job)
+        rank = next((r for r, m in enumerate(where.generation.members) if m.device == self._node.device), None)
+        if left is None or rank is None or where.job in self._board.jobs or self._board.closing:
+            return
+        del self._left[where.job]
+        log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
+        folder = self._node.job_folder(where.job)
+        job = Job(left.spec, where.generation.members, rank, folder, self._node.history)
+        self._board.add(job)
+        self._tasks.spawn(self._return(job, where, device), f"return to {where.job}")
