@@ -1,0 +1,221 @@
+"""What must hold while a soak breaks things: rounds are committed, replicas are equal, samples count once, no leak."""
+
+import contextlib
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+
+import psutil
+
+from meshwire.messages.job import JobSummary
+from tests.bench.chaosjob import ChaosJob, missing, repeated
+from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
+
+STALL_S = 30.0  # without a round, while two peers could have committed one for as long
+DESCRIPTORS_SLACK = 6  # a dial under way, a client
+THREADS_SLACK = 6  # of pools that fill when they are first used
+MEMORY_SLACK_BYTES = 64 * 1024 * 1024
+MEMORY_GROWTH = 1.25
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What one daemon holds in a calm."""
+
+    descriptors: int
+    memory_files: int  # memfd
+    threads: int
+    children: int
+    resident_bytes: int
+
+
+@dataclass
+class Findings:
+    """All that was seen.
+
+    Attributes:
+        violations: none is wanted.
+        notes: what a person should know of a soak without violations.
+        interruptions: kills, freezes and faults of links, each of which may have voided a round (V2).
+        longest_gap_s: between rounds, while two peers could commit them.
+    """
+
+    violations: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    rounds: int = 0
+    interruptions: int = 0
+    longest_gap_s: float = 0.0
+    samples_missing: int = 0
+    epochs: int = 0
+    job_over: bool = False
+
+
+class Watch:
+    """Looks at a mesh and its job whenever it is told to.
+
+    Attributes:
+        findings: so far.
+    """
+
+    def __init__(self, mesh: ChaosMesh, job: ChaosJob, began_s: float) -> None:
+        self.findings = Findings()
+        self._mesh = mesh
+        self._job = job
+        self._began_s = began_s
+        self._touched_s = dict.fromkeys(map(frozenset, combinations(mesh.names, 2)), began_s)  # links
+        self._broken: set[frozenset[str]] = set()
+        self._progress_s = began_s
+        self._stuck = False
+        self._uses: dict[int, Use] = {}  # by process id: in the first calm that it saw
+        self._shared_memory = _shared_memory()
+        self._said: set[str] = set()
+
+    def link_broken(self, one: str, other: str) -> None:
+        """Nothing is expected of this link until it is healed."""
+        self._broken.add(frozenset((one, other)))
+
+    def link_healed(self, one: str, other: str) -> None:
+        """From now on it is expected to work."""
+        link = frozenset((one, other))
+        self._broken.discard(link)
+        self._touched_s[link] = time.monotonic()
+
+    def look(self) -> Mapping[str, JobSummary | None]:
+        """Notes progress and what is wrong. Returns what each daemon says of the job."""
+        summaries = {name: self._job.summary(daemon) for name, daemon in self._mesh.daemons.items()}
+        now_s = time.monotonic()
+        for name, summary in summaries.items():
+            if summary is None:
+                continue
+            if summary.rounds > self.findings.rounds:
+                self.findings.rounds = summary.rounds
+                self._progress_s, self._stuck = now_s, False
+            if summary.replicas_equal is False:
+                self._violated(f"{name} says that the replicas differ")
+            if summary.state in ("failed", "failing", "succeeded", "cancelled", "cancelling"):
+                self._violated(f"the job is {summary.state} on {name}: {summary.error}", once=f"over on {name}")
+                self.findings.job_over = True
+        self._check_progress(now_s)
+        return summaries
+
+    def _check_progress(self, now_s: float) -> None:
+        able_s = self._able_since_s()
+        if able_s is None:
+            return
+        gap_s = now_s - max(self._progress_s, able_s)
+        self.findings.longest_gap_s = max(self.findings.longest_gap_s, gap_s)
+        if now_s - able_s >= STALL_S and now_s - self._progress_s >= STALL_S and not self._stuck:
+            self._stuck = True
+            self._violated(
+                f"no round for {now_s - self._progress_s:.0f} s after round {self.findings.rounds}, while two peers "
+                f"have been up and linked for {now_s - able_s:.0f} s"
+            )
+
+    def _able_since_s(self) -> float | None:
+        """Since when there have been two daemons with learners, and a link between them that nobody touched."""
+        since_s: dict[str, float] = {}
+        for name, daemon in self._mesh.daemons.items():
+            learners = daemon.learners() if daemon.up else []
+            if learners:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    since_s[name] = time.monotonic() - (time.time() - learners[0].create_time())
+        pairs = [
+            max(since_s[one], since_s[other], self._touched_s[link])
+            for one, other in combinations(since_s, 2)
+            if (link := frozenset((one, other))) not in self._broken
+        ]
+        return min(pairs, default=None)
+
+    def check_calm(self) -> None:
+        """At the end of a calm: everybody is back, samples count once, and nothing has leaked."""
+        for name in self._mesh.names:
+            absent = set(self._mesh.names) - {name} - self._mesh.linked(name)
+            if absent:
+                self._violated(f"{name} has no link to {', '.join(sorted(absent))} at the end of a calm")
+        self._check_job_is_whole()
+        self._check_samples()
+        for name, daemon in self._mesh.daemons.items():
+            self._check_use(name, daemon)
+        left = _shared_memory() - self._shared_memory
+        if left:
+            self._violated(f"shared memory is left in {SHARED_MEMORY}: {', '.join(sorted(left))}")
+
+    def _check_job_is_whole(self) -> None:
+        for name, daemon in self._mesh.daemons.items():
+            summary = self._job.summary(daemon)
+            if summary is None or summary.state not in ("running", "finishing"):
+                state = "unknown" if summary is None else summary.state
+                self._violated(f"the job is {state} on {name} at the end of a calm", once=f"state of {name}: {state}")
+            if len(daemon.learners()) != 1:
+                self._noted(f"{name} has {len(daemon.learners())} learners at the end of a calm")
+
+    def _check_samples(self) -> None:
+        records = self._job.records()
+        for text in repeated(records):
+            self._violated(f"X6: {text}")
+        self.findings.epochs = max((record.epoch for record in records), default=0)
+        self.findings.samples_missing = missing(records)
+        allowed = self.findings.interruptions * len(self._mesh.names) * self._job.batch
+        if self.findings.samples_missing > allowed:
+            self._violated(
+                f"X5: {self.findings.samples_missing} samples are in no round that counts, more than the {allowed} of "
+                f"{self.findings.interruptions} rounds that interruptions may have voided",
+                once="too many samples missing",
+            )
+
+    def _check_use(self, name: str, daemon: ChaosDaemon) -> None:
+        use = use_of(daemon.process.pid)
+        if use is None:
+            return
+        first = self._uses.setdefault(daemon.process.pid, use)
+        for what, now, most in (
+            ("file descriptors", use.descriptors, first.descriptors + DESCRIPTORS_SLACK),
+            ("memory files", use.memory_files, max(first.memory_files, 1)),
+            ("threads", use.threads, first.threads + THREADS_SLACK),
+            ("child processes", use.children, 1),
+            ("resident bytes", use.resident_bytes, first.resident_bytes * MEMORY_GROWTH + MEMORY_SLACK_BYTES),
+        ):
+            if now > most:
+                self._violated(f"{name} leaks {what}: {now} now, at most {most:.0f} expected after its first calm")
+
+    def _violated(self, text: str, once: str | None = None) -> None:
+        if (once or text) not in self._said:
+            self._said.add(once or text)
+            self.findings.violations.append(f"{time.monotonic() - self._began_s:.1f} s: {text}")
+
+    def _noted(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self.findings.notes.append(f"{time.monotonic() - self._began_s:.1f} s: {text}")
+
+
+def use_of(pid: int) -> Use | None:
+    """None when the process has ended."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return Use(
+                descriptors=process.num_fds(),
+                memory_files=_memory_files(pid),
+                threads=process.num_threads(),
+                children=len(process.children()),
+                resident_bytes=process.memory_info().rss,
+            )
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return None
+
+
+def _memory_files(pid: int) -> int:
+    found = 0
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += os.readlink(f"/proc/{pid}/fd/{number}").startswith("/memfd:")
+    return found
+
+
+def _shared_memory() -> set[str]:
+    return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.exists() else set()
