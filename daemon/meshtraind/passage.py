@@ -84,7 +84,7 @@ class Passage:
         self._rtt_s = rtt_s
         self._tasks = tasks
         self._wishes = wishes
-        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, wishes.fail)
+        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail)
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self.memory = memory
         self.generations: Generations | None = None
@@ -173,6 +173,9 @@ class Passage:
     def nobody_learns(self) -> None:
         """No learner is left anywhere that holds the base."""
         self._wishes.fail(f"no peer can run the script any more. {self._wishes.why_none()}")
+
+    def _fail(self, reason: str) -> None:
+        self._wishes.fail(f"rank {self._job.rank} ({self._node.name}): {reason}")
 
     def _drop_rounds(self) -> None:
         if self.rounds is not None:

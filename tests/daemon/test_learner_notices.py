@@ -13,12 +13,13 @@ from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.rounds import Rounds
+from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.jobs import new_job_id
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.job import BlobRef, JobSpec, Member
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
@@ -87,21 +88,34 @@ class Desk:
             seed=0, bucket_bytes=1024, hash_every=0, trace=False,
         )  # fmt: skip
         who = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(members))
-        job = cast(Any, SimpleNamespace(spec=spec, rank=0, members=who, ended=False, folder=Path("/none")))
+        generation = Generation.first(JOB, "0" * 64, who)
+        job = cast(
+            Any,
+            SimpleNamespace(spec=spec, rank=0, members=who, ended=False, folder=Path("/none"), generation=generation),
+        )
         self.links = cast(Any, {rank: Peer() for rank in range(1, members)})
         self.gone: set[int] = set()
-        self.agreement = Agreement(JOB, 0, who, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
-        preparation = cast(Any, SimpleNamespace(manifest=MANIFEST, plan=PLAN, samples=None))
+        self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
         place = Place(
-            job=job, who="rank 0 (n0)", links=self.links, generation=1, rtt_s=0.001, memory=self.memory,
-            agreement=self.agreement, preparation=preparation, metrics=MetricsKeeper(self.links), tasks=self.tasks,
+            job=job, who="rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links), tasks=self.tasks,
+            donor=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
         )  # fmt: skip
-        self.link = LearnerLink(place, self.failed.append, lambda _body: None, lambda: None)
+        self.link = LearnerLink(
+            place,
+            cast(Any, None),
+            cast(Any, None),
+            cast(Any, None),
+            self.failed.append,
+            lambda _body: None,
+            lambda: None,
+        )
+        fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
+        maker = RoundsMaker(job, self.links, 0.001, self.link.notify, fail)
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
-        self.link._begin_rounds()
-        self.link._begin()
+        self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory)
+        self.link.rounds.begin()
 
     @property
     def rounds(self) -> Rounds:

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,13 +16,14 @@ from meshtrain.client import RequestError as Refused
 from meshtrain.localmesh import LocalDaemon, LocalMesh
 from meshtraind.agreement import Agreement
 from meshtraind.connection import Connection, RequestError
+from meshtraind.job import Job
 from meshtraind.links import Links
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header
 from meshwire.jobs import new_job_id
-from meshwire.messages.job import BarrierReached, Found, Member
+from meshwire.messages.job import BarrierReached, Found, Generation, Member
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
@@ -99,11 +102,18 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
             await device.close()
 
 
+def job_of(names: str, rank: int) -> Job:
+    """What an agreement looks at."""
+    members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
+    generation = Generation.first(JOB, members[0].device, members)
+    spec = SimpleNamespace(job=JOB)
+    return cast(Job, SimpleNamespace(spec=spec, rank=rank, members=members, generation=generation))
+
+
 @pytest.mark.asyncio
 async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
     """Whoever else has ended, having done its part."""
-    members = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate("abc"))
-    agreement = Agreement(JOB, 2, members, lambda _rank, _message: None, lambda: {0, 1})
+    agreement = Agreement(job_of("abc", 2), lambda _rank, _message: None, lambda: {0, 1})
     agreement.news(BarrierReached(job=JOB, rank=0, number=1))
     with pytest.raises(RequestError, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
         await asyncio.wait_for(agreement.barrier(1, 0, lambda _event: None), 10)
@@ -111,8 +121,7 @@ async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
 
 def test_a_member_cannot_be_in_barriers_without_end() -> None:
     """Nobody else has passed them, so they are kept."""
-    members = tuple(Member(device=f"{rank:064x}", incarnation=1, name=name) for rank, name in enumerate("ab"))
-    agreement = Agreement(JOB, 0, members, lambda _rank, _message: None, set)
+    agreement = Agreement(job_of("ab", 0), lambda _rank, _message: None, set)
     wrong = [agreement.news(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
     assert not any(wrong[:-1])
     assert wrong[-1] == f"rank 1 is in more than {limits.BARRIERS_OPEN_MAX} barriers"
