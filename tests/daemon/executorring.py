@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
+from meshtraind.connection import Connection
 from meshtraind.executor import Executor
 from meshwire.exchange import Part
 from meshwire.header import Header
@@ -74,10 +75,14 @@ def offers(members: int, seed: int, absent: Sequence[int] = ()) -> list[Offer]:
     return made
 
 
-def ring_mean(made: Sequence[Offer], codec: str, staleness: int) -> Values:
-    """The mean of a round, to the bit: W3 in ring order, one rounding at each hop and one more of own parts if s>0."""
-    members, coder = len(made), codec_named(codec)
-    weight = np.float32(sum(offer.weight for offer in made))
+def ring_mean(made: Sequence[Offer], codec: str, staleness: int, ranks: tuple[int, ...] | None = None) -> Values:
+    """The mean of a round, to the bit: W3 in ring order, one rounding at each hop and one more of own parts if s>0.
+
+    `made` goes by rank; of them, `ranks` form the ring, all if None. One of them contributes.
+    """
+    ring = [made[rank] for rank in ranks] if ranks is not None else made
+    members, coder = len(ring), codec_named(codec)
+    weight = np.float32(sum(offer.weight for offer in ring))
     mean = np.full(PLAN.total_values, np.nan, np.float32)
 
     def rounded(values: Values) -> Values:
@@ -93,7 +98,7 @@ def ring_mean(made: Sequence[Offer], codec: str, staleness: int) -> Values:
                 start, count = bucket.segment_bounds(segment)
                 total: Values | None = None
                 for hop in range(members):
-                    own = made[(index + hop) % members].values
+                    own = ring[(index + hop) % members].values
                     if own is not None:
                         part = own[start : start + count]
                         part = rounded(part) if staleness else part
@@ -105,7 +110,10 @@ def ring_mean(made: Sequence[Offer], codec: str, staleness: int) -> Values:
 
 
 class FakeLink:
-    """One direction of a link: chunks wait here, with the memory they were sent from, until they are delivered."""
+    """One direction of a link: chunks wait here, with the memory they were sent from, until they are delivered.
+
+    Like a socket it holds back its sender, and stays when a generation ends.
+    """
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Header, memoryview | None]] = deque()
@@ -121,13 +129,21 @@ class FakeLink:
         self.queue.append((header, payload))
         self.writable = len(self.queue) < 3
 
+    def left(self) -> None:
+        """The oldest chunk has arrived."""
+        self.queue.popleft()
+        if not self.writable:
+            self.writable = True
+            if self.resume is not None:
+                self.resume()
+
 
 @dataclass
 class Member:
     """One rank: its executor, and what a daemon and a learner would know."""
 
     executor: Executor
-    link: FakeLink
+    link: FakeLink  # to its successor
     slots: list[Values]
     result: Values
     done: dict[tuple[int, int], Result] = field(default_factory=dict)
@@ -151,7 +167,9 @@ class Member:
 
 
 class Ring:
-    """m members, each with one link to its successor."""
+    """m members, each with one link to its successor. `members` goes by rank, `ranks` are those that take part."""
+
+    link_type = FakeLink
 
     def __init__(self, members: int, codec: str = "fp32", staleness: int = 0, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -160,22 +178,35 @@ class Ring:
         self.broken: list[str] = []
         self.rounds: Mapping[int, Sequence[Offer]] = {}
         self.opening: Opening = "early"
-        self.members: list[Member] = []
-        for rank in range(members):
-            link = FakeLink()
-            slots = [np.full(PLAN.total_values, np.nan, np.float32) for _ in range(2 if staleness else 1)]
-            result = np.full(PLAN.total_values, np.nan, np.float32)
-            self.members.append(Member(self._executor(rank, members, link, result), link, slots, result))
+        self.ranks = tuple(range(members))
+        self.generation = 2
+        self.slow = 0  # its binds and seals take long
+        self.members = [self._member(rank) for rank in self.ranks]
 
-    def _executor(self, rank: int, members: int, link: FakeLink, result: Values) -> Executor:
+    def successor(self, rank: int) -> int:
+        """On the ring."""
+        return self.ranks[(self.ranks.index(rank) + 1) % len(self.ranks)]
+
+    def links(self, rank: int, link: FakeLink) -> dict[int, Connection]:
+        """What an executor is given whose way to its successor is `link`."""
+        following = self.successor(rank)
+        return {following: link} if following != rank else {}  # type: ignore[dict-item]
+
+    def _member(self, rank: int) -> Member:
+        link = self.link_type()
+        slots = [np.full(PLAN.total_values, np.nan, np.float32) for _ in range(2 if self.staleness else 1)]
+        result = np.full(PLAN.total_values, np.nan, np.float32)
+        return Member(self._executor(rank, link, result), link, slots, result)
+
+    def _executor(self, rank: int, link: FakeLink, result: Values) -> Executor:
         return Executor(
             plan=PLAN,
             rank=rank,
-            ranks=tuple(range(members)),
+            ranks=self.ranks,
             codec=self.codec,
-            links={(rank + 1) % members: link} if members > 1 else {},  # type: ignore[dict-item]
+            links=self.links(rank, link),
             job=1,
-            generation=2,
+            generation=self.generation,
             staleness=self.staleness,
             norm_buckets=NORM_BUCKETS,
             result=result,
@@ -190,12 +221,16 @@ class Ring:
         self.rounds, self.opening = rounds, opening
         last = max(rounds)
         async with asyncio.timeout(20):
-            while any(member.forgotten < last for member in self.members):
-                possible = [action for rank in range(len(self.members)) for action in self._possible(rank)]
-                if possible:
-                    self.random.choice(possible)()
-                assert not self.broken
-                await asyncio.sleep(0)  # slices end with the loop's turn
+            while any(self.members[rank].forgotten < last for rank in self.ranks):
+                await self.act()
+
+    async def act(self) -> None:
+        """One thing that can happen now does, if there is any."""
+        possible = [action for rank in self.ranks for action in self._possible(rank)]
+        if possible:
+            self.random.choice(possible)()
+        assert not self.broken
+        await asyncio.sleep(0)  # slices end with the loop's turn
 
     def close(self) -> None:
         """All executors."""
@@ -211,8 +246,8 @@ class Ring:
             yield partial(self.contribute, rank, offer)
         if member.link.queue:
             yield partial(self.deliver, rank)
-        # One member's binds and seals take long: it is asked for rounds as far ahead as the rules allow.
-        if member.received > member.complete and (rank > 0 or self.random.random() < 0.01):
+        # The slow member is asked for rounds as far ahead as the rules allow.
+        if member.received > member.complete and (rank != self.slow or self.random.random() < 0.01):
             yield partial(self._hold, member)
         if member.opened == member.applied < max(self.rounds) and (
             self.opening != "late" or member.complete > member.applied
@@ -220,7 +255,7 @@ class Ring:
             yield partial(self.open, rank)
         if member.opened in member.decoded and member.applied < member.opened <= member.complete:
             yield partial(self._apply, member)
-        if member.forgotten < min(member.applied, *(other.complete for other in self.members)):
+        if member.forgotten < min(member.applied, *(self.members[other].complete for other in self.ranks)):
             yield partial(self._forget, member)
 
     def _next_offer(self, member: Member) -> Offer | None:
@@ -253,8 +288,8 @@ class Ring:
 
     def deliver(self, sender: int) -> None:
         """The oldest chunk on the way from `sender`."""
-        link, receiver = self.members[sender].link, self.members[(sender + 1) % len(self.members)]
-        header, payload = link.queue.popleft()
+        receiver = self.members[self.successor(sender)]
+        header, payload = self.members[sender].link.queue[0]
         place = receiver.executor.chunk_announced(sender, header)
         assert isinstance(place, memoryview), place
         if payload is not None:
@@ -262,10 +297,7 @@ class Ring:
             self._seen(receiver, place)
             self._seen(self.members[sender], payload)
         receiver.executor.chunk_received(header)
-        if not link.writable:
-            link.writable = True
-            if link.resume is not None:
-                link.resume()
+        self.members[sender].link.left()
 
     def open(self, rank: int) -> None:
         """The learner has applied a round and may have the next one."""
@@ -280,7 +312,7 @@ class Ring:
         member = self.members[rank]
         assert (round_, bucket) not in member.done
         member.done[round_, bucket] = Result(poisoned, contributors, weight, squared_norm)
-        if rank > 0 and member.received > member.complete and self.random.random() < 0.5:
+        if rank != self.slow and member.received > member.complete and self.random.random() < 0.5:
             self._hold(member)
             offer = self._next_offer(member)
             if offer is not None and offer.values is None and not member.bucket:
