@@ -138,15 +138,20 @@ class CheckpointStore:
     def _name(self, saving: Path, manifest: CheckpointManifest, check: Check) -> Checkpoint:
         folder = self.path / str(manifest.round)
         if os.path.lexists(folder):
-            there = self._read(manifest.round)
-            known = isinstance(there, Checkpoint) and there.manifest.chain == manifest.chain
-            if known and not isinstance(there, Rejected) and self.verify(there, check) is None:
+            if (there := self._same(manifest, check)) is not None:
                 shutil.rmtree(saving)
                 return there
             self._delete(folder)  # damaged, or of a history that was not kept
         os.rename(saving, folder)
         _sync_folder(self.path)
         return Checkpoint(folder, manifest)
+
+    def _same(self, manifest: CheckpointManifest, check: Check) -> Checkpoint | None:
+        """A whole one of this round and history, if there is one."""
+        there = self._read(manifest.round)
+        if isinstance(there, Rejected) or there.manifest.chain != manifest.chain or self.verify(there, check):
+            return None
+        return there
 
     def _write_manifest(self, path: Path, data: bytes) -> None:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW | BINARY, 0o600)

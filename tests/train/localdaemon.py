@@ -29,10 +29,12 @@ from meshwire.messages.learner import (
     LearnerLog,
     LearnerModel,
     LearnerReady,
+    LearnerSaved,
     LearnerSealed,
     LearnerState,
     LearnerStepped,
     LearnerWelcome,
+    Save,
     StateTask,
     Stop,
 )
@@ -111,12 +113,14 @@ class LocalDaemon:
         self.hashes: dict[int, dict[int, bytes]] = {}
         self.logs: list[tuple[int, LearnerLog]] = []
         self.idle: list[tuple[int, LearnerIdle]] = []
+        self.saved: list[tuple[int, LearnerSaved]] = []
         self.events: list[str] = []
         self.stopped = False
         self.silent = False
         self._errors: list[Exception] = []  # of learners against the protocol
         self._told_ready: set[int] = set()
         self._maps: dict[int, Values] = {}
+        self._begins_from: StateTask | None = None
 
     @property
     def round(self) -> int:
@@ -221,6 +225,17 @@ class LocalDaemon:
         with self.lock:
             self.rounds.resize(sizes)
 
+    def save(self, rank: int, after_round: int, folder: Path) -> None:
+        """The rank writes its state there, at its first boundary after this round."""
+        self._notify(rank, Save(number=1, after_round=after_round, folder=str(folder)))
+
+    def begin_from(self, folder: Path, round_: int, units: int) -> None:
+        """Before the learners come: all of them load what was saved after `round_`."""
+        self._begins_from = StateTask(units=tuple(range(units)), folder=str(folder), write=False, round=round_)
+        self.rounds.complete = round_
+        for learner in self.rounds.learners:
+            learner.applied = learner.decided = learner.given = round_
+
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Returns when the daemons have come so far; `condition` is asked under `lock` after each message."""
         with self.lock:
@@ -309,6 +324,8 @@ class LocalDaemon:
                     raise ValueError(f"the models of rank 0 and rank {rank} differ: {difference}")
                 return Done()
             case LearnerState(units=units):
+                if self._begins_from is not None:
+                    return self._begins_from
                 self._put(self.states, rank, units)
                 self._until(lambda: set(self.states) == everyone)
                 wanted = sorted(self._wanted(rank) if rank else {n for other in everyone for n in self._wanted(other)})
@@ -346,7 +363,9 @@ class LocalDaemon:
                     assert len(set(digests.values())) == 1, f"O9: the bases after round {body.round} differ"
                 case LearnerLog():
                     self.logs.append((rank, body))
-            if not isinstance(body, LearnerHash | LearnerLog):
+                case LearnerSaved():
+                    self.saved.append((rank, body))
+            if not isinstance(body, LearnerHash | LearnerLog | LearnerSaved):
                 self.rounds.take(rank, body)
             self.lock.notify_all()
 
