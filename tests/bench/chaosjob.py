@@ -19,7 +19,8 @@ from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
 RECORDS = "epochs.jsonl"
 
 SCRIPT = """
-import json, os, sys, time
+import json, sys, time
+began_s = time.monotonic()
 import torch
 import meshtrain as mt
 
@@ -66,6 +67,7 @@ optimizer = Counting(model)
 xs = torch.randn(options["samples"], 8, generator=torch.Generator().manual_seed(1))
 data = torch.utils.data.TensorDataset(torch.arange(options["samples"]), xs, xs.sum(1, keepdim=True))
 loader = torch.utils.data.DataLoader(data, batch_size=options["batch"], shuffle=True)
+print("imports:", time.monotonic() - began_s, "s", flush=True)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 
 

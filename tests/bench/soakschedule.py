@@ -83,7 +83,7 @@ class Schedule:
         return () if count < 3 else (self._names[storm % count], self._names[(storm + 1) % count])
 
     def _next(self, now_s: float, spared: tuple[str, ...]) -> Action | None:
-        harms = [
+        harms: list[tuple[str, tuple[str, ...]]] = [
             (verb, (name,))
             for name in self._names
             for verb in PEER_VERBS

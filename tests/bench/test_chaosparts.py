@@ -1,6 +1,23 @@
 """The pure parts of the soak and of the recovery figures."""
 
+from datetime import datetime
+
+import pytest
+
 from tests.bench.chaosjob import Record, missing, repeated
+from tests.bench.recovery import Row, judged
+from tests.bench.recoverylog import (
+    Entered,
+    Lost,
+    Round,
+    Story,
+    Times,
+    rate_ratio,
+    read_log,
+    read_rounds,
+    times,
+    whole_again_s,
+)
 from tests.bench.soakschedule import INTERVAL_S, LINK_VERBS, PEER_VERBS, REPAIRS, VERBS, Action, Schedule
 
 NAMES = ("anna", "bert", "cleo", "dora")
@@ -64,3 +81,72 @@ def test_a_sample_that_counts_twice_is_noticed() -> None:
     (text,) = repeated([*good, Record(3.0, 2, 1, 3, 0)])
     assert text == "rank 2 has a sample 3 times in its base, 2 epochs have begun"
     assert missing([*good, Record(4.0, 0, 2, 2, 8)]) == 8
+
+
+# --- what logs and traces tell ---
+
+LOG = """\
+2026-11-21 15:46:14,185 INFO meshtraind.links: lost cleo (498b73f5): silent for 2.0 s
+Traceback (most recent call last):
+2026-11-21 15:46:14,685 INFO meshtraind.generations: job 3f9c2a1b04de: generation 2 entered after 0.120 s: members \
+anna, bert (loading); cut 17
+2026-11-21 15:46:14,700 INFO meshtraind.generations: job 000000000000: generation 9 entered after 0.120 s: members \
+anna; cut 17
+"""
+
+
+def story(name: str, detected_s: float, entered_s: float, round_s: float, void: bool = False) -> Story:
+    return Story(
+        name,
+        (Lost(detected_s, "cleo", "silent for 2.0 s"),),
+        (Entered(entered_s, 2, 0.1, frozenset(("anna", "bert")), frozenset(), 17),),
+        (
+            Round(entered_s - 1, 17, False),
+            *((Round(round_s - 0.05, 18, True),) * void),
+            Round(round_s, 18 + void, False),
+        ),
+    )
+
+
+def test_a_log_tells_of_losses_and_of_this_jobs_generations() -> None:
+    base_s = datetime(2026, 11, 21, 15, 46, 14).timestamp()
+    lost, entered = read_log(LOG.splitlines(keepends=True), "3f9c2a1b04de", base_s)
+    assert [(one.at_s, one.name, one.reason) for one in lost] == [(pytest.approx(0.185), "cleo", "silent for 2.0 s")]
+    (only,) = entered
+    assert (only.number, only.fenced_s, only.cut, only.at_s) == (2, 0.12, 17, pytest.approx(0.685))
+    assert (only.computing, only.loading) == ({"anna"}, {"bert"})
+
+
+def test_a_trace_tells_of_rounds() -> None:
+    lines = [
+        '{"t_s":1.5,"what":"RoundComplete","round":3,"void":false,"binds":{}}\n',
+        '{"t_s":1.6,"what":"Committed","round":3}\n',
+        '{"t_s":1.7,"what":"RoundComplete","round":4,"vo',
+    ]
+    assert read_rounds(lines) == [Round(1.5, 3, False)]
+
+
+def test_times_are_of_the_slowest_and_a_void_round_is_no_round() -> None:
+    both = [story("anna", 12.0, 12.2, 12.5), story("bert", 12.1, 12.3, 12.9, void=True)]
+    found = times(both, 10.0, frozenset({"cleo"}))
+    assert found == Times(pytest.approx(2.1), pytest.approx(2.3), pytest.approx(2.9), 0.1)
+    assert times(both, 12.25, frozenset({"cleo"})).agreed_s is None, "not all of them entered one after that"
+    assert whole_again_s(both, 11.0, frozenset({"anna", "bert"})) == pytest.approx(1.3)
+    assert whole_again_s(both, 11.0, frozenset({"anna", "bert", "cleo"})) is None
+
+
+def test_a_rate_is_a_ratio_to_before() -> None:
+    rounds = tuple(Round(at_s / 10, at_s, False) for at_s in range(100)) + tuple(
+        Round(10 + at_s / 5, 100 + at_s, False) for at_s in range(50)
+    )
+    assert rate_ratio([Story("anna", (), (), rounds)], (0.0, 10.0), (10.0, 20.0)) == pytest.approx(0.5)
+    assert rate_ratio([Story("anna", (), (), ())], (0.0, 10.0), (10.0, 20.0)) is None
+
+
+def test_a_goal_is_met_only_by_a_job_that_went_on_with_each_sample_once() -> None:
+    row = Row("peer silent", 3, None, "recovered", round_s=5.9)
+    assert judged(row, 5.0).met
+    assert not judged(row, 2.0).met
+    assert not judged(Row("peer silent", 3, None, "recovered", round_s=5.9, repeated=1), 5.0).met
+    assert not judged(Row("peer silent", 3, None, "the job is failed on anna", round_s=5.9), 5.0).met
+    assert not judged(Row("peer silent", 3, None, "recovered"), 5.0).met
