@@ -20,6 +20,7 @@ from meshwire.addresses import Address
 from meshwire.header import Header
 from meshwire.messages.envelope import Done
 from meshwire.messages.link import Addresses, Heartbeat, Hello
+from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -246,8 +247,8 @@ class Links:
         )
         if oldest > newest:
             raise ConnectionLost(
-                f"{hello.name} speaks wire version {_versions(hello)}, {self._hello.name} {_versions(self._hello)}: "
-                "install the same version of meshtraind on both"
+                f"{printable(hello.name)} speaks wire version {_versions(hello)}, {self._hello.name} "
+                f"{_versions(self._hello)}: install the same version of meshtraind on both"
             )
         if connection.device is None:
             connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
@@ -280,7 +281,7 @@ class Links:
         host = connection.remote_host or "localhost"
         address = dialled or Address(host=host, port=hello.listen_port or self.port)
         link = Link(device, hello, connection, address, dialled_by)
-        connection.name = f"{hello.name} ({device[:8]})"
+        connection.name = f"{printable(hello.name)} ({device[:8]})"
         connection.handler = _Linked(self, link)
         self._linked[device] = link
         if there is not None and not there.connection.closing:

@@ -254,6 +254,18 @@ async def test_what_no_job_wants_costs_no_memory(tmp_path: Path) -> None:
         assert peak_bytes < 16 * limits.MIB
 
 
+@pytest.mark.asyncio
+async def test_a_peers_name_draws_on_no_terminal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        bert.hello = bert.hello.model_copy(update={"name": "\x1b[2J\nbert"})
+        async with stranger(anna, bert) as (_, writer):
+            writer.write(frame(Envelope(Role.NOTICE, 0, bert.hello)))
+            await until(lambda: bert.id in anna.links.linked, "the link")
+            assert anna.link(bert).connection.name.startswith(r"\x1b[2J\nbert (")
+    assert "\x1b" not in caplog.text
+
+
 GATED = (
     PREAMBLE
     + """

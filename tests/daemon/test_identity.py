@@ -190,3 +190,11 @@ def test_only_device_certificates_are_accepted_from_others(identity: Identity) -
             check_certificate(bad)
     with pytest.raises(CertificateError, match="exceeds"):
         check_certificate(b"\0" * (limits.CERTIFICATE_BYTES_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown"), [(b"\x2b\x65\x70", b"\x2b\x65\x7f"), (b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x42")]
+)
+def test_a_key_or_version_that_nobody_knows_is_refused(identity: Identity, known: bytes, unknown: bytes) -> None:
+    with pytest.raises(CertificateError, match="not a device certificate"):
+        check_certificate(identity.certificate_der.replace(known, unknown))

@@ -70,6 +70,8 @@ def test_an_address_is_read_in_every_usual_form_and_prints_so_that_it_reads_back
         ("[fd00::2]5000", r"\[ADDRESS\]:PORT"),
         ("[192.168.1.2]:5000", "only; write 192.168.1.2:5000"),
         ("[fd00::zz]", "neither an IP address nor a host name"),
+        ("[2001:db8::1%\x1b[31m]", "name or number of a network interface"),
+        ("[2001:db8::1%" + "x" * 60 + "]", "name or number of a network interface"),  # no resolver takes it
         ("nas:", "number up to 65535"),
         ("nas:65536", "number up to 65535"),
         ("nas:-1", "number up to 65535"),
