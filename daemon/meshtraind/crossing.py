@@ -9,7 +9,7 @@ from meshtraind.executor import Executor
 from meshtraind.performer import Performer, Stage
 from meshtraind.roundhistory import RoundHistory, completion
 from meshtraind.turn import Turn
-from meshwire.messages.generation import DealState, Enter, ServedRound
+from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
 from meshwire.rounds import RoundMachine
 
@@ -54,9 +54,17 @@ class Crossing:
         self._performer.perform(self._machine.fence(self._loop.time()))
         self._note_cut()
 
-    def standing(self) -> tuple[int, tuple[bytes, ...], int]:
-        """G4: the rounds that are held whole, the chain hashes of the newest of them, and the samples in them."""
-        return self._history.complete, self._history.chains, self._history.samples
+    def standing(self) -> Standing:
+        """G4: what is held here. In which generation, and who is linked, others know."""
+        history = self._history
+        return Standing(
+            generation=self._performer.generation,
+            number=0,
+            complete=history.complete,
+            chains=history.chains,
+            samples=history.samples,
+            linked=(),
+        )
 
     # To the cut
 

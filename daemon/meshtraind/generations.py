@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Protocol
 from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.job import Job
-from meshtraind.links import SILENT
 from meshtraind.node import Node
 from meshtraind.tasks import TaskSet
 from meshwire.jobs import job_number
@@ -30,7 +29,7 @@ from meshwire.membershipevents import (
     Send,
     Waiting,
 )
-from meshwire.messages.generation import Enter
+from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.job import Generation
 from meshwire.petitions import Kind
 from meshwire.timeouts import Timeouts
@@ -114,7 +113,7 @@ class Generations:
     def link_lost(self, device: str, reason: str) -> None:
         """There is none any more."""
         if not self._closed:
-            self._perform(self._machine.unlinked(device, self._loop.time(), silent=reason.startswith(SILENT)))
+            self._perform(self._machine.unlinked(device, reason, self._loop.time()))
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
@@ -152,8 +151,8 @@ class Generations:
                 link = self._node.links.get(device)
                 if link is not None:
                     link.connection.notify(message, job=self._number)
-            case Fence(generation):
-                self._fence(generation)
+            case Fence():
+                self._fence()
             case CatchUpFrom():
                 self._catching_up = self._tasks.spawn(self._catch_up(effect), "catch up")
             case EnterGeneration(generation, enter):
@@ -172,19 +171,19 @@ class Generations:
             case Waiting(reason):
                 self.waiting = reason
 
-    def _fence(self, generation: Generation) -> None:
+    def _fence(self) -> None:
         if self._catching_up is not None:
             self._catching_up.cancel()
             self._catching_up = None
         if self._fenced_at_s is None:
             self._fenced_at_s = time.monotonic()
         rounds = self._host.rounds
-        complete, samples = 0, 0
-        chains: tuple[bytes, ...] = ()
         if rounds is not None:
             rounds.crossing.fence()
-            complete, chains, samples = rounds.crossing.standing()
-        self._perform(self._machine.standing(generation, complete, chains, samples, self._loop.time()))
+            standing = rounds.crossing.standing()
+        else:
+            standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+        self._perform(self._machine.standing(standing, self._loop.time()))
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
         job, rounds = self._job.spec.job, self._host.rounds
@@ -200,9 +199,9 @@ class Generations:
         except (RequestError, ConnectionLost, TimeoutError) as error:
             log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
             if isinstance(error, RequestError):
-                self._perform(self._machine.cannot_catch_up(effect.generation, str(error), self._loop.time()))
+                self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
             return  # of a source that is gone the machine hears by itself
-        self._perform(self._machine.caught_up(effect.generation, self._loop.time()))
+        self._perform(self._machine.caught_up(self._loop.time()))
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.generation = generation

@@ -31,7 +31,6 @@ DIALS_AT_ONCE = 8
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 RTT_WEIGHT = 0.25  # of the newest measurement
-SILENT = "silent for"  # how the reason of a loss begins that leaves no hope for a quick return
 NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
 
@@ -320,7 +319,7 @@ class Links:
             except TimeoutError:
                 silent_s = time.monotonic() - connection.last_received_s
                 if silent_s >= self._patience_s:
-                    connection.close(f"{SILENT} {silent_s:.1f} s")
+                    connection.close(f"silent for {silent_s:.1f} s")
                     return
                 continue  # it sends, so it lives: the answer waits behind a full queue
             rtt_s = time.monotonic() - began_s
