@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from meshwire.messages.rounds import SampleBlock
 
-OnBind = Callable[[int, Sequence[SampleBlock]], int]  # step, what it covers -> batches to be claimed with it
+OnBind = Callable[[int], int]  # step -> batches to be held after its round
 
 
 class Taken(NamedTuple):
@@ -20,19 +20,17 @@ class DrawnSamples:
     """Samples that the prepared loader has given to the script since the last bind."""
 
     def __init__(self) -> None:
-        self._counted = False
         self._on_bind: OnBind | None = None
         self._blocks: list[SampleBlock] = []
         self._samples = 0
         self._last_weight = 1.0
 
-    def start_counting(self, on_bind: OnBind | None = None) -> None:
+    def start_counting(self, on_bind: OnBind) -> None:
         """A loader is prepared. Without one every step weighs the same (W3).
 
         Args:
-            on_bind: says what is claimed with a step; None where samples are dealt by plan.
+            on_bind: says what is claimed with a step.
         """
-        self._counted = True
         self._on_bind = on_bind
 
     def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
@@ -47,6 +45,6 @@ class DrawnSamples:
         """
         blocks, samples = tuple(self._blocks), self._samples
         self._blocks, self._samples = [], 0
-        if self._counted and samples:
+        if samples:
             self._last_weight = float(samples)
-        return Taken(self._last_weight, blocks, self._on_bind(step, blocks) if self._on_bind is not None else 0)
+        return Taken(self._last_weight, blocks, self._on_bind(step) if self._on_bind is not None else 0)

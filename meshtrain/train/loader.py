@@ -1,18 +1,15 @@
-"""The prepared loader: every peer gets other samples of one common order, and counts those it hands out (X1, X4)."""
+"""The prepared loader: a DataLoader over what this learner is dealt, which counts what it hands out (X1, X4)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
-from meshtrain.errors import NotSupported
+from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.deal import Deal, Wait
 from meshtrain.train.device import moved
-from meshtrain.train.ordering import LoaderOrder
-from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
-from meshwire.samples import deal
 
 # What is taken over from the script's loader; samplers and batch sizes are replaced by the deal.
 KEPT = (
@@ -31,76 +28,65 @@ KEPT = (
 OnBatch = Callable[[Sequence[SampleBlock], int], None]  # blocks, samples in them
 
 
-class Deal(Sampler[list[Any]]):
-    """One rank's batches of every epoch, as a batch sampler.
-
-    With batches of a sampler of the script's own, these are dealt whole: one each, and of a remainder smaller than
-    the number of peers some get a second one, joined to the first.
-    """
-
-    def __init__(self, loader: DataLoader[Any], rank: int, world_size: int, seed: int) -> None:
-        self._order = LoaderOrder(loader, world_size, seed)
-        self._rank = rank
-        self._sizes = [self._order.batch] * world_size
-        self._batches: Sequence[tuple[list[Any], SampleBlock]] = ()
-
-    def describe(self) -> str:
-        """For the comparison between peers."""
-        return self._order.describe()
-
-    def space(self) -> SampleSpace:
-        """What the daemon is told."""
-        return self._order.space()
-
-    def start_epoch(self, epoch: int) -> Sequence[SampleBlock]:
-        """Deals the epoch that is iterated next; the blocks of its batches in their order."""
-        order, whole = self._order.of(epoch), self._order.whole_batches
-        bounds = list(accumulate(map(len, order), initial=0)) if whole else range(len(order) + 1)
-        batches = []
-        for index in range(self._order.rounds(len(order))):
-            first, end = deal(len(order), self._sizes, index, drop_last=self._order.drop_last)[self._rank]
-            dealt = list(order[first:end])
-            indices = [item for batch in dealt for item in batch] if whole else dealt
-            batches.append((indices, SampleBlock(epoch=epoch, first=bounds[first], end=bounds[end])))
-        self._batches = batches
-        return [block for _, block in batches]
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter([indices for indices, _ in self._batches])
-
-    def __len__(self) -> int:
-        return self._order.rounds(self._order.total)
-
-
 class DealtLoader(DataLoader[Any]):
-    """A DataLoader over this rank's deal. Every iteration over it is one epoch.
+    """A DataLoader over this learner's deal. An iteration is an epoch, and ends when there is no more of it.
+
+    One that was left early is gone on with by the next iteration; if nothing of it is left by then, that one is the
+    next epoch. An epoch that was over before this learner had any of it yields nothing: a script that begins again in
+    the middle of the job runs through the epochs that are past at once.
 
     Args:
         on_batch: called with the samples of a batch when the script gets it.
         device: batches come on it.
+        wait: takes in what the daemon says until a condition holds.
+        idle: returns when the deal of this epoch is settled, and the step may begin.
     """
 
-    def __init__(self, loader: DataLoader[Any], dealt: Deal, on_batch: OnBatch, device: torch.device) -> None:
-        super().__init__(loader.dataset, batch_sampler=dealt, **kept_settings(loader))
-        self._deal = dealt
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        deal: Deal,
+        on_batch: OnBatch,
+        device: torch.device,
+        wait: Wait,
+        idle: Callable[[int], None],
+    ) -> None:
+        kept = {name: getattr(loader, name) for name in KEPT}
+        super().__init__(loader.dataset, batch_sampler=deal, **kept)
+        self._deal = deal
         self._on_batch = on_batch
         self._device = device
-        self._epoch = 0
+        self._wait = wait
+        self._idle = idle
+        self._iterations = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        blocks = self._deal.start_epoch(self._epoch)
-        self._epoch += 1
-        return self._counted(super().__iter__(), blocks)
+        self._iterations += 1
+        self._deal.give_back()
+        return self._batches(self._iterations)
 
-    def _counted(self, batches: Iterator[Any], blocks: Sequence[SampleBlock]) -> Iterator[Any]:
-        for batch, block in zip(batches, blocks, strict=True):
-            self._on_batch([block], block.end - block.first)
-            yield batch if self._device.type == "cpu" else moved(batch, self._device)
+    def _batches(self, iteration: int) -> Iterator[Any]:
+        deal = self._deal
+        self._check_newest(iteration)
+        if deal.begun and not deal.more(self._wait, self._idle):
+            deal.next_epoch()
+        try:
+            while deal.more(self._wait, self._idle):
+                for batch in super().__iter__():
+                    self._on_batch(*deal.handed_out())
+                    yield batch if self._device.type == "cpu" else moved(batch, self._device)
+                    self._check_newest(iteration)
+            deal.next_epoch()
+        finally:
+            if iteration == self._iterations:
+                deal.give_back()
 
-
-def kept_settings(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The arguments of the DataLoader that takes a script's place."""
-    return {name: getattr(loader, name) for name in KEPT}
+    def _check_newest(self, iteration: int) -> None:
+        if iteration != self._iterations:
+            raise UsageError(
+                "this iteration over the prepared loader was ended by a later iter(loader), which goes on with the "
+                "same epoch: read the loader in one place at a time"
+            )
 
 
 def dealable(loader: object) -> DataLoader[Any] | None:

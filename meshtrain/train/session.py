@@ -18,12 +18,12 @@ from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageEr
 from meshtrain.train import optimizers, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
-from meshtrain.train.claimed import ClaimedDeal, ClaimedLoader
+from meshtrain.train.deal import Deal
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.engine import Engine, EngineSettings
 from meshtrain.train.environment import Environment
-from meshtrain.train.loader import Deal, DealtLoader, dealable
+from meshtrain.train.loader import DealtLoader, dealable
 from meshtrain.train.means import Means
 from meshtrain.train.memory import learner_bytes
 from meshtrain.train.scaling import Scaling
@@ -69,7 +69,7 @@ class Session:
         self._device: torch.device | None = None
         self._prepared = False
         self._engine: Engine | None = None
-        self._deal: ClaimedDeal | None = None
+        self._deal: Deal | None = None
         self._barriers = 0
         self._finished = False
 
@@ -113,19 +113,14 @@ class Session:
             self._draw_apart("the loader reads an IterableDataset")
             self._join(model, optimizer, scaler, "an iterable data set")
             return model, optimizer, loader
-        seed, sync = self._welcome.spec.seed, self._welcome.spec.sync
-        if sync.claims:
-            deal = self._deal = ClaimedDeal(given, self.world_size, seed, sync.staleness)
-            self._channel.route(Grant, lambda notice: deal.grant(notice.blocks))
-            self._channel.route(EpochOver, lambda notice: self._epoch_over(deal, notice))
-            self._drawn.start_counting(deal.bind)
-            self._join(model, optimizer, scaler, deal.describe(), deal.space())
-            claimed = ClaimedLoader(given, deal, self._drawn.add, self.device, self._channel.wait, self._end_epoch)
-            return model, optimizer, cast(L, claimed)
-        planned = Deal(given, self.rank, self.world_size, seed)
-        self._drawn.start_counting()
-        self._join(model, optimizer, scaler, planned.describe(), planned.space())
-        return model, optimizer, cast(L, DealtLoader(given, planned, self._drawn.add, self.device))
+        spec = self._welcome.spec
+        deal = self._deal = Deal(given, self.world_size, spec.seed, spec.sync)
+        self._channel.route(Grant, lambda notice: deal.grant(notice.batches, notice.step))
+        self._channel.route(EpochOver, lambda notice: self._epoch_over(deal, notice))
+        self._drawn.start_counting(deal.bind)
+        self._join(model, optimizer, scaler, deal.describe(), deal.space())
+        dealt = DealtLoader(given, deal, self._drawn.add, self.device, self._channel.wait, self._end_epoch)
+        return model, optimizer, cast(L, dealt)
 
     def _check_unprepared(self) -> None:
         self._check_running()
@@ -191,7 +186,7 @@ class Session:
             Scaling(scaler),
             EngineSettings(
                 staleness=sync.staleness,
-                absent_in_barriers=sync.staleness > 0 or self._deal is not None,
+                absent_in_barriers=sync.staleness > 0 or (self._deal is not None and not sync.lockstep),
                 coefficient=coefficient,
                 hash_every=self._welcome.spec.hash_every,
             ),
@@ -206,21 +201,20 @@ class Session:
         if self._deal is not None:
             self._deal.step_lost(notice.step, notice.retry)
 
-    def _epoch_over(self, deal: ClaimedDeal, notice: EpochOver) -> None:
+    def _epoch_over(self, deal: Deal, notice: EpochOver) -> None:
         deal.epoch_over(notice.epoch)
-        if notice.unused:
+        if notice.unused and not self._finished:
             unit = "batches" if deal.space().whole_batches else "samples"
             log.warning(
                 "epoch %d ends without %d %s that a peer held when it finished", notice.epoch + 1, notice.unused, unit
             )
 
     def _end_epoch(self, epoch: int) -> None:
-        """X4: this peer has got all that it will get of an epoch."""
+        """X4: this peer has used all that it has of an epoch; it may get more, of a peer that is lost."""
         assert self._engine is not None
         assert self._deal is not None
-        deal, number = self._deal, epoch + 1
         self._engine.boundary.idle(
-            f"the samples of epoch {number} are used up", lambda: deal.is_over(epoch), f"the end of epoch {number}"
+            f"the samples of epoch {epoch + 1} are used up", self._deal.settled, f"the end of epoch {epoch + 1}"
         )
 
     def _take_over(self, state: ReplicaState) -> Progress:

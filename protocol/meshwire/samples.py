@@ -1,4 +1,4 @@
-"""Which samples each member takes in each round at s=0: pure functions that all members compute alike (X1, X4).
+"""How an epoch is seeded, counted and cut: pure functions that all members compute alike (X1, X4).
 
 Positions index the permutation of an epoch, which every member computes from the same seed.
 """
@@ -6,7 +6,7 @@ Positions index the permutation of an epoch, which every member computes from th
 import hashlib
 import struct
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
@@ -43,24 +43,7 @@ def rounds_per_epoch(total: int, batch_sizes: Sequence[int], *, drop_last: bool 
     return rounds if drop_last else rounds + (remainder >= members)
 
 
-def deal(
-    total: int, batch_sizes: Sequence[int], round_index: int, *, drop_last: bool = False
-) -> tuple[tuple[int, int], ...]:
-    """The positions [first, end) that each rank takes in round `round_index` (from 0) of an epoch.
-
-    Every position is dealt exactly once in an epoch, except those that `drop_last` leaves out, and every rank gets at
-    least one in each round. Raises ValueError as `rounds_per_epoch` does, and IndexError beyond its result.
-    """
-    rounds = rounds_per_epoch(total, batch_sizes, drop_last=drop_last)
-    if not 0 <= round_index < rounds:
-        raise IndexError(f"round {round_index} of an epoch of {rounds}")
-    joint = sum(batch_sizes)
-    first = round_index * joint
-    end = total if round_index == rounds - 1 and not drop_last else first + joint
-    return tuple((first + low, first + high) for low, high in pairwise(_cuts(end - first, batch_sizes)))
-
-
-def _cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
+def cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
     """Bounds that split `count` samples in proportion to the batch sizes, with one at least for each rank.
 
     A whole joint batch splits into exactly `batch_sizes`; a short one gives nobody more than its batch size.

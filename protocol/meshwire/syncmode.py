@@ -28,9 +28,12 @@ class SyncSettings(Wire):
     """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
 
     @property
-    def claims(self) -> bool:
-        """Whether samples are claimed as learners go (X2); else every round's deal is planned ahead (X4)."""
-        return self.straggler == "carry" or self.shares == "speed"
+    def lockstep(self) -> bool:
+        """Whether every learner is in every round with a batch of equal size, so that samples go by turns (X4).
+
+        Else each learner claims what it needs to go on at its own speed (X2).
+        """
+        return self.straggler == "wait" and self.shares == "equal"
 
     def text(self) -> str:
         """As typed after --sync."""

@@ -1,26 +1,40 @@
-"""A daemon's part in the deal of samples: grants, the end of epochs, shares (X2, X4, X4a)."""
+"""A daemon's part in the deal of samples: grants, the end of epochs, shares, generations (X2 to X4a)."""
 
 from collections.abc import Sequence
 
 import pytest
 
 from meshtraind.dealing import LOOK_EVERY_BINDS, Dealing
-from meshwire.claims import first_batches
+from meshwire.ledger import FIRST_BATCHES
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.roundevents import RoundComplete
-from meshwire.syncmode import Shares
+from meshwire.supply import Batch
+from meshwire.syncmode import Shares, SyncSettings
 from meshwire.wiretypes import Wire
 
 
 class Member:
     def __init__(self, rank: int, *, total: int = 1000, shares: Shares = "speed", whole_batches: bool = False) -> None:
         self.told: list[Wire] = []
-        space = SampleSpace(total=total, batch=1 if whole_batches else 4, whole_batches=whole_batches, drop_last=False)
-        self.dealing = Dealing(space, 2, rank, 0, shares, self.told.append)
+        self.rank = rank
+        self.space = SampleSpace(
+            total=total, batch=1 if whole_batches else 4, whole_batches=whole_batches, drop_last=False
+        )
+        self.sync = SyncSettings(shares=shares)
+        self.dealing = Dealing(self.space, rank, range(2), self.sync, self.told.append)
+
+    def newcomer(self, rank: int, learning: Sequence[int]) -> "Member":
+        """A member that enters with what this one holds."""
+        member = Member(rank)
+        member.dealing = Dealing(self.space, rank, learning, self.sync, member.told.append, state=self.dealing.state())
+        return member
+
+    def batches(self) -> list[Batch]:
+        return [batch for notice in self.told if isinstance(notice, Grant) for batch in notice.batches]
 
     def blocks(self) -> list[SampleBlock]:
-        return [block for notice in self.told if isinstance(notice, Grant) for block in notice.blocks]
+        return [block for batch in self.batches() for block in batch]
 
     def over(self) -> list[EpochOver]:
         return [notice for notice in self.told if isinstance(notice, EpochOver)]
@@ -32,7 +46,7 @@ def complete(*binds: tuple[int, Sequence[SampleBlock], int, tuple[int, ...]]) ->
         void=False,
         reason="",
         binds={
-            rank: Bind(round=1, step=1, base=0, weight=1.0, samples=tuple(samples), claim=claim, sizes=sizes)
+            rank: Bind(round=1, step=9, base=0, weight=1.0, samples=tuple(samples), claim=claim, sizes=sizes)
             for rank, samples, claim, sizes in binds
         },
         poisons={},
@@ -43,21 +57,21 @@ def complete(*binds: tuple[int, Sequence[SampleBlock], int, tuple[int, ...]]) ->
 
 
 def test_the_learner_is_granted_its_first_lot_and_what_it_claims() -> None:
-    """X2: only its own, in order; a round without a claim of its own is no news."""
+    """X2: only its own, in order; and it is told of every round that it is in, so that it knows what is to come."""
     members = [Member(0), Member(1)]
     for member in members:
         member.dealing.begin()
     first = [member.blocks() for member in members]
-    assert [len(blocks) for blocks in first] == [first_batches(0)] * 2
+    assert [len(blocks) for blocks in first] == [FIRST_BATCHES] * 2
+    position = FIRST_BATCHES * 2 * 4
     for member in members:
-        assert member.dealing.complete(complete((1, first[1][:1], 2, ()), (0, first[0][:2], 0, ()))) is None
-    assert len(members[0].told) == 1
-    assert isinstance(members[1].told[1], Grant)
-    position = first_batches(0) * 2 * 4
-    assert [(block.first, block.end) for block in members[1].told[1].blocks] == [
-        (position, position + 4),
-        (position + 4, position + 8),
-    ]
+        done = complete((1, first[1][:1], FIRST_BATCHES + 1, ()), (0, first[0][:2], 0, ()))
+        assert member.dealing.complete(done) is None
+        assert member.dealing.complete(complete((0, first[0][2:3], 0, ()))) is None
+    assert members[0].told[1:] == [Grant(batches=(), step=9)] * 2
+    more = (SampleBlock(epoch=0, first=position, end=position + 4),)
+    last = (SampleBlock(epoch=0, first=position + 4, end=position + 8),)
+    assert members[1].told[1:] == [Grant(batches=(more, last), step=9)]
 
 
 def test_a_wrong_bind_is_told() -> None:
@@ -100,6 +114,64 @@ def test_nobody_waits_for_samples_of_a_learner_that_has_finished() -> None:
     assert member.over()[2:] == [EpochOver(epoch=2, unused=4)]
 
 
+def test_what_a_lost_learner_held_is_told_at_once() -> None:
+    """X3: the others may all be waiting at an epoch's end, and complete no round any more."""
+    members = [Member(rank, total=16) for rank in range(2)]
+    for member in members:
+        member.dealing.begin()
+    own, lost = ([block for block in member.blocks() if block.epoch == 0] for member in members)
+    member = members[0]
+    assert member.dealing.complete(complete((0, own, 0, ()))) is None
+    told = len(member.told)
+    member.dealing.enter((0,))
+    (notice,) = member.told[told:]
+    assert isinstance(notice, Grant)
+    assert [block for batch in notice.batches for block in batch][: len(lost)] == lost
+    assert member.dealing.complete(complete((0, lost, 0, ()))) is None
+    assert member.over() == [EpochOver(epoch=0, unused=0)]
+
+
+def test_a_learner_that_begins_in_the_middle_is_told_what_is_over_and_then_what_it_holds() -> None:
+    """X4: once it is one of those that compute, whichever comes first; others know the same of it."""
+    member = Member(0, total=8)
+    member.dealing.begin()
+    for epoch in range(5):
+        assert member.dealing.complete(complete((0, [b for b in member.blocks() if b.epoch == epoch], 0, ()))) is None
+        other = [block for batch in member.dealing._ledger.batches(1) for block in batch if block.epoch == epoch]
+        assert member.dealing.complete(complete((1, other, 0, ()))) is None
+    loading = member.newcomer(2, (0, 1))
+    loading.dealing.begin()
+    assert not loading.told
+    for each in (member, loading):
+        each.dealing.enter((0, 1, 2))
+    late = member.newcomer(2, (0, 1, 2))
+    late.dealing.begin()
+    for each in (loading, late):
+        over, grant = each.told
+        assert over == EpochOver(epoch=4, unused=0)
+        assert isinstance(grant, Grant)
+        assert grant.batches == member.dealing._ledger.batches(2)
+        assert grant.batches
+        assert each.dealing.state() == member.dealing.state()
+
+
+def test_a_learner_that_is_started_again_is_told_anew() -> None:
+    """Nothing of what the one before it was told is its own; it has not finished, either."""
+    member = Member(1, total=8)
+    member.dealing.begin()
+    member.dealing.finished(1)
+    member.dealing.enter((0,))
+    told = len(member.told)
+    assert member.dealing.complete(complete((0, [], 50, ()))) is None
+    member.dealing.begin()
+    assert len(member.told) == told
+    member.dealing.enter((0, 1))
+    (notice,) = member.told[told:]
+    assert isinstance(notice, Grant)
+    assert notice.batches == member.dealing._ledger.batches(1)
+    assert not member.over()
+
+
 def looks(dealing: Dealing) -> list[tuple[int, ...]]:
     return [dealing.sizes() for _ in range(LOOK_EVERY_BINDS)]
 
@@ -117,6 +189,16 @@ def test_rank_0_decides_the_sizes_from_the_speeds() -> None:
     assert member.dealing.complete(complete((0, [], 0, (6, 2)))) is None
     assert member.dealing.batch == 6
     assert not any(looks(member.dealing))
+
+
+def test_the_lowest_rank_that_learns_decides_after_it() -> None:
+    """X4a: of the ranks that are there now, in their order."""
+    member = Member(1)
+    member.dealing.enter((1, 4))
+    member.dealing.measured(0, 1000.0)
+    member.dealing.measured(1, 100.0)
+    member.dealing.measured(4, 300.0)
+    assert looks(member.dealing)[-1] == (2, 6)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwire.claims import Ledger, first_batches
+from meshwire.ledger import Ledger
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import (
@@ -129,10 +129,10 @@ class LocalRounds:
         self._manifest = manifest
         self._plan = plan_buckets(manifest, self._spec.bucket_bytes)
         self._begun = True
-        if samples is not None and self._spec.sync.claims:
-            self._ledger = Ledger(samples, len(self.learners), first_batches(self._staleness))
+        if samples is not None:
+            self._ledger = Ledger(samples, range(len(self.learners)), self._spec.sync)
             for learner in self.learners:
-                self._notify(learner.rank, Grant(blocks=self._ledger.initial(learner.rank)))
+                self._notify(learner.rank, Grant(batches=self._ledger.batches(learner.rank)))
         for learner in self.learners:
             learner.pending = 1
         self._settle()
@@ -275,7 +275,7 @@ class LocalRounds:
         assert number in (0, learner.barriers + 1), f"barrier {number} after {learner.barriers} by {who}"
         learner.barrier = number
         learner.barriers = number or learner.barriers
-        if self._begun and (self._staleness or self._ledger is not None):
+        if self._begun and (self._staleness or (self._ledger is not None and not self._spec.sync.lockstep)):
             self._absent(learner, f"barrier {number}")
 
     # What follows
@@ -319,9 +319,8 @@ class LocalRounds:
         if self._ledger is not None:
             granted = self._ledger.complete({rank: _bind(number, round_, rank) for rank in round_.binds})
             assert not isinstance(granted, str), f"round {number}: {granted}"
-            for rank, blocks in granted.items():
-                if blocks:
-                    self._notify(rank, Grant(blocks=blocks))
+            for rank, batches in granted.items():
+                self._notify(rank, Grant(batches=batches, step=round_.steps[rank]))
         return True
 
     def _means(self, round_: LocalRound) -> Values:

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.localmesh import LocalMesh
-from meshwire.samples import deal, epoch_seed, rounds_per_epoch
+from meshwire.samples import epoch_seed, rounds_per_epoch
 from tests.daemon import jobs
+from tests.plannedeal import deal
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.samples import deal, epoch_seed, rounds_per_epoch
+from meshwire.samples import epoch_seed, rounds_per_epoch
+from tests.plannedeal import deal
 
 BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(
     lambda members, size: [size] * members, st.integers(1, 9), st.integers(1, 40)

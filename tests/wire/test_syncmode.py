@@ -29,7 +29,7 @@ def test_fixed_visibility_brings_what_it_needs() -> None:
     """R8, X4a: reproducible, so nobody is carried and no speed decides."""
     made = sync_settings("ssp:2", visibility="fixed")
     assert (made.straggler, made.shares) == ("wait", "equal")
-    assert not made.claims
+    assert made.lockstep
 
 
 def test_shares_follow_speed_where_a_slower_peer_is_to_be_expected() -> None:
@@ -42,10 +42,10 @@ def test_shares_follow_speed_where_a_slower_peer_is_to_be_expected() -> None:
 
 @pytest.mark.parametrize("straggler", ["carry", "wait"])
 @pytest.mark.parametrize("shares", ["equal", "speed"])
-def test_samples_are_claimed_unless_every_round_can_be_planned(straggler: str, shares: str) -> None:
-    """X2, X4: a deal can be planned only if every member takes part in every round with a batch of equal size."""
+def test_learners_are_in_lockstep_where_none_is_passed_over_and_shares_are_equal(straggler: str, shares: str) -> None:
+    """X2, X4: samples go by turns only if every member takes part in every round with a batch of equal size."""
     made = sync_settings("ssp:1", straggler=straggler, shares=shares)
-    assert made.claims == (straggler == "carry" or shares == "speed")
+    assert made.lockstep == (straggler == "wait" and shares == "equal")
 
 
 @pytest.mark.parametrize("bound", range(0, limits.STALENESS_MAX + 1, 16))

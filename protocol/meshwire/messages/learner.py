@@ -185,14 +185,19 @@ class StepLost(Wire):
 
 @message("grant")
 class Grant(Wire):
-    """Notice to the learner: these batches are its own, in this order, each of one or more blocks (X2)."""
+    """Notice to the learner: these batches are its own too, each of one or more blocks of one epoch (X2).
+
+    One comes when it begins, one with each complete round that it is in, and others when ranks have left.
+    """
 
     batches: tuple[tuple[SampleBlock, ...], ...]
+    step: Annotated[int, Field(ge=0)] = 0  # of the learner's, whose round is complete; 0: no round has brought them
 
 
 @message("epoch.over")
 class EpochOver(Wire):
-    """Notice to the learner: every block of this epoch is in a complete round (X4), or was held by a lost member."""
+    """Notice to the learner: every block of this epoch, and of all before it, is in a complete round (X4), or was held
+    by a member that has finished."""
 
     epoch: int
     unused: int  # of the latter, in samples, or batches if these are dealt whole

@@ -34,7 +34,7 @@ class Bind(Wire):
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # samples
     samples: tuple[SampleBlock, ...] = ()
     hyperparameters: Bytes = b""  # packed param-group values (O3)
-    claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # batches to be granted after this round (X2)
+    claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # batches it is to hold after this round (X2)
     sizes: Annotated[tuple[BatchSize, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # X4a; empty: as before
 
 
