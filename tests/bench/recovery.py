@@ -314,9 +314,10 @@ def _goal(row: Row, patience_s: float) -> tuple[str, bool]:
             most_s = patience_s + SILENCE_GOAL_S
             return f"round < {most_s:g} s", row.round_s is not None and row.round_s < most_s
         case "learner killed":
-            known = row.whole_s is not None and row.imports_s is not None
-            beyond_s = row.whole_s - row.imports_s if known else None  # type: ignore[operator]
-            return f"whole < {LEARNER_GOAL_S:g} s + imports", beyond_s is not None and beyond_s < LEARNER_GOAL_S
+            goal = f"whole < {LEARNER_GOAL_S:g} s + imports"
+            if row.whole_s is None or row.imports_s is None:
+                return goal, False
+            return goal, row.whole_s - row.imports_s < LEARNER_GOAL_S
         case "peer rejoins":
             return f"rate >= {RATE_GOAL:g}", row.rate is not None and row.rate >= RATE_GOAL
     return "whole again", row.whole_s is not None

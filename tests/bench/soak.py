@@ -55,6 +55,11 @@ class Soak:
         self._told_s = self._began_s
         self.watch = Watch(mesh, job, self._began_s)
 
+    @property
+    def lasted_s(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._began_s
+
     def run(self) -> None:
         """Returns at the end of the schedule, or when the job is over."""
         for action in self._schedule:
@@ -85,7 +90,7 @@ class Soak:
         findings = self.watch.findings
         peers = " ".join(f"{name}{'' if daemon.up else '-'}" for name, daemon in self._mesh.daemons.items())
         return (
-            f"{time.monotonic() - self._began_s:8.1f} s  round {findings.rounds}, {len(self.done)} actions, "
+            f"{self.lasted_s:8.1f} s  round {findings.rounds}, {len(self.done)} actions, "
             f"{len(findings.violations)} violations, longest gap {findings.longest_gap_s:.1f} s, {peers}"
         )
 
@@ -109,6 +114,7 @@ class Soak:
                 daemon.freeze()
             case "thaw":
                 daemon.thaw()
+                self.watch.thawed(daemon.name)
             case "learner":
                 if not daemon.kill_learner():
                     say(f"            {daemon.name} had no learner")
@@ -202,7 +208,7 @@ def soak(options: argparse.Namespace) -> dict[str, object]:
         "peers": options.peers,
         "patience_s": options.patience,
         "sync": options.sync,
-        "duration_s": run.done[-1].at_s if run.done else 0.0,
+        "duration_s": run.lasted_s,
         "interrupted": interrupted,
         **asdict(findings),
         "actions": [asdict(action) for action in run.done],

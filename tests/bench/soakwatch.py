@@ -68,8 +68,10 @@ class Watch:
         self._began_s = began_s
         self._touched_s = dict.fromkeys(map(frozenset, combinations(mesh.names, 2)), began_s)  # links
         self._broken: set[frozenset[str]] = set()
-        self._progress_s = began_s
-        self._stuck = False
+        self._thawed_s: dict[str, float] = {}
+        self._rounds: dict[str, int] = {}  # that each daemon has told last
+        self._progress_s = dict.fromkeys(mesh.names, began_s)  # when it told more than before
+        self._answered_s = dict.fromkeys(mesh.names, began_s)
         self._uses: dict[int, Use] = {}  # by process id: in the first calm that it saw
         self._shared_memory = _shared_memory()
         self._said: set[str] = set()
@@ -84,16 +86,26 @@ class Watch:
         self._broken.discard(link)
         self._touched_s[link] = time.monotonic()
 
+    def thawed(self, name: str) -> None:
+        """From now on this peer is expected to work."""
+        self._thawed_s[name] = time.monotonic()
+
     def look(self) -> Mapping[str, JobSummary | None]:
         """Notes progress and what is wrong. Returns what each daemon says of the job."""
         summaries = {name: self._job.summary(daemon) for name, daemon in self._mesh.daemons.items()}
         now_s = time.monotonic()
         for name, summary in summaries.items():
+            daemon = self._mesh.daemons[name]
+            if not daemon.killed and (code := daemon.process.poll()) is not None:
+                self._violated(f"the daemon {name} has ended by itself, exit code {code}", once=f"end of {name}")
             if summary is None:
+                self._check_answers(name, daemon, now_s)
                 continue
-            if summary.rounds > self.findings.rounds:
-                self.findings.rounds = summary.rounds
-                self._progress_s, self._stuck = now_s, False
+            self._answered_s[name] = now_s
+            if summary.rounds > self._rounds.get(name, 0):
+                self._progress_s[name] = now_s
+            self._rounds[name] = summary.rounds  # fewer than before, when its side of a partition gave way
+            self.findings.rounds = max(self.findings.rounds, summary.rounds)
             if summary.replicas_equal is False:
                 self._violated(f"{name} says that the replicas differ")
             if summary.state in ("failed", "failing", "succeeded", "cancelled", "cancelling"):
@@ -102,33 +114,40 @@ class Watch:
         self._check_progress(now_s)
         return summaries
 
-    def _check_progress(self, now_s: float) -> None:
-        able_s = self._able_since_s()
-        if able_s is None:
-            return
-        gap_s = now_s - max(self._progress_s, able_s)
-        self.findings.longest_gap_s = max(self.findings.longest_gap_s, gap_s)
-        if now_s - able_s >= STALL_S and now_s - self._progress_s >= STALL_S and not self._stuck:
-            self._stuck = True
-            self._violated(
-                f"no round for {now_s - self._progress_s:.0f} s after round {self.findings.rounds}, while two peers "
-                f"have been up and linked for {now_s - able_s:.0f} s"
-            )
+    def _check_answers(self, name: str, daemon: ChaosDaemon, now_s: float) -> None:
+        if not daemon.up:
+            self._answered_s[name] = now_s
+        silent_s = now_s - max(self._answered_s[name], daemon.started_s)
+        if silent_s >= STALL_S:
+            self._violated(f"{name} has not answered for {silent_s:.0f} s", once=f"silence of {name}")
 
-    def _able_since_s(self) -> float | None:
+    def _check_progress(self, now_s: float) -> None:
+        for link, able_s in self._able_since_s().items():
+            progress_s = max(self._progress_s[name] for name in link)
+            gap_s = now_s - max(progress_s, able_s)
+            self.findings.longest_gap_s = max(self.findings.longest_gap_s, gap_s)
+            if now_s - able_s >= STALL_S and now_s - progress_s >= STALL_S:
+                names = " and ".join(sorted(link))
+                self._violated(
+                    f"no round for {now_s - progress_s:.0f} s at {names}, though both learners have been up and "
+                    f"linked for {now_s - able_s:.0f} s",
+                    once=f"no round at {names} since {progress_s}",
+                )
+
+    def _able_since_s(self) -> dict[frozenset[str], float]:
         """Since when there have been two daemons with learners, and a link between them that nobody touched."""
         since_s: dict[str, float] = {}
         for name, daemon in self._mesh.daemons.items():
             learners = daemon.learners() if daemon.up else []
             if learners:
                 with contextlib.suppress(psutil.NoSuchProcess):
-                    since_s[name] = time.monotonic() - (time.time() - learners[0].create_time())
-        pairs = [
-            max(since_s[one], since_s[other], self._touched_s[link])
-            for one, other in combinations(since_s, 2)
-            if (link := frozenset((one, other))) not in self._broken
-        ]
-        return min(pairs, default=None)
+                    learner_s = time.monotonic() - (time.time() - learners[0].create_time())
+                    since_s[name] = max(learner_s, self._thawed_s.get(name, 0.0))
+        return {
+            link: max(self._touched_s[link], *(since_s[name] for name in link))
+            for link in map(frozenset, combinations(since_s, 2))
+            if link not in self._broken
+        }
 
     def check_calm(self) -> None:
         """At the end of a calm: everybody is back, samples count once, and nothing has leaked."""

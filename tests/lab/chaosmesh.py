@@ -23,7 +23,7 @@ from typing import Self
 
 import psutil
 
-from meshtrain.client import ConnectionLost, DaemonNotRunning, RequestError
+from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
 from meshtrain.localmesh import LocalDaemon, LocalMeshError
 from meshtraind.identity import Identity, load_or_create
 from meshtraind.pins import Pin, PinTable
@@ -48,6 +48,7 @@ class ChaosDaemon(LocalDaemon):
         process: of the newest start.
         started_s: monotonic time of it.
         frozen: stopped by SIGSTOP.
+        killed: ended by `kill`.
     """
 
     def __init__(self, name: str, data_dir: Path, host: str, patience_s: float | None) -> None:
@@ -75,6 +76,7 @@ class ChaosDaemon(LocalDaemon):
             )
         self.started_s = time.monotonic()
         self.frozen = False
+        self.killed = False
 
     @property
     def up(self) -> bool:
@@ -84,6 +86,7 @@ class ChaosDaemon(LocalDaemon):
     def kill(self) -> None:
         """SIGKILL; its learners end with it. Returns when it is gone."""
         self._forget()
+        self.killed = True
         self.process.kill()
         self.process.wait()
 
@@ -124,9 +127,9 @@ class ChaosDaemon(LocalDaemon):
             return None
         try:
             if self.client is None:
-                self.wait()
+                self.client = Client.connect(self.data_dir)
             return self.request(body, REQUEST_TIMEOUT_S, name)
-        except (*UNANSWERED, LocalMeshError):
+        except UNANSWERED:
             self._forget()
             return None
 

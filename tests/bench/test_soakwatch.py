@@ -1,0 +1,126 @@
+"""The soak's watch sees what it is there for: each violation is shown to it once, and what is none beside it."""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.bench.soakwatch import DESCRIPTORS_SLACK, STALL_S, Watch
+
+LONG_S = 2 * STALL_S
+
+
+class FakeDaemon:
+    """Up, with a learner, for LONG_S."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.up = True
+        self.killed = False
+        self.code: int | None = None
+        self.started_s = time.monotonic() - LONG_S
+        self.learner_age_s = LONG_S
+        self.process = SimpleNamespace(pid=os.getpid(), poll=lambda: self.code)
+
+    def learners(self) -> list[Any]:
+        return [SimpleNamespace(create_time=lambda: time.time() - self.learner_age_s)]
+
+
+@dataclass
+class Fakes:
+    """Two daemons, and what they say of the job; nothing has happened for LONG_S."""
+
+    anna: FakeDaemon = field(default_factory=lambda: FakeDaemon("anna"))
+    bert: FakeDaemon = field(default_factory=lambda: FakeDaemon("bert"))
+    said: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("anna", "bert"):
+            self.said[name] = SimpleNamespace(rounds=0, replicas_equal=True, state="running", error=None)
+        self.began_s = time.monotonic() - LONG_S
+        mesh: Any = SimpleNamespace(names=("anna", "bert"), daemons={"anna": self.anna, "bert": self.bert})
+        mesh.linked = lambda name: {"anna", "bert"} - {name}
+        job: Any = SimpleNamespace(summary=lambda daemon: self.said[daemon.name], records=list, batch=8)
+        self.watch = Watch(mesh, job, self.began_s)
+
+    def violations(self) -> str:
+        self.watch.look()
+        self.watch.look()  # says nothing twice
+        return "\n".join(self.watch.findings.violations)
+
+
+def test_two_peers_that_could_and_do_not_commit_are_a_violation() -> None:
+    fakes = Fakes()
+    assert fakes.violations().count("no round for") == 1
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [
+        lambda fakes: setattr(fakes.said["bert"], "rounds", 1),
+        lambda fakes: setattr(fakes.bert, "up", False),
+        lambda fakes: setattr(fakes.bert, "learner_age_s", 1.0),
+        lambda fakes: fakes.watch.thawed("bert"),
+        lambda fakes: fakes.watch.link_broken("anna", "bert"),
+        lambda fakes: (fakes.watch.link_broken("anna", "bert"), fakes.watch.link_healed("anna", "bert")),
+    ],
+    ids=["a round", "one is down", "a new learner", "just thawed", "a broken link", "a link just healed"],
+)
+def test_nobody_has_to_commit_who_cannot(excuse: Callable[[Fakes], None]) -> None:
+    fakes = Fakes()
+    excuse(fakes)
+    assert fakes.violations() == ""
+
+
+def test_rounds_that_go_back_and_on_again_are_progress() -> None:
+    """The side of a partition that gave way had more of them."""
+    fakes = Fakes()
+    fakes.said["anna"].rounds = fakes.said["bert"].rounds = 500
+    fakes.watch.look()
+    for name in ("anna", "bert"):
+        fakes.watch._progress_s[name] = fakes.began_s
+        fakes.said[name].rounds = 300
+    fakes.watch._rounds = {"anna": 299, "bert": 299}
+    assert fakes.violations() == ""
+    assert fakes.watch.findings.rounds == 500
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda fakes: setattr(fakes.said["bert"], "replicas_equal", False), "replicas differ"),
+        (lambda fakes: setattr(fakes.said["bert"], "state", "failed"), "the job is failed on bert"),
+        (lambda fakes: setattr(fakes.bert, "code", -11), "bert has ended by itself, exit code -11"),
+        (lambda fakes: fakes.said.update(bert=None), "bert has not answered"),
+    ],
+    ids=["replicas", "job", "daemon", "silence"],
+)
+def test_what_is_broken_is_a_violation(change: Callable[[Fakes], None], expected: str) -> None:
+    fakes = Fakes()
+    fakes.said["anna"].rounds = 1
+    change(fakes)
+    assert fakes.violations().count(expected) == 1
+
+
+def test_a_killed_daemon_may_have_ended() -> None:
+    fakes = Fakes()
+    fakes.bert.killed, fakes.bert.up, fakes.bert.code = True, False, -9
+    fakes.said["bert"] = None
+    assert fakes.violations() == ""
+
+
+def test_descriptors_that_grow_from_calm_to_calm_are_a_leak() -> None:
+    fakes = Fakes()
+    fakes.watch.check_calm()
+    assert not fakes.watch.findings.violations
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(DESCRIPTORS_SLACK + 1)]
+    try:
+        fakes.watch.check_calm()
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+    assert any("leaks file descriptors" in text for text in fakes.watch.findings.violations)
