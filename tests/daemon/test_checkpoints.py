@@ -8,21 +8,24 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from meshtraind import checkpoints
 from meshtraind.blobs import BlobStore
+from meshtraind.board import Board
 from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
 from meshtraind.checkpointtransfer import fetch_state, forget_state, offer, store_state
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.fetch import serve
+from meshtraind.node import Node
+from meshtraind.questions import Questions
 from meshtraind.threads import Stopped
 from meshtraind.throttle import Throttle
-from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, CheckpointManifest, GenerationRecord, unit_file
+from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, GenerationRecord, unit_file
 from meshwire.messages.generation import DealState
-from meshwire.messages.job import Fetch, Generation, Member
+from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
 from meshwire.messages.learner import SampleSpace, Waiting
 from meshwire.messages.link import Software
 from meshwire.messages.rounds import SampleBlock
@@ -329,6 +332,10 @@ def test_a_save_that_was_given_up_leaves_nothing(store: CheckpointStore) -> None
     store.abandon(1)
     assert not list(store.path.iterdir())
     store.abandon(2)
+    written(store, 5)
+    store.begin(6)
+    store.clean_up()
+    assert [path.name for path in store.path.iterdir()] == ["5"]
     CheckpointStore(store.path / "never", JOB, keep=1).clean_up()
 
 
@@ -465,11 +472,28 @@ async def test_a_transfer_keeps_to_its_pace(monkeypatch: pytest.MonkeyPatch) -> 
         Throttle(0)
 
 
-def test_the_module_hides_nothing_behind_a_dot(store: CheckpointStore) -> None:
-    """`clean_up` deletes by that rule."""
+# Who asks
+
+
+@pytest.mark.asyncio
+async def test_all_members_are_asked_and_who_is_away_is_named(store: CheckpointStore, tmp_path: Path) -> None:
+    """What lies on one device that is off may be the newest: that is said."""
     written(store, 5)
-    store.begin(6)
-    store.clean_up()
-    assert [path.name for path in store.path.iterdir()] == ["5"]
-    assert store.path.name == checkpoints.CHECKPOINTS
-    assert isinstance(CheckpointManifest.decode((store.path / "5" / MANIFEST_FILE).read_bytes()), CheckpointManifest)
+    elsewhere = CheckpointSummary(round=6, rank=1, created_at_s=1.0, size_bytes=7, wrong=None)
+    asked: list[Wire] = []
+
+    async def request(body: Wire, **_: object) -> Wire:
+        asked.append(body)
+        return Checkpoints(checkpoints=(elsewhere,))
+
+    links = {MEMBERS[1].device: SimpleNamespace(connection=SimpleNamespace(request=request))}
+    node = SimpleNamespace(device=MEMBERS[0].device, links=links, job_folder=lambda _: tmp_path / "job")
+    board = SimpleNamespace(jobs={JOB: SimpleNamespace(summary=lambda: SimpleNamespace(members=MEMBERS))})
+    questions = Questions(cast(Node, node), cast(Board, board))
+    all_ = await questions.checkpoints(ListCheckpoints(job=JOB), forward=True)
+    assert [(one.round, one.rank, one.wrong) for one in all_.checkpoints] == [(6, 1, None), (5, 0, None)]
+    assert all_.unasked == (MEMBERS[2].name,)
+    assert asked == [ListCheckpoints(job=JOB)]
+    own = await questions.checkpoints(ListCheckpoints(job=JOB), forward=False)
+    assert [one.round for one in own.checkpoints] == [5]
+    assert own.unasked == ()

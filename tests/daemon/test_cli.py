@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from meshwire.files import FileManifest
 from meshwire.jobs import EXIT_CODES, JobState
 from meshwire.messages.envelope import Done, Failure
 from meshwire.messages.job import (
+    Checkpoints,
+    CheckpointSummary,
     Fetch,
     Fetched,
+    ListCheckpoints,
     ListOutputs,
     Metrics,
     OutputFile,
@@ -127,6 +131,7 @@ COMMANDS = (
     "init",
     "submit",
     "jobs",
+    "checkpoints",
     "top",
     "logs",
     "cancel",
@@ -308,6 +313,24 @@ def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> No
     assert endpoint.of_type(Cancel) == [Cancel(job=OLDER, now=False)]
     assert "2 jobs begin with '1kx'" in shown.stderr
     assert "no job has an id that begins with '9'" in shown.stderr
+
+
+def test_checkpoints_say_where_they_lie_and_what_is_wrong(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
+    good = CheckpointSummary(round=300, rank=1, created_at_s=time.time() - 60, size_bytes=3 << 20, wrong=None)
+    bad = CheckpointSummary(round=200, rank=0, created_at_s=None, size_bytes=None, wrong="0.safetensors is no file")
+    endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=(good, bad), unasked=("cleo",))
+    shown = run("checkpoints", JOB[:4])
+    assert [line.split() for line in shown.stdout.splitlines()] == [
+        ["ROUND", "CREATED", "SIZE", "RANK", "DEVICE", "STATE"],
+        ["300", "60", "s", "ago", "3.0", "MiB", "1", "bert", "ok"],
+        ["200", "-", "-", "0", "anna", "0.safetensors", "is", "no", "file"],
+    ]
+    assert "cleo does not answer" in shown.stderr
+    assert [one["round"] for one in json.loads(run("checkpoints", "--json").stdout)["checkpoints"]] == [300, 200]
+    assert {body.job for body in endpoint.of_type(ListCheckpoints)} == {JOB}
+    endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=())
+    assert f"No checkpoints of job {JOB} (train)." in run("checkpoints").stderr
 
 
 def test_cancel_of_an_ended_job_says_so(endpoint: Endpoint) -> None:
