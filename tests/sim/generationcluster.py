@@ -224,6 +224,7 @@ class GenerationCluster(Cluster):
         self.entered_at[rank] = cut
         self.stages[rank] = Stage.FENCED
         self.held[rank] = {}
+        self._held_back[rank].clear()
         self.machines[rank] = self._machine(rank, ranks, complete=cut)
         self._armed_s[rank] = None
         self.own_chains[rank] = {cut: self.own_chains[source][cut]}

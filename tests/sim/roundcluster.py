@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Literal
+from typing import Literal, Self
 
 from meshwire.messages.rounds import Bind, Call, Null, Poison
 from meshwire.roundevents import (
@@ -98,6 +98,7 @@ class Cluster:
         mishaps: tuple[Mishap, ...] = (),
         barriers: tuple[int, ...] = (),
     ) -> None:
+        self.seed = seed
         self.random = Random(seed)
         self.members, self.staleness, self.steps, self.buckets = members, staleness, steps, buckets
         self.timing = timing
@@ -149,7 +150,7 @@ class Cluster:
 
     # Running.
 
-    def run(self) -> "Cluster":
+    def run(self) -> Self:
         """Until nothing more can happen. Asserts every rule on the way."""
         for rank in sorted(self.live):
             self._at_boundary(rank)

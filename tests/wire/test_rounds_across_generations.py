@@ -1,0 +1,409 @@
+"""The round machine from one generation to the next, rule by rule (G2 to G6, J1). What follows: `tests/sim`."""
+
+from collections.abc import Callable
+
+import pytest
+
+from meshwire.messages.rounds import Bind, Call, Null, Poison, Seal
+from meshwire.roundevents import (
+    Broadcast,
+    Committed,
+    Contribute,
+    ContributeNothing,
+    ContributePoison,
+    Effect,
+    LearnerMayStart,
+    ProtocolError,
+    RoundComplete,
+)
+from meshwire.roundlearner import Phase, RoundSettings
+from meshwire.rounds import RoundMachine
+from meshwire.syncmode import Straggler, Visibility
+
+NAN = Poison(bucket=0, parameter="layer.weight", reason="not finite")
+
+
+def machine(
+    ranks: tuple[int, ...] = (0, 1, 2),
+    rank: int = 0,
+    *,
+    s: int = 2,
+    complete: int = 0,
+    buckets: int = 2,
+    straggler: Straggler = "carry",
+    visibility: Visibility = "eager",
+    unapplied_max: int = 1 << 30,
+) -> RoundMachine:
+    settings = RoundSettings(
+        ranks=ranks,
+        rank=rank,
+        buckets=buckets,
+        used_bytes=1,
+        integers=0,
+        staleness=s,
+        straggler=straggler,
+        rtt_s=0.01,
+        visibility=visibility,
+        unapplied_max=unapplied_max,
+    )
+    return RoundMachine(settings, complete=complete)
+
+
+def bind(round_: int, base: int = 0, step: int = 1) -> Bind:
+    return Bind(round=round_, step=step, base=base, weight=1.0)
+
+
+def seal(round_: int, poison: Poison | None = None) -> Seal:
+    return Seal(round=round_, used=b"\x01", poison=poison)
+
+
+def step(of: RoundMachine, number: int, poison: Poison | None = None) -> list[Effect]:
+    effects = of.start_step(number, 0.0)
+    for bucket in range(of.settings.buckets):
+        effects += of.bucket_ready(number, bucket, 0.0, weight=1.0, poison=None if bucket else poison)
+    return effects + of.seal(number, b"\x01", (), 0.0)
+
+
+def whole(of: RoundMachine, round_: int, *, without: tuple[int, ...] = (), base: int = 0) -> list[Effect]:
+    """The others' parts and all results of a round that this member has sealed."""
+    effects: list[Effect] = []
+    others = [rank for rank in of.settings.ranks if rank != of.settings.rank and rank not in without]
+    for rank in others:
+        effects += of.receive(rank, bind(round_, base, step=round_), 0.0)
+        effects += of.receive(rank, seal(round_), 0.0)
+    for rank in without:
+        effects += of.receive(rank, Null(round=round_), 0.0)
+    contributors = sum(1 << rank for rank in (*others, of.settings.rank))
+    return effects + results(of, round_, contributors, float(len(others) + 1))
+
+
+def results(of: RoundMachine, round_: int, contributors: int, weight: float) -> list[Effect]:
+    effects: list[Effect] = []
+    for bucket in range(of.settings.buckets):
+        effects += of.result_ready(
+            round_, bucket, 0.0, contributors=contributors, weight=weight, poisoned=False, squared_norm=1.0
+        )
+    return effects
+
+
+def completed(effects: list[Effect]) -> list[RoundComplete]:
+    return [effect for effect in effects if isinstance(effect, RoundComplete)]
+
+
+def errors(effects: list[Effect]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, ProtocolError)]
+
+
+# G2: the fence.
+
+
+def test_nothing_completes_in_the_fence() -> None:
+    """G2: neither by what others say, nor by the own learner's seal, which may be all that a round still lacked."""
+    one = machine((0, 1))
+    one.start_step(1, 0.0)
+    for bucket in (0, 1):
+        one.bucket_ready(1, bucket, 0.0, weight=1.0)
+    assert not completed(whole(one, 1))
+    one.fence(0.0)
+    sealed = one.seal(1, b"\x01", (), 0.0)
+    assert sealed == [Broadcast(seal(1)), LearnerMayStart(0)], "the learner goes on; what is told is told again"
+    assert (one.complete, one.phase) == (0, Phase.BOUNDARY)
+    assert one.enter((0, 1), 0, {1: 0}, 0.0)[-1] == Broadcast(seal(1))
+    assert completed(whole(one, 1))
+
+
+def test_nobody_is_heard_in_the_fence() -> None:
+    """G2: frames of the old generation are still on their way; they are no errors and change nothing."""
+    one = machine((0, 1))
+    step(one, 1)
+    one.fence(0.0)
+    for message in (bind(1), seal(1), Call(round=1), Null(round=9)):
+        assert one.receive(1, message, 0.0) == []
+    assert one.peer_complete(1, 1, 0.0) == []
+    assert results(one, 1, 3, 2.0) == []
+    assert one.deadline() is None, "and no call is due"
+    assert (one.complete, one.committed) == (0, 0)
+
+
+# G4: what a member lacks.
+
+
+def done(round_: int, binds: dict[int, Bind]) -> RoundComplete:
+    return RoundComplete(round_, False, "", binds=binds, poisons={}, used=b"\x01", integers=(), squared_norm=1.0)
+
+
+def test_a_laggard_is_served_up_to_the_cut() -> None:
+    """G4, G6: the rounds that others hold are complete here too, in order, and no round after them."""
+    one = machine((0, 1))
+    step(one, 1)
+    step(one, 2)
+    step(one, 3)
+    for round_ in (2, 3):  # of which it has everything, but not of round 1
+        for message in (bind(1), seal(1)) if round_ == 2 else ():
+            one.receive(1, message, 0.0)
+        one.receive(1, bind(round_, step=round_), 0.0)
+        one.receive(1, seal(round_), 0.0)
+        results(one, round_, 3, 2.0)
+    one.fence(0.0)
+    served = done(1, {0: bind(1), 1: bind(1)})
+    assert completed(one.served(served, 0.0)) == [served]
+    assert one.complete == 1, "the cut may be here, however much it holds itself"
+    assert not errors(one.enter((0, 1), 1, {1: 1}, 0.0))
+    assert one.complete == 1, "round 2 re-runs"
+
+
+@pytest.mark.parametrize(
+    ("served", "said"),
+    [
+        (done(2, {0: bind(2), 1: bind(2)}), "the next one that it lacks is 1"),
+        (done(1, {1: bind(1)}), "another history: the part of rank 0"),
+        (done(1, {0: bind(1, step=4), 1: bind(1)}), "another history: the part of rank 0"),
+        (done(1, {0: bind(1)}), "another history: the part of rank 1"),
+        (done(1, {0: bind(1), 1: bind(1), 2: bind(1)}), "another history: the part of rank 2"),
+    ],
+)
+def test_a_round_of_another_history_is_not_taken(served: RoundComplete, said: str) -> None:
+    """G4: who was passed over must load anew, or its contribution would count nowhere and its view count on it."""
+    one = machine()
+    step(one, 1)
+    one.receive(1, bind(1), 0.0)
+    one.receive(2, Null(round=1), 0.0)
+    one.fence(0.0)
+    (error,) = errors(one.served(served, 0.0))
+    assert said in error
+    assert one.complete == 0
+
+
+def test_nobody_is_served_a_round_that_needs_its_own_part() -> None:
+    """G3, G2."""
+    one = machine()
+    assert "has not left" in errors(one.served(done(1, {1: bind(1)}), 0.0))[0]
+    one.fence(0.0)
+    assert "not added its part" in errors(one.served(done(1, {1: bind(1)}), 0.0))[0]
+
+
+# G6: entering.
+
+
+def entering(one: RoundMachine, ranks: tuple[int, ...] = (0, 1), **completes: int) -> list[Effect]:
+    one.fence(0.0)
+    return one.enter(ranks, one.complete, {int(rank[1:]): round_ for rank, round_ in completes.items()}, 0.0)
+
+
+def at_boundary(one: RoundMachine) -> list[Effect]:
+    return step(one, 1)
+
+
+def half_bound(one: RoundMachine) -> list[Effect]:
+    one.start_step(1, 0.0)
+    return one.bucket_ready(1, 1, 0.0, weight=1.0)
+
+
+def half_poisoned(one: RoundMachine) -> list[Effect]:
+    one.start_step(1, 0.0)
+    return one.bucket_ready(1, 1, 0.0, weight=1.0, poison=NAN)
+
+
+def poisoned(one: RoundMachine) -> list[Effect]:
+    return step(one, 1, poison=NAN)
+
+
+def given_up(one: RoundMachine) -> list[Effect]:
+    return half_bound(one) + one.absent("died", 0.0, gone=True)
+
+
+def passed_over(one: RoundMachine) -> list[Effect]:
+    one.absent("idle", 0.0)
+    one.receive(2, bind(1), 0.0)
+    return one.receive(2, Call(round=1), 0.0)
+
+
+def several(one: RoundMachine) -> list[Effect]:
+    effects = step(one, 1, poison=NAN) + step(one, 2)
+    one.start_step(3, 0.0)
+    return effects + one.bucket_ready(3, 0, 0.0, weight=1.0)
+
+
+def idle_and_computing(one: RoundMachine) -> list[Effect]:
+    return one.start_step(1, 0.0)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [at_boundary, half_bound, half_poisoned, poisoned, given_up, passed_over, several, idle_and_computing],
+    ids=lambda before: before.__name__,
+)
+@pytest.mark.parametrize("twice", [False, True])
+def test_own_decisions_are_told_again(before: Callable[[RoundMachine], list[Effect]], twice: bool) -> None:
+    """G6: rounds above the cut keep number, binding and bytes, in every state of the learner, also time and again."""
+    one = machine()
+    told = [
+        effect
+        for effect in before(one)
+        if isinstance(effect, Contribute | ContributePoison | ContributeNothing | Broadcast)
+        and not (isinstance(effect, Broadcast) and isinstance(effect.message, Call))
+    ]
+    phase, decided = one.phase, one.decided
+    again = entering(one, (0, 1, 2) if twice else (0, 1))
+    if twice:
+        again = entering(one)
+    assert [effect for effect in again if not isinstance(effect, LearnerMayStart)] == told
+    assert (one.phase, one.decided, one.complete) == (phase, decided, 0)
+
+
+def test_a_step_goes_on_in_the_next_generation() -> None:
+    """G6: a learner that computes knows nothing of it."""
+    one = machine()
+    half_bound(one)
+    one.fence(0.0)
+    assert one.bucket_ready(1, 0, 0.0, weight=1.0) == [Contribute(1, 0)], "in the fence: kept"
+    assert one.enter((0, 1), 0, {}, 0.0) == [Broadcast(bind(1)), Contribute(1, 1), Contribute(1, 0)]
+    assert one.seal(1, b"\x01", (), 0.0)[0] == Broadcast(seal(1))
+    (complete,) = completed(whole(one, 1))
+    assert complete.contributors == 0b11
+
+
+def test_the_others_begin_anew_at_the_cut() -> None:
+    """G6: what was known of rounds above it is forgotten, and of who has left; the rest tell theirs again."""
+    one = machine()
+    step(one, 1)
+    for rank in (1, 2):
+        one.receive(rank, bind(1), 0.0)
+        one.receive(rank, seal(1), 0.0)
+    entering(one, (0, 2))
+    assert one.waiting().startswith("round 1 waits for rank 2")
+    assert one.settings.ranks == (0, 2)
+    (complete,) = completed(whole(one, 1))
+    assert complete.contributors == 0b101
+
+
+def test_a_round_that_nobody_is_left_in_is_void() -> None:
+    """G6: whoever nulled it tells so again, which is a call of it (R3): an absent member follows, and it ends."""
+    one, other = machine(s=1, rank=0), machine(s=1, rank=1)
+    for each in (one, other):
+        each.absent("idle", 0.0)
+    for message in (bind(1), seal(1), bind(2), seal(2), Call(round=2)):
+        one.receive(2, message, 0.0)  # rank 1 never hears of them: rank 2 is lost
+    assert (one.decided, other.decided) == (2, 0)
+    one.present(0.0)
+    assert not one.may_start()[0], "without an end of round 1 it could never go on"
+    told = entering(one)
+    assert entering(other) == []
+    replies = [
+        effect
+        for message in told
+        if isinstance(message, Broadcast)
+        for effect in other.receive(0, message.message, 0.0)
+    ]
+    assert replies == [Broadcast(Null(round=1)), ContributeNothing(1), Broadcast(Null(round=2)), ContributeNothing(2)]
+    for round_ in (1, 2):
+        one.receive(1, Null(round=round_), 0.0)
+        (complete,) = completed(results(one, round_, 0, 0.0))
+        assert (complete.void, complete.reason, complete.binds) == (True, "no member contributed", {})
+        assert completed(results(other, round_, 0, 0.0)) == [complete]
+    one.learner_applied(2, 0.0)
+    assert one.may_start()[0]
+
+
+@pytest.mark.parametrize("s", [0, 2])
+def test_a_computing_learner_binds_the_round_that_nobody_is_left_in(s: int) -> None:
+    """R7: with s=0 it never nulls; its contribution gives the round its weight."""
+    other = machine((0, 1), rank=1, s=s)
+    other.start_step(1, 0.0)
+    entering(other)
+    told = other.receive(0, Null(round=1), 0.0)
+    bound = other.bucket_ready(1, 0, 0.0, weight=1.0)[0]
+    assert (told == [], bound) == (s == 0, Broadcast(bind(1 if s == 0 else 2)))
+
+
+def test_nobody_remembers_old_calls() -> None:
+    """G6, R3: a round whose contributors are lost is not nulled for them; own contributions are called anew."""
+    one = machine(s=2)
+    one.start_step(1, 0.0)
+    for message in (bind(1), seal(1), Call(round=1)):
+        one.receive(2, message, 0.0)
+    assert one.decided == 1
+    entering(one)
+    assert one.absent("idle", 0.0)[1:] == [], "round 1 is decided already, and no later one is called"
+
+    one = machine(s=2)
+    step(one, 1)
+    one.timer(one.deadline() or 0.0)
+    assert one.deadline() is None, "it has called"
+    entering(one)
+    assert one.deadline() is not None
+    assert one.timer(one.deadline() or 0.0) == [Broadcast(Call(round=1))]
+
+
+def test_what_laggards_lack_is_not_committed() -> None:
+    """G5: the source holds it until they have announced it; a member that is new needs nothing of before the cut."""
+    one = machine()
+    for round_ in (1, 2):
+        step(one, round_)
+        whole(one, round_, base=round_ - 1)
+        one.learner_applied(round_, 0.0)
+    one.peer_complete(1, 1, 0.0)
+    one.peer_complete(2, 0, 0.0)
+    assert (one.complete, one.committed) == (2, 0)
+    assert entering(one, (0, 1, 3), r1=1)[:1] == [Committed(1)], "rank 2 has left, rank 3 is new"
+    assert one.peer_complete(1, 2, 0.0) == [Committed(2)]
+    assert one.rounds_kept == 0
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cut", "said"), [((0, 1), 1, "holds the rounds up to 0 (G6)"), ((1, 2), 0, "ranks (1, 2) (G2)")]
+)
+def test_entering_with_another_history_is_refused(ranks: tuple[int, ...], cut: int, said: str) -> None:
+    one = machine()
+    step(one, 1)
+    one.fence(0.0)
+    (error,) = errors(one.enter(ranks, cut, {}, 0.0))
+    assert said in error
+    assert one.settings.ranks == (0, 1, 2)
+
+
+# J1: learners that load.
+
+
+def test_a_newcomer_begins_at_the_cut() -> None:
+    """J1: its daemon is a member at once, nulls while its learner loads, and keeps what follows for it."""
+    one = machine((0, 1, 4), rank=4, complete=7, unapplied_max=3)
+    assert (one.complete, one.applied, one.decided, one.committed) == (7, 7, 7, 7)
+    one.absent("loading", 0.0, loading=True)
+    for round_ in (8, 9):
+        one.receive(0, bind(round_, base=round_ - 1), 0.0)
+        one.receive(0, seal(round_), 0.0)
+        assert one.receive(1, Null(round=round_), 0.0) == [Broadcast(Null(round=round_)), ContributeNothing(round_)]
+        assert completed(results(one, round_, 1, 1.0))
+    assert one.may_null() == (True, "its learner has applied 7: rounds up to 10 can be kept for it")
+    assert errors(one.loaded(10, 0.0))
+    assert errors(one.loaded(6, 0.0))
+    assert not errors(one.loaded(8, 0.0))
+    assert one.applied == 8
+    assert not errors(one.learner_applied(9, 0.0))
+    entering(one, (0, 1, 4))
+    assert one.present(0.0) == [LearnerMayStart(9)]
+    assert step(one, 1)[0] == Broadcast(Bind(round=10, step=1, base=9, weight=1.0))
+
+
+def test_a_dead_learner_loads_anew() -> None:
+    """R5, J1: while it is gone nothing is kept for it; once another one loads, all from there on."""
+    one = machine((0, 1), s=1, unapplied_max=2)
+    one.absent("dead", 0.0, gone=True)
+    for round_ in range(1, 6):
+        one.receive(1, bind(round_, base=round_ - 1), 0.0)
+        one.receive(1, seal(round_), 0.0)
+        one.receive(1, Call(round=round_), 0.0)
+        assert completed(results(one, round_, 2, 1.0))
+    assert errors(one.loaded(5, 0.0))
+    one.absent("loading", 0.0, loading=True)
+    assert (one.applied, one.complete) == (5, 5)
+    one.absent("still loading", 0.0, loading=True)
+    assert one.may_null() == (True, "no gradient is due; rounds up to 7 are in reach (R5)")
+
+
+def test_fixed_visibility_passes_over_a_learner_that_loads() -> None:
+    """R8: that it is not among those that compute does not depend on the clock, the generation says so."""
+    one = machine((0, 1), s=1, straggler="wait", visibility="fixed")
+    one.absent("loading", 0.0, loading=True)
+    assert one.receive(1, bind(1), 0.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]
