@@ -1,0 +1,66 @@
+"""Which of two generations is ahead of the other (G1, G2, G4).
+
+A generation is entered by somebody only after all its members have promised it, and a member's promises have rising
+ballots. So of two entered generations with a common member the one with the higher ballot came later, and the other can
+complete no round any more (G3).
+"""
+
+from collections.abc import Collection, Iterable
+from enum import Enum
+
+from meshwire import limits
+from meshwire.messages.job import Generation
+
+
+class Relation(Enum):
+    """What another generation is to the own one."""
+
+    SAME = "the same"
+    OLDER = "older"
+    NEWER = "newer"
+    PARTED = "parted"  # neither descends from the other: a true partition
+
+
+Ballot = tuple[int, int, int]
+
+
+def ballot(generation: Generation) -> Ballot:
+    """Total order of proposals: the higher number, then the proposer's lower rank, then its lower device id."""
+    rank = rank_of(generation, generation.proposer)
+    return generation.number, -limits.MEMBERS_MAX if rank is None else -rank, -int(generation.proposer, 16)
+
+
+def rank_of(generation: Generation, device: str) -> int | None:
+    """The device's rank among the members of all times."""
+    ranks = (rank for rank, member in enumerate(generation.members) if member.device == device)
+    return next(ranks, None)
+
+
+def relation(own: Generation, lineage: Collection[int], other: Generation, ancestors: Collection[int]) -> Relation:
+    """What `other` is to `own`; `lineage` and `ancestors` name what the two came after, by hash."""
+    if own.hash64() == other.hash64():
+        return Relation.SAME
+    newer = ballot(other) > ballot(own)
+    if not newer and other.hash64() in lineage:
+        return Relation.OLDER
+    if newer and own.hash64() in ancestors:
+        return Relation.NEWER
+    lives = {(member.device, member.incarnation) for member in own.live.values()}
+    if any((member.device, member.incarnation) in lives for member in other.live.values()):
+        return Relation.NEWER if newer else Relation.OLDER
+    return Relation.PARTED
+
+
+def keeps_history(own: Generation, own_samples: int, other: Generation, other_samples: int) -> bool:
+    """G4: after a true partition the side with more samples, then with the lowest device id, keeps its history."""
+
+    def strength(generation: Generation, samples: int) -> tuple[int, int, int]:
+        lowest = min(int(member.device, 16) for member in generation.live.values())
+        return samples, -lowest, -generation.hash64()
+
+    return strength(own, own_samples) > strength(other, other_samples)
+
+
+def extended(lineage: Iterable[int], *newer: int) -> tuple[int, ...]:
+    """`newer`, newest first, in front of `lineage`; as many as a message holds."""
+    return tuple(dict.fromkeys((*newer, *lineage)))[: limits.ANCESTORS_MAX]

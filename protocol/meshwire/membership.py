@@ -1,0 +1,369 @@
+"""The membership machine: in which generation of a job this daemon is, and how the next one comes about (G1 to G7).
+
+Pure, like the round machine: inputs in, a list of effects out (`membershipevents`), `now_s` of any monotonic clock as
+an argument, one timer. What other devices send never raises: what breaks the protocol becomes a `Refusal` and changes
+nothing; what is only outdated is ignored or answered. Links deliver in order, and after `unlinked` nothing of the old
+link is fed in.
+
+What the rules leave open, and how it is settled here, stands in RULES.md after G8.
+"""
+
+from collections.abc import Collection
+
+from meshwire.lineage import Relation, ballot, keeps_history, rank_of, relation
+from meshwire.membershipevents import Effect, Message, Phase, Waiting
+from meshwire.membershipstate import State
+from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
+from meshwire.messages.job import Generation, Member
+from meshwire.petitions import Kind
+from meshwire.proposalchecks import enter_wrong, list_wrong, number_wrong, promise_wrong, proposal_wrong
+from meshwire.proposer import Proposer
+from meshwire.timeouts import Timeouts
+
+
+class Membership:
+    """One daemon's membership in one job. Every input returns the effects to perform, in order.
+
+    With `generation` (the first one of the job, committed) rounds go on from the start; without, this device asks the
+    linked ones of `known` to take it in. Feed `linked` for every live link at once.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        job: str,
+        timeouts: Timeouts,
+        now_s: float,
+        *,
+        generation: Generation | None = None,
+        known: Collection[str] = (),
+    ) -> None:
+        self._state = State(me, job, timeouts, now_s, generation, known)
+        self._proposer = Proposer(self._state)
+        self._told: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
+        self._waiting = ""
+        self._wake_s: float | None = None
+
+    # What is known.
+
+    @property
+    def phase(self) -> Phase:
+        """Where this daemon is."""
+        return self._state.phase
+
+    @property
+    def generation(self) -> Generation | None:
+        """The one that was entered last; None while this device is out, or loads without a history."""
+        return self._state.entered
+
+    @property
+    def promised(self) -> Generation | None:
+        """The newest one promised."""
+        return self._state.promised
+
+    def waiting(self) -> str:
+        """For people: what is waited for, of whom and why. Empty: for nothing."""
+        return self._waiting
+
+    def deadline(self) -> float | None:
+        """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
+        return self._wake_s
+
+    # Links.
+
+    def linked(self, device: str, incarnation: int, now_s: float) -> list[Effect]:
+        """A link to a device that may take part is up, or has replaced another to it."""
+        state = self._state
+        if device == state.me.device:
+            return self._settle(now_s)
+        state.links.opened(device, incarnation)
+        self._told.pop(device, None)
+        first = device in state.unseen
+        state.unseen.discard(device)
+        if state.entered is not None and not first:
+            self._tell_where(device)
+        if state.phase is not Phase.OUT and state.is_listed(device, incarnation) and not first:
+            reason = f"the link to {state.name(device)} was renewed"
+            if self._proposer.proposal is not None:
+                self._proposer.again(reason, now_s)
+            elif state.phase is not Phase.PROMISED:
+                state.torn[device] = reason
+        return self._settle(now_s)
+
+    def unlinked(self, device: str, reason: str, now_s: float) -> list[Effect]:
+        """The link is gone: closed, or given up after a silence."""
+        state = self._state
+        state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
+        state.outside.forget(device)
+        self._told.pop(device, None)
+        return self._settle(now_s)
+
+    # Answers of the shell.
+
+    def standing(self, standing: Standing, now_s: float) -> list[Effect]:
+        """Answer to `Fence`, at once: complete rounds, chain hashes of the newest of them (at least that of the last
+        one; h_0 if there is none), samples in them. Whoever has no history any more says `generation=None`.
+
+        Which generation it is and who is linked is known here, whatever `standing` says.
+        """
+        state = self._state
+        if state.phase is Phase.PROMISED and state.standing is None:
+            promised = Promised(job=state.job, generation=state.change.hash64(), standing=state.stand(standing))
+            if state.change.proposer != state.me.device:
+                state.send(state.change.proposer, promised)
+            elif self._proposer.proposal is not None:
+                self._promised(state.rank, promised.standing, now_s)
+        return self._settle(now_s)
+
+    def caught_up(self, now_s: float) -> list[Effect]:
+        """Answer to `CatchUpFrom`: all rounds up to the cut are here, or whoever reloads starts from it."""
+        if self._state.phase is Phase.CATCHING_UP:
+            self._state.enter(now_s)
+            self._note_running()
+        return self._settle(now_s)
+
+    def cannot_catch_up(self, reason: str, now_s: float) -> list[Effect]:
+        """The other answer, if what came was wrong; then this device asks in anew.
+
+        A source that is gone needs no answer: a new generation follows.
+        """
+        if self._state.phase is Phase.CATCHING_UP:
+            self._leave(reason, now_s)
+        return self._settle(now_s)
+
+    def wish(self, kind: Kind, now_s: float) -> list[Effect]:
+        """The learner is ready to compute (`learn`) or computes no more (`rest`), or this device goes (`leave`).
+
+        It is repeated until a generation fulfils it; a newer wish replaces it. Whoever leaves does not ask in again.
+        """
+        state = self._state
+        state.wish = kind
+        if state.phase is not Phase.OUT:
+            state.tell_wish(kind, now_s)
+        return self._settle(now_s)
+
+    def note_progress(self, samples: int) -> None:
+        """Samples in the rounds that are complete here, for `Where`."""
+        self._state.samples = samples
+
+    def timer(self, now_s: float) -> list[Effect]:
+        """Does what is due. Harmless when nothing is."""
+        return self._settle(now_s)
+
+    # Messages.
+
+    def receive(self, device: str, message: Message, now_s: float) -> list[Effect]:
+        """A message on the live link to `device`."""
+        state = self._state
+        job = message.generation.job if isinstance(message, Propose) else message.job
+        if device not in state.links:
+            return self._settle(now_s)
+        if job != state.job:
+            state.protest(device, f"{type(message).__name__} of job {job}")
+            return self._settle(now_s)
+        match message:
+            case Propose():
+                self._on_propose(device, message.generation, now_s)
+            case Promised():
+                self._on_promised(device, message, now_s)
+            case Refused():
+                self._on_refused(device, message, now_s)
+            case Enter():
+                self._on_enter(device, message, now_s)
+            case Entered():
+                self._on_entered(device, message, now_s)
+            case Where():
+                self._on_where(device, message, now_s)
+            case AskIn():
+                self._on_ask(device, message, now_s)
+            case Wish():
+                if state.phase is not Phase.OUT and state.is_listed(device):
+                    state.petitions.wish(device, message.kind, now_s)
+        return self._settle(now_s)
+
+    def _on_propose(self, device: str, generation: Generation, now_s: float) -> None:
+        state = self._state
+        if generation == state.promised:
+            return
+        listed = rank_of(generation, device)
+        incarnation = None if listed is None else generation.members[listed].incarnation
+        wrong = proposal_wrong(generation, state.me, device, state.entered)
+        wrong = wrong or number_wrong(generation.number, state.highest)
+        if wrong is None and not state.links.leads_to(device, incarnation):
+            wrong = "it lists its proposer with another incarnation"
+        if wrong:
+            state.protest(device, f"proposal of generation {generation.number}: {wrong}")
+            return
+        state.highest = max(state.highest, generation.number)
+        entered_number = 0 if state.entered is None else state.entered.number
+        newer = state.promised is None or ballot(generation) > ballot(state.promised)
+        if not newer or generation.number <= entered_number:
+            state.refuse(device, generation, "a newer generation is promised")
+        elif state.phase is Phase.OUT and state.wish == "leave":
+            state.refuse(device, generation, "this device has left the job")
+        elif state.entered is not None and not state.is_listed(device, incarnation):
+            state.refuse(device, generation, "its proposer is not in the generation that was entered")
+            self._tell_where(device)
+        else:
+            self._proposer.forget()
+            state.promise(generation, now_s)
+
+    def _on_promised(self, device: str, promised: Promised, now_s: float) -> None:
+        proposal = self._proposer.proposal
+        if proposal is None or promised.generation != proposal.generation.hash64():
+            return
+        rank = rank_of(proposal.generation, device)
+        wrong = promise_wrong(promised, proposal.generation)
+        if rank not in proposal.generation.ranks or wrong:
+            self._state.protest(device, f"promise: {wrong or 'it is not in the generation that was proposed'}")
+            return
+        self._promised(rank, promised.standing, now_s)
+
+    def _promised(self, rank: int, standing: Standing, now_s: float) -> None:
+        enter = self._proposer.promised(rank, standing, now_s)
+        if enter is not None:
+            self._state.send_members(enter)
+            self._state.commit(enter, now_s)
+            self._note_running()
+
+    def _on_refused(self, device: str, refused: Refused, now_s: float) -> None:
+        state = self._state
+        if number_wrong(refused.number, state.highest):
+            state.protest(
+                device, f"refusal: it names generation {refused.number}, {state.highest} is the highest known"
+            )
+            return
+        state.highest = max(state.highest, refused.number)
+        if state.promised is None or refused.generation != state.promised.hash64() or not state.is_listed(device):
+            return
+        reason = f"{state.name(device)} refused: {refused.reason}"
+        turn_s = state.timeouts.turn_s
+        if self._proposer.proposal is not None:
+            unwilling = refused.number < state.promised.number
+            if unwilling:
+                state.overdue.add(device)
+            self._proposer.again(reason, now_s, wait_s=0.0 if unwilling else turn_s)
+        elif state.phase in (Phase.CATCHING_UP, Phase.ENTERED):
+            state.torn[device] = reason
+            self._proposer.postpone(now_s + turn_s)
+
+    def _on_enter(self, device: str, enter: Enter, now_s: float) -> None:
+        state = self._state
+        promised = state.promised
+        if promised is None or enter.generation != promised.hash64():
+            if enter.generation not in state.lineage and state.phase is not Phase.OUT:
+                state.protest(device, "told to enter a generation that was not promised")
+            return
+        if state.phase is not Phase.PROMISED:
+            return
+        if device != promised.proposer or state.standing is None or device == state.me.device:
+            state.protest(device, "told to enter by somebody else than the proposer, or before the promise")
+        elif wrong := enter_wrong(enter, promised, state.rank, state.standing):
+            state.protest(device, f"told to enter generation {promised.number}: {wrong}")
+        else:
+            self._proposer.forget()
+            state.commit(enter, now_s)
+            self._note_running()
+
+    def _on_entered(self, device: str, entered: Entered, now_s: float) -> None:
+        promised = self._state.promised
+        if promised is not None and entered.generation == promised.hash64():
+            rank = rank_of(promised, device)
+            if rank in promised.ranks:
+                self._state.has_entered(rank, now_s)
+                self._note_running()
+
+    def _on_ask(self, device: str, ask: AskIn, now_s: float) -> None:
+        state = self._state
+        if ask.member.device != device or not state.links.holds(ask.member):
+            state.protest(device, "asks in for another device or incarnation")
+        elif state.entered is not None:
+            self._tell_where(device)
+            state.petitions.ask(ask.member, now_s)
+
+    def _on_where(self, device: str, where: Where, now_s: float) -> None:
+        state, other = self._state, where.generation
+        if wrong := list_wrong(other) or number_wrong(other.number, state.highest):
+            state.protest(device, f"is in generation {other.number}: {wrong}")
+            return
+        state.highest = max(state.highest, other.number)
+        state.outside.heard(device, where)
+        if state.entered is None:
+            return
+        match relation(state.entered, state.lineage, other, where.ancestors):
+            case Relation.OLDER:
+                self._tell_where(device)
+            case Relation.NEWER:
+                if state.me not in other.live.values():
+                    reason = f"generation {other.number} went on without this device"
+                    self._leave(reason, now_s)
+            case Relation.PARTED:
+                self._settle_partition(device, where, now_s)
+
+    def _settle_partition(self, device: str, where: Where, now_s: float) -> None:
+        """G4: the lowest ranks of both sides compare; whoever loses tells its members.
+
+        One pair compares, by what both have told each other last: samples only grow, so not both can lose.
+        """
+        state, other = self._state, where.generation
+        assert state.entered is not None, "nowhere"
+        reason = f"after a partition the history of generation {other.number} of {other.members[other.ranks[0]].name}"
+        reason += f" is kept, with {where.samples} samples"
+        lowest = state.entered.members[state.entered.ranks[0]]
+        if device == lowest.device:
+            self._leave(reason, now_s)
+        elif lowest == state.me and device == other.members[other.ranks[0]].device:
+            if self._told.get(device, (0, 0))[0] != state.entered.hash64():
+                self._tell_where(device)
+            _, samples = self._told[device]
+            if keeps_history(state.entered, samples, other, where.samples):
+                self._tell_where(device)
+            else:
+                state.send_members(where)
+                self._leave(reason, now_s)
+
+    # Steps of the above.
+
+    def _tell_where(self, device: str) -> None:
+        entered = self._state.entered
+        assert entered is not None, "nowhere"
+        self._told[device] = entered.hash64(), self._state.send_where(device)
+
+    def _leave(self, reason: str, now_s: float) -> None:
+        self._proposer.forget()
+        self._state.leave(reason, now_s)
+
+    def _note_running(self) -> None:
+        if self._state.phase is Phase.RUNNING:
+            self._proposer.ran()
+
+    def _ask_in(self, now_s: float) -> str:
+        """G7: asks when it is time. Returns what is waited for."""
+        state, outside = self._state, self._state.outside
+        self._wake_s = None
+        if state.wish == "leave":
+            return ""
+        devices, why_not = outside.target(state.links)
+        if devices and now_s >= outside.ask_at_s:
+            for device in devices:
+                state.send(device, AskIn(job=state.job, member=state.me))
+            outside.asked(devices, now_s, state.timeouts)
+            devices, why_not = outside.target(state.links)
+        if devices:
+            self._wake_s = outside.ask_at_s
+        return "to be taken in: " + (why_not or ", ".join(state.name(device) for device in devices))
+
+    def _settle(self, now_s: float) -> list[Effect]:
+        """Does what the last input has made possible, and hands out all effects."""
+        state = self._state
+        if state.phase is not Phase.OUT:
+            self._proposer.consider(now_s)
+            self._wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
+        if state.phase is Phase.OUT:
+            self._proposer.forget()
+            waiting = self._ask_in(now_s)
+        effects, state.effects = state.effects, []
+        if waiting != self._waiting:
+            self._waiting = waiting
+            effects.insert(0, Waiting(waiting))  # performing the last effect may make the machine say more
+        return effects

@@ -1,0 +1,95 @@
+"""What the membership machine asks of its caller: perform the effects in the order given."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Where, Wish
+from meshwire.messages.job import Generation
+
+Message = Propose | Promised | Refused | Enter | Entered | Where | AskIn | Wish
+
+
+class Phase(Enum):
+    """Where a daemon is in the life of generations."""
+
+    RUNNING = "running"  # rounds go on
+    PROMISED = "promised"  # fenced: nothing older is sent, completed or applied (G2)
+    CATCHING_UP = "catching up"  # told to enter; the rounds up to the cut are being fetched
+    ENTERED = "entered"  # receives; sends when all have entered
+    OUT = "out"  # in no generation: asks in
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """On the link to `device`, in the order of the effects. A link that is gone meanwhile may drop it."""
+
+    device: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """From now on send, complete and apply nothing (G2); give up a catch-up; then answer with `standing`."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUpFrom:
+    """Fetch the rounds up to `enter.cut` from `device`; then answer with `caught_up`.
+
+    `reload`: this member's history is not the one that is kept, or it has none: end the learner, start from the cut.
+    """
+
+    rank: int
+    device: str
+    generation: Generation
+    enter: Enter
+    reload: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnterGeneration:
+    """All rounds up to `enter.cut` are here: take messages and chunks of `generation`, send none yet."""
+
+    generation: Generation
+    enter: Enter
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """All members have entered: send."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """This device is in no generation any more and its history is not kept. The machine asks in by itself."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NobodyLearns:
+    """The generation that was entered has no learning member, the one before had: nobody holds the base for certain."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """For people: what is waited for now, of whom and why. Empty: for nothing. Told when it changes."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A message of `device` broke the protocol and was ignored."""
+
+    device: str
+    text: str
+
+
+Effect = Send | Fence | CatchUpFrom | EnterGeneration | Resume | LeftOut | NobodyLearns | Waiting | Refusal

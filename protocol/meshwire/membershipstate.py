@@ -1,0 +1,232 @@
+"""What one daemon knows of its membership in one job, and the steps from one phase to the next (G1, G2, G6)."""
+
+from collections.abc import Collection
+
+from meshwire.lineage import extended, rank_of
+from meshwire.memberlinks import MemberLinks
+from meshwire.membershipevents import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    Message,
+    NobodyLearns,
+    Phase,
+    Refusal,
+    Resume,
+    Send,
+)
+from meshwire.messages.generation import Enter, Entered, Refused, Standing, Where, Wish
+from meshwire.messages.job import Generation, Member
+from meshwire.outside import Outside
+from meshwire.petitions import Kind, Petitions
+from meshwire.proposing import Roll, roll_of
+from meshwire.timeouts import Timeouts
+
+
+class State:
+    """Shared by the machine, which takes inputs, and the proposer, which decides when to change the generation."""
+
+    def __init__(
+        self,
+        me: Member,
+        job: str,
+        timeouts: Timeouts,
+        now_s: float,
+        generation: Generation | None,
+        known: Collection[str],
+    ) -> None:
+        self.me = me
+        self.job = job
+        self.timeouts = timeouts
+        self.links = MemberLinks(me)
+        self.petitions = Petitions()
+        self.outside = Outside(me.device, known, now_s)
+        self.phase = Phase.OUT if generation is None else Phase.RUNNING
+        self.entered = generation  # the newest one; None: no history is kept here
+        self.promised = generation  # the newest one; nothing older is promised again
+        self.highest = 0 if generation is None else generation.number  # of all numbers seen
+        self.standing: Standing | None = None  # as promised
+        self.overdue: set[str] = set()  # devices that did not do their part in time
+        self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
+        self.wish: Kind | None = None
+        self.samples = 0
+        self.until_s: float | None = None  # the deadline of the present phase
+        self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
+        self.effects: list[Effect] = []
+        self._lineage: tuple[int, ...] = ()  # what the promised generation came after, by hash, newest first
+        self._heard: set[int] = set()  # ranks that have entered the promised generation
+        self._promised_at_s = now_s
+        self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is
+        if generation is not None:
+            self.links.expect(generation, now_s + timeouts.patience_s)
+
+    # What is known.
+
+    @property
+    def change(self) -> Generation:
+        """The newest generation promised, by a member of it."""
+        assert self.promised is not None, "in no generation"
+        return self.promised
+
+    @property
+    def rank(self) -> int:
+        """The own one, for the job's whole life."""
+        rank = rank_of(self.change, self.me.device)
+        assert rank is not None, "not listed"
+        return rank
+
+    @property
+    def lineage(self) -> tuple[int, ...]:
+        """What the entered generation came after, and what this daemon promised since, by hash."""
+        own = None if self.entered is None else self.entered.hash64()
+        return tuple(ancestor for ancestor in self._lineage if ancestor != own)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Who has not entered the promised generation."""
+        return tuple(rank for rank in self.change.ranks if rank not in self._heard)
+
+    def everyone(self) -> Roll:
+        """All that may be in the next generation, newcomers aside."""
+        entered = self.entered or self.change
+        return roll_of(self.change, entered, without=(), joining=(), learn=(), rest=())
+
+    def is_listed(self, device: str, incarnation: int | None = None) -> bool:
+        """Is it a live member of the generation entered or promised, in this incarnation?"""
+        generations = (generation for generation in (self.entered, self.promised) if generation is not None)
+        members = (member for generation in generations for member in generation.live.values())
+        return any(m.device == device and incarnation in (None, m.incarnation) for m in members)
+
+    def name(self, device: str) -> str:
+        """For people."""
+        members = () if self.promised is None else self.promised.members
+        return next((member.name for member in members if member.device == device), device[:8])
+
+    # What is sent.
+
+    def send(self, device: str, message: Message) -> None:
+        """To a device other than this one, if it is linked."""
+        if device in self.links:
+            self.effects.append(Send(device, message))
+
+    def send_members(self, message: Message) -> None:
+        """To all other members of the promised generation."""
+        for member in self.change.live.values():
+            self.send(member.device, message)
+
+    def send_where(self, device: str) -> int:
+        """Tells where this daemon is; returns the samples that it told."""
+        assert self.entered is not None, "nowhere"
+        self._told_where.add(device)
+        where = Where(job=self.job, generation=self.entered, ancestors=self.lineage, samples=self.samples)
+        self.send(device, where)
+        return where.samples
+
+    def refuse(self, device: str, generation: Generation, reason: str, number: int | None = None) -> None:
+        """Answers a proposal that is outdated or not for this daemon; `number` (default: promised) is what counts."""
+        if number is None:
+            number = 0 if self.promised is None else self.promised.number
+        self.send(device, Refused(job=self.job, generation=generation.hash64(), number=number, reason=reason))
+
+    def protest(self, device: str, text: str) -> None:
+        """Something broke the protocol."""
+        self.effects.append(Refusal(device, text))
+
+    # From phase to phase.
+
+    def promise(self, generation: Generation, now_s: float) -> None:
+        """G2: from now on nothing older. An earlier promise that led nowhere yet is withdrawn."""
+        earlier = self.promised
+        unfinished = earlier is not None and self.phase in (Phase.PROMISED, Phase.CATCHING_UP)
+        if earlier is not None and unfinished and earlier.proposer != generation.proposer:
+            reason = f"generation {generation.number} was promised instead"
+            self.refuse(earlier.proposer, earlier, reason, generation.number)
+        if generation.parent is not None:
+            parent = int.from_bytes(generation.parent[:8], "little")
+            self._lineage = extended(self._lineage, parent, *self.outside.ancestors(parent))
+        if earlier is not None:
+            self._lineage = extended(self._lineage, earlier.hash64())
+        self.promised = generation
+        self.highest = max(self.highest, generation.number)
+        self.phase = Phase.PROMISED
+        self.standing = None
+        self.overdue, self.torn, self._heard = set(), {}, set()
+        self._promised_at_s = now_s
+        self.until_s = now_s + self.timeouts.enter_s
+        self.links.expect(generation, now_s + self.timeouts.relink_grace_s)
+        self.effects.append(Fence(generation))
+
+    def stand(self, held: Standing) -> Standing:
+        """G4: what this member brings."""
+        linked = self.links.ranks(self.change)
+        if held.generation is None:
+            self.entered = None
+        if self.entered is None:
+            self.standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=linked)
+        else:
+            entered = {"generation": self.entered.hash64(), "number": self.entered.number}
+            self.standing = held.model_copy(update={**entered, "linked": linked})
+        return self.standing
+
+    def commit(self, enter: Enter, now_s: float) -> None:
+        """All have promised: catch up to the cut, or enter at once."""
+        assert self.standing is not None, "not promised"
+        self._committed = enter
+        self.phase = Phase.CATCHING_UP
+        self.until_s = now_s + self.timeouts.catch_up_s
+        reload = self.rank in enter.reload
+        if not reload and self.standing.complete == enter.cut:
+            self.enter(now_s)
+            return
+        if reload:
+            self.entered = None
+        source = self.change.members[enter.source].device
+        self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
+
+    def enter(self, now_s: float) -> None:
+        """All rounds up to the cut are here. Receiving is on before the others hear of it."""
+        before, generation = self.entered, self.change
+        self.entered = generation
+        self.phase = Phase.ENTERED
+        self.petitions.settle(self._promised_at_s)
+        self.effects.append(EnterGeneration(generation, self._committed))
+        if not generation.learning and (before is None or before.learning):
+            self.effects.append(NobodyLearns(generation))
+        self.send_members(Entered(job=self.job, generation=generation.hash64()))
+        live = {member.device for member in generation.live.values()}
+        for device in sorted({member.device for member in generation.members} | self._told_where):
+            if device not in live and device in self.links:
+                self.send_where(device)
+        self.has_entered(self.rank, now_s)
+
+    def has_entered(self, rank: int, now_s: float) -> None:
+        """Of this member or another, perhaps before this one. When all have, rounds go on."""
+        self._heard.add(rank)
+        if self.phase is not Phase.ENTERED or self.missing:
+            return
+        self.phase = Phase.RUNNING
+        self.until_s = None
+        self.overdue.clear()
+        self.outside.came_in(now_s)
+        self.effects.append(Resume(self.change))
+        if self.wish is not None:
+            self.tell_wish(self.wish, now_s)
+
+    def tell_wish(self, kind: Kind, now_s: float) -> None:
+        """To a generation that does not fulfil it."""
+        if kind == "leave" or (self.rank in self.change.learning) != (kind == "learn"):
+            self.petitions.wish(self.me.device, kind, now_s)
+            self.send_members(Wish(job=self.job, kind=kind))
+
+    def leave(self, reason: str, now_s: float) -> None:
+        """This member's history is not kept: it is in no generation, and those that still count on it are told."""
+        self.send_members(Wish(job=self.job, kind="leave"))
+        self.phase = Phase.OUT
+        self.entered = self.standing = self.until_s = None
+        self.overdue, self.torn = set(), {}
+        self._lineage = ()
+        self.petitions = Petitions()
+        self.outside.left(now_s, self.timeouts)
+        self.effects.append(LeftOut(reason))

@@ -1,0 +1,48 @@
+"""What others want from the next generation: devices that ask in, members that wish to learn, rest or leave."""
+
+from typing import Literal
+
+from meshwire import limits
+from meshwire.lineage import rank_of
+from meshwire.memberlinks import MemberLinks
+from meshwire.messages.job import Generation, Member
+
+Kind = Literal["learn", "rest", "leave"]
+
+
+class Petitions:
+    """A generation that is entered settles all that was heard before it was promised; who is not content asks again."""
+
+    def __init__(self) -> None:
+        self._asks: dict[str, tuple[Member, float]] = {}
+        self._wishes: dict[str, tuple[Kind, float]] = {}
+
+    def ask(self, member: Member, now_s: float) -> None:
+        """A device wants to be taken in. It brings no history, and what it wished before is void."""
+        self._wishes.pop(member.device, None)
+        if member.device in self._asks or len(self._asks) < limits.PEERS_MAX:
+            self._asks[member.device] = member, now_s
+
+    def wish(self, device: str, kind: Kind, now_s: float) -> None:
+        """A member's newest wish."""
+        self._wishes[device] = kind, now_s
+
+    def settle(self, promised_at_s: float) -> None:
+        """Forgets what was heard up to the promise of the generation that is entered now."""
+        self._asks = {device: ask for device, ask in self._asks.items() if ask[1] > promised_at_s}
+        self._wishes = {device: wish for device, wish in self._wishes.items() if wish[1] > promised_at_s}
+
+    def joining(self, links: MemberLinks, members: tuple[Member, ...]) -> tuple[Member, ...]:
+        """Who asks, is linked, and has a rank or can get one."""
+        known = {member.device for member in members}
+        room = limits.MEMBERS_MAX - len(members)
+        asks = [member for _, (member, _) in sorted(self._asks.items()) if links.holds(member)]
+        newcomers = [member for member in asks if member.device not in known][:room]
+        return tuple(member for member in asks if member.device in known or member in newcomers)
+
+    def wishing(self, kind: Kind, generation: Generation) -> set[int]:
+        """The ranks in `generation` that wish so, if it is not so yet."""
+        ranks = {rank_of(generation, device) for device, (wish, _) in self._wishes.items() if wish == kind}
+        resting = {*generation.ranks} - {*generation.learning}
+        content = {"learn": {*generation.learning}, "rest": resting, "leave": set()}
+        return {rank for rank in ranks if rank in generation.ranks and rank not in content[kind]}

@@ -1,0 +1,76 @@
+"""Every timeout of membership, from one setting and the measured round trip: formulas here, timers elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ASK_S_MAX = 60.0
+STEADY_S = 60.0  # in one generation: then the next time of being left out counts as the first
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """`patience_s` is the person's setting; `rtt_s` the longest round trip among the job's links.
+
+    Smaller patience finds a lost member sooner and takes more hiccups for losses; whoever was taken for lost loads the
+    model again. Raises ValueError if one of them is no positive number.
+    """
+
+    patience_s: float = 5.0
+    rtt_s: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("patience_s", "rtt_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}: expected a positive number of seconds")
+
+    @property
+    def silence_s(self) -> float:
+        """= patience: a link on which nothing was heard for so long is closed by whoever waits."""
+        return self.patience_s
+
+    @property
+    def relink_grace_s(self) -> float:
+        """max(6 % of patience, 4 RTT): a closed socket may be opened again (TCP and TLS: 3 RTT) before suspicion."""
+        return max(0.06 * self.patience_s, 4 * self.rtt_s)
+
+    @property
+    def turn_s(self) -> float:
+        """max(4 % of patience, 4 RTT): a proposal and its promises take 2 RTT; then the next rank proposes (G7)."""
+        return max(0.04 * self.patience_s, 4 * self.rtt_s)
+
+    @property
+    def answer_s(self) -> float:
+        """patience + 4 RTT: a proposer's wait for promises. A silent member's link is closed before."""
+        return self.patience_s + 4 * self.rtt_s
+
+    @property
+    def enter_s(self) -> float:
+        """answer + grace + 2 turns: a member's wait after its promise, so that the proposer tries again before it."""
+        return self.answer_s + self.relink_grace_s + 2 * self.turn_s
+
+    @property
+    def catch_up_s(self) -> float:
+        """24 patience: a member's time to fetch the rounds it lacks. Left out, it would fetch the whole model."""
+        return 24 * self.patience_s
+
+    @property
+    def minority_s(self) -> float:
+        """6 patience: a side with fewer than half of the learners waits so long for the others before it goes on."""
+        return 6 * self.patience_s
+
+    def ask_s(self, tries: int) -> float:
+        """0, 1, 2, 4 .. 60 s: the wait before a device asks in for the (tries+1)-th time (G7)."""
+        return 0.0 if tries == 0 else min(ASK_S_MAX, 2.0 ** min(tries - 1, 10))
+
+    def describe(self) -> Mapping[str, float]:
+        """For `meshtrain status -v`: seconds by what is waited for."""
+        return {
+            "a silent link is closed": self.silence_s,
+            "a closed link may come back": self.relink_grace_s,
+            "the next rank proposes": self.turn_s,
+            "members promise": self.answer_s,
+            "the proposer commits": self.enter_s,
+            "a member catches up": self.catch_up_s,
+            "a minority goes on": self.minority_s,
+            "a device asks in again, at most": ASK_S_MAX,
+        }
