@@ -1,5 +1,6 @@
 """A recorded run decides the same again, input by input; whatever else is in the file is found, at its line."""
 
+import dataclasses
 import inspect
 import io
 import json
@@ -24,6 +25,7 @@ from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import RoundSettings
 from meshwire.rounds import RoundMachine
 from tests.bench import trace_picture
+from tests.sim.generationcluster import Change, GenerationCluster
 from tests.sim.roundcluster import Cluster, Mishap, Timing
 
 MEMBERS = 3
@@ -101,6 +103,59 @@ def test_the_same_inputs_have_the_same_effects(tmp_path: Path, seed: int, mode: 
         assert again.phase is machine.phase
         assert (again.applied, again.complete, again.committed) == (cluster.rounds,) * 3
         assert again.may_start() == machine.may_start()
+
+
+class RecordedCluster(GenerationCluster):
+    """Through generations: each machine that a rank ever has is recorded in a file of its own."""
+
+    def __init__(self, folder: Path, seed: int, **options: Any) -> None:
+        self.folder = folder
+        self.recorded: list[tuple[Path, Trace, RoundMachine]] = []
+        super().__init__(seed, **options)
+
+    def _machine(self, rank: int, ranks: tuple[int, ...], complete: int) -> RoundMachine:
+        path = self.folder / f"{len(self.recorded)}.jsonl"
+        trace = Trace(path)
+        settings = dataclasses.replace(self._settings, rank=rank, ranks=ranks)
+        self.recorded.append((path, trace, round_machine(settings, trace, complete=complete)))
+        return self.recorded[-1][2]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_run_through_generations_is_replayed(tmp_path: Path, staleness: int) -> None:
+    """G2 to G6, J1: what was served, entered and loaded is in the trace, and a machine may begin at a cut."""
+    changes = (
+        *(Change(3.0, "die", 2), Change(7.0, "join", 2), Change(9.0, "lose", 0)),
+        *(Change(17.0, "join", 3), Change(22.0, "die", 1)),
+    )
+    names: set[str] = set()
+    for seed in range(4):
+        cluster = RecordedCluster(
+            tmp_path,
+            seed,
+            members=3,
+            ranks=4,
+            changes=changes,
+            change_s=1.0,
+            load_s=2.0,
+            staleness=staleness,
+            steps=25,
+            timing=Timing(step_s=(1.0, 1.1, 1.6, 1.0), jitter=0.2, delay_s=(0.0, 0.5), exchange_s=(0.0, 1.5)),
+        )
+        cluster.run()
+        for path, trace, machine in cluster.recorded:
+            trace.close()
+            with TraceFile(path) as file:
+                replayed = list(replay(file))
+            names |= {each.input.name for each in replayed}
+            if replayed:  # else it is that of a rank that had not come in yet
+                again = replayed[-1].machine
+                assert (again.complete, again.committed) == (machine.complete, machine.committed)
+                assert (again.applied, again.settings) == (machine.applied, machine.settings)
+        values = json.loads(ran(cluster.recorded[0][0], as_json=True)[1])["summary"]
+        assert values["entered"][-1].endswith(f": ranks {', '.join(map(str, sorted(cluster.live)))}")
+        assert [entry["rank"] for entry in values["ranks"]] == [0, 1, 2, 3]
+    assert names >= {"fence", "served", "enter", "loaded"}
 
 
 def test_the_summary_is_what_happened(tmp_path: Path) -> None:

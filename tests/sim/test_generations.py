@@ -17,8 +17,8 @@ from tests.sim.generationcluster import Change, GenerationCluster
 from tests.sim.roundcluster import Mishap, Timing
 from tests.sim.test_clusters import MODES
 
-SEEDS = 400
-PARTS = 8
+SEEDS = 1000
+PARTS = 10
 AFTERWARDS_S_MAX = 600.0
 
 
