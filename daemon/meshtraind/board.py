@@ -44,6 +44,8 @@ from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
 
+BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
+
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 
 
@@ -80,18 +82,20 @@ class Board:
         return self._sessions.get(job)
 
     async def close(self) -> None:
-        """Ends every job here; the other members learn that this daemon stops."""
+        """Leaves every job whose others can go on, and ends the rest everywhere."""
         self.closing = True
-        for session in self._sessions.values():
-            if not session.job.ended:
-                session.end("failed", f"meshtraind on {self._node.name} was stopped", now=True)
+        reason = f"meshtraind on {self._node.name} was stopped"
+        sessions = list(self._sessions.values())
+        left = await asyncio.gather(*(session.leave() for session in sessions))
+        for session, has_left in zip(sessions, left, strict=True):
+            if not has_left and not session.job.ended:
+                session.end("failed", reason, now=True)
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions:
-                job.advance(JobEvent.FAIL, f"meshtraind on {self._node.name} was stopped")
-        sessions = list(self._sessions.values())
+                job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
-        for session in sessions:
-            if not session.job.ended:
+        for session, has_left in zip(sessions, left, strict=True):
+            if not has_left and not session.job.ended:
                 session.job.advance(JobEvent.STOPPED)
         await self._tasks.close()
 
@@ -108,7 +112,11 @@ class Board:
     # Sessions
 
     def add(self, job: Job) -> None:
-        """A job that this device takes part in from now on."""
+        """A job that this device takes part in from now on. The oldest ended ones are forgotten."""
+        ended = [id_ for id_, known in self._jobs.items() if known.ended]
+        for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
+            del self._ids[job_number(id_)]
+            del self._jobs[id_]
         job.advance(JobEvent.ACCEPT)
         self._jobs[job.spec.job] = job
         self._ids[job_number(job.spec.job)] = job.spec.job
@@ -120,10 +128,10 @@ class Board:
         for device, header, body in self._early.pop(job.spec.job, []):
             self._to_session(session, device, header, body)
 
-    def come_back(self, job: Job, device: str, where: Where) -> None:
+    async def come_back(self, job: Job, device: str, where: Where) -> None:
         """This device returns to a job, of which another has told."""
         session = self._open_session(job, None, {})
-        session.come_back()
+        await session.come_back()
         self._to_generations(session, device, where)
 
     def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> Session:
@@ -151,14 +159,12 @@ class Board:
         return session
 
     async def _forget(self, session: Session) -> None:
-        """Lets go of a session, its files, and the oldest ended jobs, when it has closed."""
+        """Lets go of a session and its files when it has closed."""
         await session.closed.wait()
         job_id, folder = session.job.spec.job, session.job.folder
         del self._sessions[job_id]
-        ended = [id_ for id_, job in self._jobs.items() if job.ended]
-        for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
-            del self._ids[job_number(id_)]
-            del self._jobs[id_]
+        if not session.job.ended:
+            return  # this daemon stops, and will return to it
         await asyncio.to_thread(forget, folder)
         await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs)
 
@@ -285,7 +291,7 @@ class Board:
         if device in self._node.links:
             return
         for job in self._jobs.values():
-            if not job.ended and job.spec.job not in self._sessions and device == job.spec.submitter:
+            if job.state in BEFORE_START and device == job.spec.submitter:
                 self._early.pop(job.spec.job, None)
                 text = f"lost the submitter before the job began: {reason}"
                 self.enlisting.end_unstarted(job, JobEvent.FAIL, text)

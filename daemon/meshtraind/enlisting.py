@@ -219,7 +219,7 @@ class Enlisting:
         await self._take_in(job, device)
         if job.state is not JobState.READY:
             return
-        self._board.come_back(job, device, where)
+        await self._board.come_back(job, device, where)
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""

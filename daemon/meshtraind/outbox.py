@@ -32,8 +32,9 @@ class Outbox(Generic[Item]):
         self._unsubscribe: list[Callable[[], None]] = []
 
     def start(self) -> None:
-        """Sending begins."""
+        """Sending begins, on the links that there are now: one that is lost later takes nothing more."""
         self._started = True
+        self._links = dict(self._links)
         self._unsubscribe = [link.on_writable(self._slices.run) for link in self._links.values()]
         self._slices.run()
 

@@ -3,6 +3,9 @@
 And what members that lack rounds, or load a state, ask of it.
 """
 
+import asyncio
+import contextlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,6 +29,8 @@ from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
     from meshtraind.rounds import Rounds
+
+LEAVE_TIMEOUT_S = 3.0
 
 Asked = CatchUp | FetchRound | AskModel | AskState
 
@@ -86,6 +91,7 @@ class Passage:
         self._wishes = wishes
         self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail)
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
+        self._left = asyncio.Event()
         self.memory = memory
         self.generations: Generations | None = None
 
@@ -108,10 +114,21 @@ class Passage:
             self.rounds.begin()
             self._watch_members()
 
-    def come_back(self) -> None:
+    async def come_back(self) -> None:
         """Asks to be taken into a job with which others have gone on."""
+        await asyncio.to_thread(importlib.import_module, "meshtraind.rounds")  # the others stand still while it enters
         self._without_learner = True
         self._watch_members()
+
+    async def leave(self) -> bool:
+        """The others take out of the job what this device has not completed, and go on. False where nobody would."""
+        generation = self._job.generation
+        if self.generations is None or generation is None or not set(generation.learning) - {self._job.rank}:
+            return False
+        self.generations.wish("leave")
+        with contextlib.suppress(TimeoutError):  # then they notice when the links close
+            await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
+        return True
 
     def _watch_members(self) -> None:
         self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
@@ -169,6 +186,7 @@ class Passage:
         self._without_learner = True
         self._drop_rounds()
         self._wishes.end()
+        self._left.set()
 
     def nobody_learns(self) -> None:
         """No learner is left anywhere that holds the base."""

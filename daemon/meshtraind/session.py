@@ -112,11 +112,11 @@ class Session:
         self._tasks.spawn(self._run(), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
 
-    def come_back(self) -> None:
+    async def come_back(self) -> None:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
         self._tasks.spawn(self._report_regularly(), "report")
-        self.passage.come_back()
+        await self.passage.come_back()
 
     async def _run(self) -> None:
         """The learner's processes, one after the other."""
@@ -208,6 +208,13 @@ class Session:
             self.job.advance(JobEvent.STOPPED)
         self._tell_report()
         await self.close()
+
+    async def leave(self) -> bool:
+        """Lets the others go on without this device. False where there is nobody who could."""
+        if self.job.state is not JobState.RUNNING or not await self.passage.leave():
+            return False
+        log.info("job %s: the others go on without this device", self.job.spec.job)
+        return True
 
     async def close(self) -> None:
         """Ends what is left of the session; the job's state stays as it is."""
