@@ -2,18 +2,22 @@
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import MeshtrainError
+from meshtrain.train import tensors
+from meshtrain.train.hyperparameters import RoundOptions
 from meshtrain.train.session import Session
-from meshtrain.train.state import Progress
+from meshtrain.train.state import Progress, ReplicaState
 from meshwire.checkpoint import unit_file
 from meshwire.messages.learner import LearnerSaved, RoundDone
 from tests.train.localdaemon import LocalDaemon
@@ -236,6 +240,46 @@ def test_options_are_those_of_the_saved_round(tmp_path: Path) -> None:
         train(second, adamw, range(6, 8), 50, noted, decayed=False)
     # Saved at the boundary of step 5, before the schedule's own step of it.
     assert rates == pytest.approx([0.02 * 0.95**4] * 2)
+
+
+def test_the_first_bind_after_a_load_carries_the_limit_of_before(tmp_path: Path) -> None:
+    """O4: else peers that have taken steps and peers that have not would clip that round differently."""
+    with LocalDaemon(2, **sync_of(2)) as first:
+        train(first, sgd, range(1, 9), 0, saving(first, tmp_path / "saved"))
+    with LocalDaemon(2, **sync_of(2)) as second:
+        second.begin_from(tmp_path / "saved", SAVED_AFTER, units_of(first))
+        train(second, sgd, range(6, 8), 50)
+    for daemon, known in ((first, False), (second, True)):
+        options = RoundOptions.load(msgpack.unpackb(daemon.buckets[1][0][0].hyperparameters))
+        assert (options.clip, options.clip_known) == (0.5 if known else None, known)
+
+
+def test_state_lies_in_memory_as_its_parameter() -> None:
+    """A fused optimizer goes through both as they lie there."""
+
+    def made(seed: int) -> tuple[nn.Conv2d, torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        model = nn.Conv2d(3, 5, 3)
+        model.weight.data = model.weight.data.contiguous(memory_format=torch.channels_last)
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(number))
+        optimizer.zero_grad()
+        model(images).square().mean().backward()
+        optimizer.step()
+
+    (one, first), (other, second) = made(0), made(1)
+    for number in range(3):
+        step(one, first, number)
+    with tempfile.TemporaryDirectory() as folder:
+        saved = ReplicaState(tensors.build(one, ""), first)
+        saved.export_all(Path(folder), lambda _: None, Progress(round=3))
+        ReplicaState(tensors.build(other, ""), second).load(range(saved.count), Path(folder), 3)
+    for model, optimizer in ((one, first), (other, second)):
+        step(model, optimizer, 3)
+    assert torch.equal(one.weight, other.weight)
+    assert state_of(first) == state_of(second)
 
 
 def test_not_between_backward_and_step(tmp_path: Path) -> None:
