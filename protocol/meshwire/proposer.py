@@ -134,8 +134,8 @@ class Proposer:
             late = [members[rank] for rank in state.missing]
             state.overdue |= {member.device for member in late}
             reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
-        if state.entered is None:
-            return reasons
+        if state.phase is Phase.CATCHING_UP:
+            return reasons  # petitions of before are being fulfilled
         for kind, text in (("leave", "leaves"), ("learn", "is ready to compute"), ("rest", "computes no more")):
             if ranks := state.petitions.wishing(kind, state.change):  # type: ignore[arg-type]
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")

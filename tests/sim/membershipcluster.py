@@ -433,10 +433,9 @@ class Cluster:
             machine = daemon.machine
             where = machine.generation and (machine.generation.number, machine.generation.ranks)
             promised = machine.promised and (machine.promised.number, machine.promised.ranks)
-            lines.append(
-                f"{daemon.number} {'up' if daemon.alive else 'down'} {machine.phase.value} in {where} promised {promised}"
-                f" complete {daemon.complete} waits for: {machine.waiting()}"
-            )
+            alive = "up" if daemon.alive else "down"
+            lines.append(f"{daemon.number} {alive} {machine.phase.value} in {where}, promised {promised}, complete")
+            lines.append(f"    {daemon.complete}, waits for: {machine.waiting()}")
         return "\n".join(lines)
 
     def check_history(self) -> None:
