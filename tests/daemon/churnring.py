@@ -205,7 +205,7 @@ class ChurnRing(Ring):
         assert isinstance(link, CopyingLink)
         header, payload = link.queue[0]
         if payload is not None and id(payload.obj) not in map(id, self.members[sender].slots):
-            assert payload == link.copies[0], "an area is used again that a link still sends from"
+            assert bytes(payload) == link.copies[0], "an area is used again that a link still sends from"
         current = receiver not in self.fenced and header.generation == self.generations[receiver]
         place = self.landing.pop((sender, receiver), None)
         if place is None:
