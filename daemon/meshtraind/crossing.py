@@ -51,6 +51,7 @@ class Crossing:
         """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
         self._executor.fence()
         self._performer.fence()
+        self._turn.fenced(self._machine.complete)
         self._performer.perform(self._machine.fence(self._loop.time()))
         self._note_cut()
 

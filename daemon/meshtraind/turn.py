@@ -77,6 +77,10 @@ class Turn:
         """The result slot holds the means of `round_`."""
         self._decoded = round_
 
+    def fenced(self, complete: int) -> None:
+        """G6: what lies in the result slot of a round after `complete` is void; it will be decoded again."""
+        self._decoded = min(self._decoded, complete)
+
     def wants_to_start(self, step: int) -> None:
         """The learner stands at a boundary in front of `step`."""
         self._pending_step = step
