@@ -109,35 +109,27 @@ class Case:
     def go_on(self) -> str | None:
         """Waits until those that are left have entered a generation and had rounds. Returns why not."""
         return self._until(
-            lambda: (
-                all(any(one.at_s >= self.broke_s for one in story.entered) for story in self.stories(self.others()))
-                and self._rounds_advance(self.others())
+            lambda: all(
+                any(one.at_s >= self.broke_s for one in story.entered) for story in self.stories(self.others())
             ),
-            "those that are left to go on",
-        )
+            "those that are left to enter a generation",
+        ) or self._have_rounds(self.others())
 
     def is_whole(self) -> str | None:
         """Waits until all compute again, and have had rounds. Returns why not."""
         assert self.back_s is not None
         since_s, names = self.back_s, frozenset(self.job.names)
         return self._until(
-            lambda: (
-                whole_again_s(self.stories(self.job.names), since_s, names) is not None
-                and self._rounds_advance(self.job.names)
-            ),
-            "all to compute again",
-        )
+            lambda: whole_again_s(self.stories(self.job.names), since_s, names) is not None, "all to compute again"
+        ) or self._have_rounds(self.job.names)
 
-    def _rounds_advance(self, names: Sequence[str]) -> bool:
-        for name in names:
-            first = self.job.summary(self.mesh.daemons[name])
-            until_s = time.monotonic() + self.patience_s
-            while first is not None and time.monotonic() < until_s:
-                now = self.job.summary(self.mesh.daemons[name])
-                if now is not None and now.rounds >= first.rounds + AFTER_ROUNDS:
-                    return True
-                time.sleep(POLL_S)
-        return False
+    def _have_rounds(self, names: Sequence[str]) -> str | None:
+        before = self._rounds(names)
+        return self._until(lambda: self._rounds(names) >= before + AFTER_ROUNDS, f"{AFTER_ROUNDS} rounds")
+
+    def _rounds(self, names: Sequence[str]) -> int:
+        summaries = [self.job.summary(self.mesh.daemons[name]) for name in names]
+        return min((summary.rounds for summary in summaries if summary is not None), default=0)
 
     def _until(self, condition: Callable[[], bool], what: str) -> str | None:
         deadline_s = time.monotonic() + RECOVERY_TIMEOUT_S
