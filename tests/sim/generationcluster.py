@@ -113,9 +113,12 @@ class GenerationCluster(Cluster):
             self._change(needed=True)
         elif rank not in self.loading and rank not in self.gone:
             self._start_anew(rank)
-            self._perform(rank, self.machines[rank].absent("dead", self.now_s, gone=True))
+            if self.random.random() < 0.5:
+                self._load(rank, self.incarnations[rank])
+            else:
+                self._perform(rank, self.machines[rank].absent("dead", self.now_s, gone=True))
+                self._at(self.random.uniform(0, self.load_s), partial(self._load, rank, self.incarnations[rank]))
             self._change(needed=False)  # it leaves those that compute
-            self._at(self.random.uniform(0, self.load_s), partial(self._load, rank, self.incarnations[rank]))
 
     def _start_anew(self, rank: int) -> None:
         """Another process: what the old one has begun is lost."""
