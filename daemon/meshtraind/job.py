@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 
 class HashBoard:
     """O9: compares the base hashes of the ranks that compute at equal rounds. Only rounds that all of them have named
-    count."""
+    count. The majority is right, and of equal parts that of the lowest rank."""
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = set(ranks)
@@ -30,21 +31,27 @@ class HashBoard:
         for round_ in list(self._open):
             self._compare(round_)
 
-    def add(self, message: BaseHash) -> None:
-        """Takes one rank's hash after one round."""
+    def add(self, message: BaseHash) -> set[int]:
+        """Takes one rank's hash after one round. Returns the ranks that are found to differ from the others by it."""
         self._open.setdefault(message.round, {})[message.rank] = message.sha256
-        self._compare(message.round)
+        odd = self._compare(message.round)
         while len(self._open) > limits.HASHES_OPEN_MAX:
             del self._open[min(self._open)]
+        return odd
 
-    def _compare(self, round_: int) -> None:
+    def _compare(self, round_: int) -> set[int]:
         hashes = self._open[round_]
         if not self._ranks <= hashes.keys():
-            return
+            return set()
         del self._open[round_]
         self.compared += 1
-        if len(set(hashes.values())) > 1 and self.unequal_round is None:
+        of_lowest_rank = hashes[min(hashes)]
+        counts = Counter(hashes.values())
+        right = max(counts, key=lambda sha256: (counts[sha256], sha256 == of_lowest_rank))
+        odd = {rank for rank, sha256 in hashes.items() if sha256 != right}
+        if odd and self.unequal_round is None:
             self.unequal_round = round_
+        return odd
 
     @property
     def equal(self) -> bool | None:

@@ -1,10 +1,17 @@
 """The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 
+from meshtraind.cleanup import SOURCE
+from meshtraind.fetch import log_path
+from meshtraind.job import Job
 from meshtraind.learner import Learner
+from meshtraind.learnerenvironment import learner_environment
+from meshtraind.memory import SharedMemory
+from meshtraind.node import Node
+from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 
 RESTARTS_MAX = 3
 PROGRESS_ROUNDS = 100  # a learner that was in so many rounds since its start has earned its restarts again
@@ -40,17 +47,23 @@ class LearnerLife:
     """Starts and stops the processes.
 
     Args:
-        make: a learner that was not started yet.
-        environment: of its process; asked for at each start.
+        threads: how many a learner may use (M3).
+        master_host: where rank 0 is, for scripts that read torchrun's variables.
+        memory: that the next process shares with this daemon.
 
     Attributes:
         restarts: after failures, since the last one that was earned again.
         starts: of processes.
     """
 
-    def __init__(self, make: Callable[[], Learner], environment: Callable[[], Mapping[str, str]]) -> None:
-        self._make = make
-        self._environment = environment
+    def __init__(
+        self, node: Node, job: Job, threads: int, master_host: str, memory: Callable[[], SharedMemory]
+    ) -> None:
+        self._node = node
+        self._job = job
+        self._threads = threads
+        self._master_host = master_host
+        self._memory = memory
         self._learner: Learner | None = None
         self._ended = False
         self._rounds_before = 0
@@ -67,8 +80,14 @@ class LearnerLife:
         if self._ended:
             return
         self.starts += 1
-        self._learner = self._make()
-        await self._learner.start(self._environment())
+        job = self._job
+        log = log_path(job.folder, job.rank)
+        self._learner = Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self._memory())
+        environment = learner_environment(
+            job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
+        )
+        endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
+        await self._learner.start({**environment, **endpoint})
         if self._ended:
             await self._learner.stop(now=True)
 

@@ -5,13 +5,11 @@ import logging
 from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
-from meshtraind.cleanup import SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
 from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
-from meshtraind.learner import Learner, explain_exit
-from meshtraind.learnerenvironment import learner_environment
+from meshtraind.learner import explain_exit
 from meshtraind.learnerlife import Ending, LearnerLife
 from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memory import SharedMemory
@@ -23,7 +21,6 @@ from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
-from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 from meshwire.messages.job import BarrierReached, BaseHash, End, Generation, RankReport
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
 from meshwire.roundevents import Message
@@ -66,11 +63,10 @@ class Session:
         job.generation = generation
         self._number = job_number(job.spec.job)
         self._links = links
-        self._threads = threads
-        self._master_host = master_host
         self._error: str | None = None  # of the first learner that failed here
+        self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._runs = 0  # of the loop that keeps a learner running
-        self._learners = LearnerLife(self._make_learner, self._environment)
+        self._learners = LearnerLife(node, job, threads, master_host, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, self._gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
@@ -152,7 +148,9 @@ class Session:
                 rounds.gone("its script has ended")
             job.advance(JobEvent.LEARNER_DONE)
             return False
-        why = self._named(explain_exit(code, log_path(job.folder, job.rank), self._node.name))
+        explained = self._why_ended or explain_exit(code, log_path(job.folder, job.rank), self._node.name)
+        self._why_ended = None
+        why = self._named(explained)
         self._error = self._error or why
         if ending is Ending.FAIL or not self.passage.learner_died():
             self._metrics.exit_code = code
@@ -187,6 +185,9 @@ class Session:
         """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
         if self.job.ended or self.job.state in (JobState.CANCELLING, JobState.FAILING):
             return
+        if outcome == "succeeded":
+            self._succeed()
+            return
         if tell:
             message = End(
                 job=self.job.spec.job,
@@ -201,6 +202,17 @@ class Session:
         self._agreement.wake()
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
+
+    def _succeed(self) -> None:
+        """The others' learners have all ended well."""
+        log.info("job %s: it ends before this peer has caught up", self.job.spec.job)
+        if self.job.state is JobState.STARTING:
+            self.job.advance(JobEvent.LEARNER_STARTED)
+        if self.job.state is JobState.RUNNING:
+            self.job.advance(JobEvent.LEARNER_DONE)
+        self.job.advance(JobEvent.ALL_DONE)
+        self._tell_report()
+        self._tasks.spawn(self.close(), "close")
 
     async def _stop(self, now: bool) -> None:
         await self._learners.stop(now=now)
@@ -234,27 +246,14 @@ class Session:
         if not all((report := job.reports.get(rank)) is not None and report.exit_code == 0 for rank in others):
             return
         if job.state is JobState.RUNNING:
-            if not others or job.rank in job.generation.learning:
-                return
-            log.info("job %s: it ends before this peer has caught up", job.spec.job)
-            job.advance(JobEvent.LEARNER_DONE)
+            if others and job.rank not in job.generation.learning:
+                self._succeed()
+            return
         job.advance(JobEvent.ALL_DONE)
         self._tell_report()
         self._tasks.spawn(self.close(), "close")
 
     # The learner's process and connection
-
-    def _make_learner(self) -> Learner:
-        job = self.job
-        log = log_path(job.folder, job.rank)
-        return Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self.passage.memory)
-
-    def _environment(self) -> dict[str, str]:
-        job = self.job
-        environment = learner_environment(
-            job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
-        )
-        return {**environment, ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
 
     def attach(self, connection: Connection) -> LearnerWelcome:
         """The learner has called. Raises RequestError when there is one already, or none is expected."""
@@ -332,9 +331,15 @@ class Session:
             self.rounds.chunk_received(rank, header)
 
     def _take_hash(self, message: BaseHash) -> None:
-        self.job.hashes.add(message)
-        if self.job.hashes.unequal_round == message.round:
-            log.error("job %s: the replicas differ after round %d", self.job.spec.job, message.round)
+        job = self.job
+        odd = job.hashes.add(message)
+        if odd:
+            log.error(
+                "job %s: after round %d the bases of the ranks %s differ", job.spec.job, message.round, sorted(odd)
+            )
+        if job.rank in odd and job.state is JobState.RUNNING and self.passage.generations is not None:
+            self._why_ended = f"its base after round {message.round} was not that of the others (O9)"
+            self._tasks.spawn(self._learners.kill(), "repair the replica")
 
     # Helpers
 
