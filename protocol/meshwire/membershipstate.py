@@ -88,10 +88,17 @@ class State:
         """Who has not entered the promised generation."""
         return tuple(rank for rank in self.change.ranks if rank not in self._heard)
 
-    def everyone(self) -> Roll:
-        """All that may be in the next generation, newcomers aside."""
-        entered = self.entered or self.change
-        return roll_of(self.change, entered, without=(), joining=(), learn=(), rest=())
+    def next_roll(
+        self,
+        *,
+        without: Collection[int] = (),
+        joining: Collection[Member] = (),
+        learn: Collection[int] = (),
+        rest: Collection[int] = (),
+    ) -> Roll:
+        """Whom the next generation lists. Before a commit those whom a proposal left out are counted again."""
+        entered = self.entered if self.phase is Phase.PROMISED and self.entered is not None else self.change
+        return roll_of(self.change, entered, without=without, joining=joining, learn=learn, rest=rest)
 
     def is_listed(self, device: str, incarnation: int | None = None) -> bool:
         """Is it a live member of the generation entered or promised, in this incarnation?"""

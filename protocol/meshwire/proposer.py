@@ -6,7 +6,7 @@ from meshwire.membershipevents import Phase
 from meshwire.membershipstate import State
 from meshwire.messages.generation import Enter, Propose, Standing
 from meshwire.messages.job import Generation, Member
-from meshwire.proposing import Roll, enter_message, is_minority, roll_of, worst_linked
+from meshwire.proposing import Roll, enter_message, is_minority, worst_linked
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Proposer:
             self._watch(self.proposal, now_s)
         if self.proposal is not None or (state.wish == "leave" and state.phase is not Phase.PROMISED):
             return
-        everyone = state.everyone()
+        everyone = state.next_roll()
         absent = {rank for rank in everyone.ranks if not state.links.holds(everyone.members[rank])}
         reasons = self._reasons(everyone, absent, now_s)
         if not reasons:
@@ -146,9 +146,7 @@ class Proposer:
     def _roll(self, everyone: Roll, absent: set[int]) -> Roll:
         state = self._state
         overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in state.overdue}
-        return roll_of(
-            state.change,
-            state.entered or state.change,
+        return state.next_roll(
             without=absent | overdue | state.petitions.wishing("leave", state.change),
             joining=state.petitions.joining(state.links, everyone.members),
             learn=state.petitions.wishing("learn", state.change),

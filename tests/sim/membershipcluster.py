@@ -35,6 +35,7 @@ EVENTS_MAX = 200_000  # of one run: more is a livelock
 IN_FLIGHT = 2  # rounds that a member has sent its part of and that are not complete
 CHAINS = 7  # told in a standing
 RTT_S = 0.02
+DELAYS_S = (0.001, 0.005, 0.005, 0.02, 0.1)  # of one message; links are independent
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,11 @@ class Daemon:
 class Cluster:
     """`members` daemons in the first generation of a job. Inject mishaps, `run_until`, read the records."""
 
-    def __init__(self, seed: int, members: int, *, newcomers: int = 0, patience_s: float = 5.0) -> None:
+    def __init__(self, seed: int, members: int, *, newcomers: int = 0, delays_s: tuple[float, ...] = DELAYS_S) -> None:
         self.random = Random(seed)
-        self.timeouts = Timeouts(patience_s, RTT_S)
+        self.job = JOB
+        self.timeouts = Timeouts(rtt_s=RTT_S)
+        self.delays_s = delays_s
         self.now_s = 0.0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -124,7 +127,7 @@ class Cluster:
         for one, other in itertools.combinations(self.daemons, 2):
             self._founded(one, other)
         for daemon in self.daemons[:members]:
-            self._work(daemon, first)
+            self.work(daemon, first)
 
     def _machine(self, daemon: Daemon, generation: Generation | None) -> Membership:
         known = [other.member.device for other in self.daemons]
@@ -154,15 +157,16 @@ class Cluster:
             do()
 
     def _delay_s(self) -> float:
-        return self.random.choice([0.001, 0.005, 0.005, 0.02, 0.1])
+        return self.random.choice(self.delays_s)
 
     # Links and mishaps.
 
-    def _connect(self, one: int, other: int) -> None:
+    def connect(self, one: int, other: int) -> None:
+        """Dials until there is a link."""
         pair = frozenset((one, other))
         ends = self.daemons[one], self.daemons[other]
         if pair in self.blocked or not all(d.alive and d.asleep_until_s <= self.now_s for d in ends):
-            self.at(1.0, partial(self._connect, one, other))
+            self.at(1.0, partial(self.connect, one, other))
             return
         if pair in self.links and not self.links[pair].closed and not self.links[pair].deaf:
             return
@@ -213,7 +217,7 @@ class Cluster:
                     self._perform(daemon, daemon.machine.unlinked(device, reason, self.now_s))
 
             self.at(delay_s, partial(self._for, daemon, tell))
-        self.at(self.random.choice([0.15, 0.25, 0.5]), partial(self._connect, *link.ends))
+        self.at(self.random.choice([0.15, 0.25, 0.5]), partial(self.connect, *link.ends))
 
     def block(self, side: set[int]) -> None:
         """A partition: `side` and the others do not reach each other."""
@@ -240,7 +244,7 @@ class Cluster:
             daemon.machine = self._machine(daemon, None)
             for other in range(len(self.daemons)):
                 if other != number:
-                    self.at(self.random.uniform(0.0, 0.3), partial(self._connect, number, other))
+                    self.at(self.random.uniform(0.0, 0.3), partial(self.connect, number, other))
 
     def sleep(self, number: int, for_s: float) -> None:
         """The lid is closed: nothing happens here, and others notice the silence."""
@@ -315,7 +319,7 @@ class Cluster:
                 self.resumed.append((self.now_s, daemon.number, generation.number))
                 for round_ in sorted(daemon.contents):
                     self._contribute(daemon, generation, round_)
-                self._work(daemon, generation)
+                self.work(daemon, generation)
             case LeftOut():
                 daemon.fetch += 1
                 daemon.left_out += 1
@@ -368,7 +372,7 @@ class Cluster:
 
     # Rounds.
 
-    def _work(self, daemon: Daemon, generation: Generation) -> None:
+    def work(self, daemon: Daemon, generation: Generation) -> None:
         """A step of the learner ends, if the generation is still the same."""
         if daemon.generation is not generation or not daemon.sending:
             return
@@ -377,7 +381,7 @@ class Cluster:
             rank = generation.ranks[[m.device for m in generation.live.values()].index(daemon.member.device)]
             daemon.contents[round_] = f"{daemon.number}.{next(self._names)}" if rank in generation.learning else ""
             self._contribute(daemon, generation, round_)
-        self.at(self.random.uniform(0.1, 0.3), partial(self._for, daemon, partial(self._work, daemon, generation)))
+        self.at(self.random.uniform(0.1, 0.3), partial(self._for, daemon, partial(self.work, daemon, generation)))
 
     def _contribute(self, daemon: Daemon, generation: Generation, round_: int) -> None:
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
@@ -419,12 +423,18 @@ class Cluster:
     # What must come about.
 
     def converged(self) -> bool:
-        """All live daemons run in one generation."""
+        """All live daemons are awake and run in one generation."""
+        if any(daemon.asleep_until_s > self.now_s for daemon in self.daemons):
+            return False
         live = [daemon for daemon in self.daemons if daemon.alive]
         generations = {d.machine.generation.hash64() if d.machine.generation else None for d in live}
         listed = live[0].machine.generation
         running = all(daemon.machine.phase is Phase.RUNNING and daemon.sending for daemon in live)
         return running and len(generations) == 1 and listed is not None and len(listed.ranks) == len(live)
+
+    def history_lost(self) -> bool:
+        """Nobody is left that has one: all have crashed, or were left out by somebody who then crashed."""
+        return not any(daemon.alive and daemon.results for daemon in self.daemons)
 
     def story(self) -> str:
         """For a failed run."""
