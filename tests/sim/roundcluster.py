@@ -295,8 +295,8 @@ class Cluster:
         if not learner.alive or machine.phase not in (Phase.BOUNDARY, Phase.ABSENT):
             return
         if machine.applied < machine.visible:
-            following = [done.round for done in learner.ready_to_apply[:1]]
-            assert following == [machine.applied + 1], "R1: every round is applied, in order"
+            unapplied = [done.round for done in learner.ready_to_apply[:1]]
+            assert unapplied == [machine.applied + 1], "R1: every round is applied, in order"
             while learner.ready_to_apply and learner.ready_to_apply[0].round <= machine.visible:
                 last = learner.ready_to_apply.pop(0)
                 self._apply(learner, last)
