@@ -1,0 +1,308 @@
+"""The membership machine step by step, and what it makes of bad input."""
+
+from typing import Any
+
+import pytest
+
+from meshwire.membership import Membership
+from meshwire.membershipevents import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    Message,
+    NobodyLearns,
+    Phase,
+    Refusal,
+    Resume,
+    Send,
+)
+from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
+from meshwire.messages.job import Generation, Member
+from meshwire.timeouts import Timeouts
+
+JOB = "j" + "0" * 11
+MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n}") for n in range(3))
+ONE, TWO, THREE = (member.device for member in MEMBERS)
+FIRST = Generation.first(JOB, ONE, MEMBERS)
+TIMEOUTS = Timeouts(5.0, 0.01)
+HELD = Standing(generation=0, number=0, complete=4, chains=(b"c" * 16, b"d" * 16), samples=40, linked=())
+
+
+def machine(rank: int, generation: Generation | None = FIRST) -> Membership:
+    """Linked to all others, at 0 s."""
+    known = [member.device for member in MEMBERS]
+    made = Membership(MEMBERS[rank], JOB, TIMEOUTS, 0.0, generation=generation, known=known)
+    for member in MEMBERS:
+        if member != MEMBERS[rank]:
+            made.linked(member.device, member.incarnation, 0.0)
+    return made
+
+
+def following(number: int, proposer: int, **changes: Any) -> Generation:
+    generation = FIRST.model_copy(
+        update={"number": number, "proposer": MEMBERS[proposer].device, "parent": FIRST.digest(), **changes}
+    )
+    return Generation.load(generation.model_dump())
+
+
+def sent(effects: list[Effect], kind: type[Any]) -> list[tuple[str, Any]]:
+    return [(e.device, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def kinds(effects: list[Effect]) -> list[type[Any]]:
+    return [type(effect.message) if isinstance(effect, Send) else type(effect) for effect in effects]
+
+
+def promise_of(generation: Generation, rank: int, **changes: Any) -> Promised:
+    linked = tuple(other for other in generation.ranks if other != rank)
+    entered = {"generation": FIRST.hash64(), "number": 1, "linked": linked}
+    return Promised(job=JOB, generation=generation.hash64(), standing=HELD.model_copy(update={**entered, **changes}))
+
+
+def enter_of(generation: Generation, **changes: Any) -> Enter:
+    enter = Enter(
+        job=JOB,
+        generation=generation.hash64(),
+        cut=4,
+        chain=b"d" * 16,
+        source=generation.ranks[0],
+        complete=tuple((rank, 4) for rank in generation.ranks),
+        reload=(),
+    )
+    return enter.model_copy(update=changes)
+
+
+def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
+    """G2, G7: after the grace, at once; the proposer fences last, so that a shell may answer within the effect."""
+    one = machine(0)
+    assert not sent(one.unlinked(THREE, "closed", 1.0), Propose)
+    assert one.deadline() == pytest.approx(1.0 + TIMEOUTS.relink_grace_s)
+    effects = one.timer(1.0 + TIMEOUTS.relink_grace_s)
+    ((device, proposed),) = sent(effects, Propose)
+    assert (device, proposed.generation.ranks, proposed.generation.number) == (TWO, (0, 1), 2)
+    assert isinstance(effects[-1], Fence)
+    assert one.phase is Phase.PROMISED
+    assert "peer1" in one.waiting()
+    assert not sent(one.standing(HELD, 1.3), Enter), "all promise, the others too"
+    effects = one.receive(TWO, promise_of(proposed.generation, 1), 1.4)
+    assert kinds(effects) == [*kinds(effects)[:1], Enter, EnterGeneration, Entered]
+    assert one.phase is Phase.ENTERED
+    effects = one.receive(TWO, Entered(job=JOB, generation=proposed.generation.hash64()), 1.5)
+    assert Resume(proposed.generation) in effects
+    assert one.waiting() == ""
+    assert one.deadline() is None
+
+
+def test_the_next_rank_waits_a_turn() -> None:
+    """G7."""
+    two = machine(1)
+    two.unlinked(THREE, "closed", 1.0)
+    grace_s = TIMEOUTS.relink_grace_s
+    assert not sent(two.timer(1.0 + grace_s), Propose)
+    assert sent(two.timer(1.0 + grace_s + TIMEOUTS.turn_s), Propose)
+
+
+def test_a_link_within_the_grace_leads_to_the_same_members_anew() -> None:
+    """G6: frames of the old link may be lost."""
+    one = machine(0)
+    one.unlinked(TWO, "closed", 1.0)
+    effects = one.linked(TWO, MEMBERS[1].incarnation, 1.1)
+    assert {proposed.generation.ranks for _, proposed in sent(effects, Propose)} == {(0, 1, 2)}
+
+
+def test_a_restarted_member_comes_back_under_its_rank_and_loads() -> None:
+    """G1, G4: with another incarnation it is another member; it has no history, and does not learn at first."""
+    one = machine(0)
+    one.unlinked(THREE, "closed", 1.0)
+    back = MEMBERS[2].model_copy(update={"incarnation": 99})
+    effects = one.linked(THREE, 99, 1.1) + one.receive(THREE, AskIn(job=JOB, member=back), 1.1)
+    proposed = sent(effects, Propose)[-1][1].generation
+    if proposed.ranks == (0, 1):  # it was proposed away before it could ask
+        one.standing(HELD, 1.2)
+        one.receive(TWO, promise_of(proposed, 1), 1.2)
+        effects = one.receive(TWO, Entered(job=JOB, generation=proposed.hash64()), 1.3)
+        effects += one.receive(THREE, AskIn(job=JOB, member=back), 1.4)
+        proposed = sent(effects, Propose)[-1][1].generation
+    assert (proposed.members[2], proposed.ranks, proposed.learning) == (back, (0, 1, 2), (0, 1))
+
+
+def test_a_better_proposal_withdraws_a_promise() -> None:
+    """G2: the higher number, or the lower rank; the earlier proposer is told."""
+    three = machine(2)
+    worse, better = following(2, 1), following(2, 0)
+    three.receive(TWO, Propose(generation=worse), 1.0)
+    assert sent(three.standing(HELD, 1.0), Promised)[0][0] == TWO
+    effects = three.receive(ONE, Propose(generation=better), 1.1)
+    assert [device for device, _ in sent(effects, Refused)] == [TWO]
+    assert sent(three.standing(HELD, 1.1), Promised)[0][0] == ONE
+    assert sent(three.receive(TWO, Propose(generation=worse), 1.2), Refused)
+    assert not kinds(three.receive(TWO, enter_of(worse), 1.3)), "a withdrawn promise: no error, and nothing happens"
+
+
+def test_receiving_is_on_before_entered_is_told_and_rounds_go_on_when_all_have() -> None:
+    """Nobody sends in a generation before all have entered it; one may enter earlier than this one."""
+    two, proposed = machine(1), following(2, 0)
+    two.receive(ONE, Propose(generation=proposed), 1.0)
+    two.standing(HELD, 1.0)
+    two.receive(THREE, Entered(job=JOB, generation=proposed.hash64()), 1.1)
+    effects = two.receive(ONE, enter_of(proposed), 1.1)
+    order = kinds(effects)
+    assert order.index(EnterGeneration) < order.index(Entered)
+    assert Resume not in order
+    assert Resume(proposed) in two.receive(ONE, Entered(job=JOB, generation=proposed.hash64()), 1.2)
+
+
+@pytest.mark.parametrize("reload", [False, True])
+def test_whoever_lacks_rounds_or_reloads_catches_up_first(reload: bool) -> None:
+    """G4."""
+    two, proposed = machine(1), following(2, 0)
+    two.receive(ONE, Propose(generation=proposed), 1.0)
+    two.standing(HELD, 1.0)
+    held = 6 if reload else 4
+    enter = enter_of(
+        proposed, cut=6, chain=b"f" * 16, complete=((0, 6), (1, held), (2, 6)), reload=(1,) if reload else ()
+    )
+    effects = two.receive(ONE, enter, 1.1)
+    (catch_up,) = (effect for effect in effects if isinstance(effect, CatchUpFrom))
+    assert (catch_up.device, catch_up.reload) == (ONE, reload)
+    assert two.phase is Phase.CATCHING_UP
+    assert (two.generation is None) == reload
+    assert EnterGeneration in kinds(two.caught_up(1.5))
+
+
+def test_a_member_that_is_told_of_a_newer_generation_without_it_is_left_out_and_asks() -> None:
+    """G7: at once, then it backs off; only when it is linked to all members."""
+    three = machine(2)
+    newer = following(2, 0, ranks=(0, 1), learning=(0, 1))
+    where = Where(job=JOB, generation=newer, ancestors=(FIRST.hash64(),), samples=50)
+    effects = three.receive(ONE, where, 1.0)
+    assert LeftOut in kinds(effects)
+    assert {device for device, _ in sent(effects, AskIn)} == {ONE, TWO}
+    assert three.deadline() == pytest.approx(2.0)
+    three.unlinked(TWO, "closed", 1.5)
+    three.receive(ONE, where, 1.5)
+    assert not sent(three.timer(2.0), AskIn)
+    assert "no link to peer1" in three.waiting()
+
+
+def test_of_a_true_partition_the_side_with_fewer_samples_leaves() -> None:
+    """G4."""
+    other = following(2, 1, ranks=(1, 2), learning=(1, 2))
+    for samples, leaves in ((10, False), (99, True)):
+        one = machine(0)
+        one.note_progress(50)
+        for device in (TWO, THREE):
+            one.unlinked(device, "silent", 1.0)
+        one.timer(1.3)
+        one.timer(1.3 + TIMEOUTS.minority_s)
+        one.standing(HELD, 40.0)
+        assert one.phase is Phase.RUNNING, one.waiting()
+        one.linked(TWO, MEMBERS[1].incarnation, 41.0)
+        effects = one.receive(TWO, Where(job=JOB, generation=other, ancestors=(), samples=samples), 41.0)
+        assert (LeftOut in kinds(effects)) == leaves
+
+
+def test_a_minority_waits() -> None:
+    """One of three: six times patience; half or more: at once."""
+    one = machine(0)
+    for device in (TWO, THREE):
+        one.unlinked(device, "silent", 1.0)
+    effects = one.timer(1.3)
+    assert Fence not in kinds(effects)
+    assert "fewer than half" in one.waiting()
+    assert one.deadline() == pytest.approx(1.3 + TIMEOUTS.minority_s)
+    assert Fence in kinds(one.timer(1.3 + TIMEOUTS.minority_s))
+
+
+def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
+    two, proposed = machine(1), following(2, 0)
+    assert {device for device, _ in sent(two.wish("rest", 1.0), Wish)} == {ONE, THREE}
+    two.receive(ONE, Propose(generation=proposed), 1.1)
+    two.standing(HELD, 1.1)
+    two.receive(ONE, enter_of(proposed), 1.2)
+    two.receive(ONE, Entered(job=JOB, generation=proposed.hash64()), 1.3)
+    assert sent(two.receive(THREE, Entered(job=JOB, generation=proposed.hash64()), 1.3), Wish)
+
+
+def test_the_shell_is_told_when_nobody_learns() -> None:
+    two, proposed = machine(1), following(2, 0, learning=())
+    two.receive(ONE, Propose(generation=proposed), 1.0)
+    two.standing(HELD, 1.0)
+    assert NobodyLearns(proposed) in two.receive(ONE, enter_of(proposed), 1.1)
+
+
+STRANGER = Member(device="f" * 64, incarnation=1, name="stranger")
+
+
+@pytest.mark.parametrize(
+    "proposed",
+    [
+        following(2, 0, ranks=(0, 2), learning=()),  # this device is not listed
+        following(2, 2),  # not by its sender
+        following(2**31, 0),  # a number that would use them up
+        following(2, 0, members=(MEMBERS[0], MEMBERS[1], STRANGER)),  # the list of all times is altered
+        following(2, 0, members=(MEMBERS[0], MEMBERS[1].model_copy(update={"incarnation": 5}), MEMBERS[2])),
+        following(2, 0, members=(MEMBERS[0].model_copy(update={"incarnation": 5}), *MEMBERS[1:])),
+        following(2, 0, ranks=(1, 0, 2)),
+        following(2, 0, learning=(7,)),
+        following(2, 0, job="k" + "0" * 11),
+    ],
+)
+def test_a_proposal_that_cannot_be_is_an_error_of_its_sender(proposed: Generation) -> None:
+    two = machine(1)
+    effects = two.receive(ONE, Propose(generation=proposed), 1.0)
+    assert [effect.device for effect in effects if isinstance(effect, Refusal)] == [ONE]
+    assert two.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        enter_of(following(2, 0)),  # without a promise
+        AskIn(job=JOB, member=STRANGER),  # for another device
+        Where(job=JOB, generation=following(2, 0, ranks=(2, 1)), ancestors=(), samples=0),
+        Where(job=JOB, generation=following(2**31, 0), ancestors=(), samples=0),
+        Refused(job=JOB, generation=1, number=2**31, reason=""),
+    ],
+)
+def test_other_messages_that_cannot_be_are_errors_too(message: Message) -> None:
+    two = machine(1)
+    assert Refusal in kinds(two.receive(ONE, message, 1.0))
+    assert two.phase is Phase.RUNNING
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cut": 3},  # below what this member holds
+        {"chain": b"x" * 16},  # another history than its own
+        {"complete": ((0, 4), (1, 4))},
+        {"complete": ((0, 4), (1, 3), (2, 4))},
+        {"source": 9},
+        {"reload": (0, 1)},  # the source among them
+    ],
+)
+def test_a_commit_that_does_not_fit_the_promise_is_refused(changes: dict[str, Any]) -> None:
+    two, proposed = machine(1), following(2, 0)
+    two.receive(ONE, Propose(generation=proposed), 1.0)
+    two.standing(HELD, 1.0)
+    assert Refusal in kinds(two.receive(ONE, enter_of(proposed, **changes), 1.1))
+    assert Refusal in kinds(two.receive(THREE, enter_of(proposed), 1.1)), "by somebody else than the proposer"
+    assert two.phase is Phase.PROMISED
+
+
+def test_messages_of_nobody_and_of_the_past_change_nothing() -> None:
+    two = machine(1)
+    assert not two.receive(STRANGER.device, Propose(generation=following(2, 0)), 1.0)
+    assert not two.receive(ONE, Entered(job=JOB, generation=77), 1.0)
+    assert not two.receive(ONE, promise_of(following(2, 1), 0), 1.0)
+    assert not two.caught_up(1.0) + two.standing(HELD, 1.0) + two.timer(1.0)
+    assert not two.receive(ONE, Propose(generation=FIRST), 1.0), "replayed"
+    linked = two.linked(STRANGER.device, 1, 1.0)
+    assert kinds(linked) == [Where]
+    stranger = following(2, 0, members=(*MEMBERS, STRANGER), ranks=(0, 1, 3), learning=())
+    stranger = stranger.model_copy(update={"proposer": STRANGER.device})
+    assert kinds(two.receive(STRANGER.device, Propose(generation=stranger), 1.0)) == [Refused, Where]
+    assert two.phase is Phase.RUNNING
