@@ -48,6 +48,7 @@ def run(seed: int, kinds: Iterable[str], mishaps: int, within_s: float) -> Clust
     cluster.heal()
     for number in range(len(cluster.daemons)):
         cluster.restart(number)
+    cluster.run_until(within_s + 2 * cluster.timeouts.silence_s)  # half-open links are noticed by their silence
     while not cluster.converged() and not cluster.history_lost() and cluster.now_s < within_s + 200.0:
         cluster.run_until(cluster.now_s + 5.0)
     if not cluster.history_lost():
