@@ -169,6 +169,7 @@ class App:
             questions = Questions(node, self.board)
             links.handler = PeerSide(self.board, questions)
             links.on_link = self.board.link_made
+            self.board.on_members = links.awaits
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)

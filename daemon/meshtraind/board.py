@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from meshtraind.cleanup import clean_up, clean_up_all
@@ -53,6 +53,9 @@ class Board:
     """Jobs by id, sessions of those that run here.
 
     Every method that raises RequestError does so with a text for the person who asked.
+
+    Attributes:
+        on_members: called with the devices that jobs here need, whenever they change.
     """
 
     def __init__(self, node: Node) -> None:
@@ -62,6 +65,7 @@ class Board:
         self._sessions: dict[str, Session] = {}
         self._early: dict[str, list[tuple[str, Header, Wire]]] = {}  # members that were told to start sooner than we
         self.closing = False
+        self.on_members: Callable[[set[str]], None] = lambda _devices: None
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
         self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
@@ -152,17 +156,23 @@ class Board:
         )
         self._sessions[job.spec.job] = session
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")
+        self._tell_members()
         try:
             JobFile(spec=job.spec, members=job.members).save(job.folder)
         except OSError as error:
             log.warning("job %s: a restarted meshtraind could not return to it: %s", job.spec.job, error)
         return session
 
+    def _tell_members(self) -> None:
+        members = (member.device for session in self._sessions.values() for member in session.job.members)
+        self.on_members(set(members))
+
     async def _forget(self, session: Session) -> None:
         """Lets go of a session and its files when it has closed."""
         await session.closed.wait()
         job_id, folder = session.job.spec.job, session.job.folder
         del self._sessions[job_id]
+        self._tell_members()
         if not session.job.ended:
             return  # this daemon stops, and will return to it
         await asyncio.to_thread(forget, folder)

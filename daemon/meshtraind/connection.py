@@ -223,6 +223,13 @@ class Connection(asyncio.BufferedProtocol):
         self._close_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
         self._transport.close()
 
+    def abort(self, reason: str) -> None:
+        """Ends the connection at once: nobody reads any more."""
+        if not self.closing and self._transport is not None:
+            self._close_reason = reason
+            self._ask_kernel()
+            self._transport.abort()
+
     def refuse(self, reason: str) -> None:
         """Tells the other side why, and ends the connection."""
         if not self.closing:

@@ -55,6 +55,9 @@ class Host(Protocol):
     def entered(self, generation: Generation) -> None:
         """The generation was entered; a loading member may start its learner."""
 
+    def resumed(self) -> None:
+        """All members have entered it."""
+
     def left_out(self, reason: str) -> None:
         """The history that this member has is not kept: rounds and learner are dropped."""
 
@@ -227,6 +230,7 @@ class Generations:
         self.waiting = None
         rounds.crossing.resume()
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
+        self._host.resumed()
 
     def _use_links(self) -> None:
         """Those of the generation of now."""

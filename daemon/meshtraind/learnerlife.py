@@ -26,19 +26,20 @@ class Ending(Enum):
     FAIL = "the job ends with it"
 
 
-def after_exit(code: int, restarts: int, rounds: int) -> Ending:
+def after_exit(code: int, restarts: int, *, first: bool) -> Ending:
     """Decides.
 
-    A script that fails before it was in one round is wrong, or does not suit this device: the job says so at once.
+    A script that fails by itself before it was in one round is wrong, or does not suit this device: the job says so at
+    once. One that was killed, or that fails on its way back into a job that others go on with, is another matter.
 
     Args:
         code: as `Learner.wait` returns it.
         restarts: so far.
-        rounds: that this device's learners were in since the job began here.
+        first: it began the job with the others, and no learner of this device was in any round.
     """
     if code == 0:
         return Ending.DONE
-    if not rounds:
+    if first and code > 0:
         return Ending.FAIL
     return Ending.RESTART if restarts < RESTARTS_MAX else Ending.FORWARD
 
@@ -52,6 +53,7 @@ class LearnerLife:
         memory: that the next process shares with this daemon.
 
     Attributes:
+        founding: the first process begins the job with the others'.
         restarts: after failures, since the last one that was earned again.
         starts: of processes.
     """
@@ -67,6 +69,7 @@ class LearnerLife:
         self._learner: Learner | None = None
         self._ended = False
         self._rounds_before = 0
+        self.founding = True
         self.restarts = 0
         self.starts = 0
 
@@ -100,7 +103,7 @@ class LearnerLife:
         if rounds - self._rounds_before >= PROGRESS_ROUNDS:
             self.restarts = 0
         self._rounds_before = rounds
-        ending = after_exit(code, self.restarts, rounds)
+        ending = after_exit(code, self.restarts, first=self.founding and self.starts == 1 and not rounds)
         if ending is Ending.RESTART:
             self.restarts += 1
         return ending

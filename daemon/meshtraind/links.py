@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
@@ -135,6 +135,11 @@ class Links:
     def dial_now(self) -> None:
         """The address book has changed."""
         self._dial_wanted.set()
+
+    def awaits(self, devices: Collection[str]) -> None:
+        """Jobs wait for these devices: they are dialled often."""
+        self._book.awaits(devices, time.monotonic())
+        self.dial_now()
 
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
@@ -305,21 +310,28 @@ class Links:
         self.dial_now()
 
     async def _keep_alive(self, link: Link) -> None:
-        """Asks once a second; the answer measures the round trip, silence for the patience ends the link."""
+        """Asks about once a second; the answer measures the round trip, silence for the patience ends the link.
+
+        Not where this daemon itself stood still, as on a laptop that was asleep: then what was sent meanwhile is
+        unread, and the silence is its own (Lifeguard, Dadgar et al. 2018).
+        """
         connection = link.connection
+        interval_s = min(HEARTBEAT_INTERVAL_S, self._patience_s / 4)
         while not connection.closing:
-            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            await asyncio.sleep(interval_s)
             began_s = time.monotonic()
+            timeout_s = max(interval_s, connection.last_received_s + self._patience_s - began_s)
             try:
                 # A peer too busy for one more request says so, which measures the round trip as well.
                 with contextlib.suppress(RequestError):
-                    await connection.request(Heartbeat(), timeout_s=self._patience_s, name="heartbeat")
+                    await connection.request(Heartbeat(), timeout_s=timeout_s, name="heartbeat")
             except ConnectionLost:
                 return
             except TimeoutError:
-                silent_s = time.monotonic() - connection.last_received_s
-                if silent_s >= self._patience_s:
-                    connection.close(f"silent for {silent_s:.1f} s")
+                now_s = time.monotonic()
+                silent_s = now_s - connection.last_received_s
+                if silent_s >= self._patience_s and now_s - began_s < timeout_s + interval_s:
+                    connection.abort(f"silent for {silent_s:.1f} s")
                     return
                 continue  # it sends, so it lives: the answer waits behind a full queue
             rtt_s = time.monotonic() - began_s

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement
 from meshtraind.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.checkpointing import Checkpointing
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
 from meshtraind.generations import Generations
@@ -24,7 +25,7 @@ from meshtraind.preparation import Preparation
 from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
-from meshwire.messages.job import Generation
+from meshwire.messages.job import Generation, Model
 from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Passage:
         learner: LearnerLink,
         agreement: Agreement,
         donor: Donor,
+        checkpointing: Checkpointing,
         memory: SharedMemory,
         rtt_s: float,
         tasks: TaskSet,
@@ -86,10 +88,11 @@ class Passage:
         self._learner = learner
         self._agreement = agreement
         self._donor = donor
+        self._checkpointing = checkpointing
         self._rtt_s = rtt_s
         self._tasks = tasks
         self._wishes = wishes
-        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail)
+        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail, checkpointing.round_complete)
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._left = asyncio.Event()
         self.memory = memory
@@ -106,7 +109,13 @@ class Passage:
         assert isinstance(preparation, Preparation)
         if preparation.manifest is None or preparation.plan is None:
             raise RequestError("the learner is ready before it has described its model")
-        return self._maker.first(preparation.manifest, preparation.plan, preparation.samples, self.memory)
+        return self._maker.first(
+            preparation.manifest, preparation.plan, preparation.samples, self.memory, preparation.entry
+        )
+
+    def model(self) -> Model:
+        """That is trained, once there are rounds."""
+        return self._maker.model()
 
     def begin(self) -> None:
         """All members are ready. From now on one that is lost is gone on without."""
@@ -147,6 +156,8 @@ class Passage:
 
     def _load_next(self, rounds: "Rounds") -> None:
         """The next process begins with another member's state."""
+        self._donor.forget()
+        self._checkpointing.forget()
         joining = Joining(self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._loaded)
         self._learner.begin_anew(rounds, joining)
 
@@ -179,6 +190,10 @@ class Passage:
         if self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
             self._wishes.begin()
+        self._wishes.changed()
+
+    def resumed(self) -> None:
+        """All members have entered: each tells how far it is (G5)."""
         self._wishes.changed()
 
     def left_out(self, reason: str) -> None:
@@ -229,7 +244,7 @@ class Passage:
             case FetchRound():
                 return answer_fetch_round(rounds, body)
             case AskModel():
-                return self._maker.model()
+                return self.model()
             case AskState():
                 return await self._donor.state(body)
 

@@ -5,6 +5,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement, News
+from meshtraind.checkpointing import Checkpointing
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
 from meshtraind.fetch import log_path, output_folder
@@ -17,6 +18,7 @@ from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
 from meshtraind.passage import LearnerWishes, Passage
 from meshtraind.preparation import Preparation
+from meshtraind.saving import Saving
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.header import Header
@@ -71,7 +73,9 @@ class Session:
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         memory = SharedMemory()
-        donor = Donor(job, node.blobs, lambda body: self.learner.notify(body))
+        saving = Saving(lambda body: self.learner.notify(body), lambda: self.learner.ready)
+        checkpointing = Checkpointing(job, node.software, saving, self._tasks, lambda: self.passage.model())
+        donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest)
         self.learner = LearnerLink(
             Place(
                 job=job,
@@ -79,7 +83,7 @@ class Session:
                 agreement=self._agreement,
                 metrics=self._metrics,
                 tasks=self._tasks,
-                donor=donor,
+                saving=saving,
             ),
             Preparation(job, links, memory, self._agreement, node.blobs),
             lambda: self.passage.first_rounds(),
@@ -96,7 +100,7 @@ class Session:
             why_none=self._why_none,
         )
         self.passage = Passage(
-            node, job, links, self.learner, self._agreement, donor, memory, rtt_s, self._tasks, wishes
+            node, job, links, self.learner, self._agreement, donor, checkpointing, memory, rtt_s, self._tasks, wishes
         )
         self.closed = asyncio.Event()
 
@@ -111,6 +115,7 @@ class Session:
     async def come_back(self) -> None:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
+        self._learners.founding = False
         self._tasks.spawn(self._report_regularly(), "report")
         await self.passage.come_back()
 

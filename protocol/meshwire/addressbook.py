@@ -4,7 +4,7 @@ An address is only a candidate. Who answers there is decided by the pinned key i
 book (DESIGN section 10): a wrong or hostile entry costs one failed dial.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,6 +14,7 @@ from meshwire.messages.link import KnownPeer
 
 BACKOFF_MIN_S = 0.25
 BACKOFF_MAX_S = 30.0
+AWAITED_BACKOFF_MAX_S = 2.0  # of a job's members: each has something to do as soon as it is back
 # A link that broke sooner than this counts as a failed dial: otherwise a peer that accepts and then refuses
 # (another wire version, say) would be dialled four times a second for ever.
 STABLE_LINK_S = 5.0
@@ -44,16 +45,17 @@ class Dial:
 
 @dataclass(slots=True)
 class _Schedule:
-    """When to try next: at once, then after BACKOFF_MIN_S * 2**n, at most BACKOFF_MAX_S."""
+    """When to try next: at once, then after BACKOFF_MIN_S * 2**n, at most `delay_max_s`."""
 
     not_before_s: float
     failures: int = 0
     last_dial_s: float = -BACKOFF_MAX_S
     dialling: bool = False
+    delay_max_s: float = BACKOFF_MAX_S
 
     def back_off(self, now_s: float) -> None:
         # The exponent is capped because a device may be away for months.
-        delay_s = min(BACKOFF_MIN_S * 2.0 ** min(self.failures, 16), BACKOFF_MAX_S)
+        delay_s = min(BACKOFF_MIN_S * 2.0 ** min(self.failures, 16), self.delay_max_s)
         self.failures += 1
         self.not_before_s = now_s + delay_s
 
@@ -248,6 +250,13 @@ class AddressBook:
         if entry.tried.issuperset(entry.candidates):
             entry.tried.clear()
             schedule.back_off(now_s)
+
+    def awaits(self, devices: Collection[str], now_s: float) -> None:
+        """From now on these devices, and no others, are dialled every AWAITED_BACKOFF_MAX_S at least."""
+        for device, entry in self._devices.items():
+            schedule = entry.schedule
+            schedule.delay_max_s = AWAITED_BACKOFF_MAX_S if device in devices else BACKOFF_MAX_S
+            schedule.not_before_s = min(schedule.not_before_s, now_s + schedule.delay_max_s)
 
     def connected(self, device: str, now_s: float, dialled: Address | None = None) -> None:
         """A pinned handshake succeeded; `dialled` is where, when this side dialled.

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwire import limits
+
 ASK_S_MAX = 60.0
 STEADY_S = 60.0  # in one generation: then the next time of being left out counts as the first
 
@@ -15,7 +17,7 @@ class Timeouts:
     model again. Raises ValueError if one of them is no positive number.
     """
 
-    patience_s: float = 5.0
+    patience_s: float = limits.PATIENCE_S
     rtt_s: float = 0.01
 
     def __post_init__(self) -> None:
