@@ -10,12 +10,12 @@ from meshtraind.agreement import Agreement
 from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import DATA
 from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.donor import Donor
 from meshtraind.fetch import output_folder
 from meshtraind.job import Job
 from meshtraind.joining import Joining
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.preparation import PREPARED_TWICE, Preparation
+from meshtraind.saving import Saving
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.messages.envelope import Done
@@ -55,7 +55,7 @@ class Place:
     agreement: Agreement
     metrics: MetricsKeeper
     tasks: TaskSet
-    donor: Donor
+    saving: Saving
 
 
 class LearnerLink:
@@ -101,7 +101,7 @@ class LearnerLink:
 
     def begin_anew(self, rounds: "Rounds", joining: Joining) -> None:
         """Another process will call, and load its state from a member that computes."""
-        self._place.donor.learner_lost()
+        self._place.saving.learner_lost()
         if self._connection is not None:
             self._connection.close("another learner takes its place")
         self._connection = None
@@ -134,6 +134,7 @@ class LearnerLink:
         if connection is not self._connection:
             return False
         self._connection = None
+        self._place.saving.learner_lost()
         return True
 
     # What it asks for
@@ -179,7 +180,7 @@ class LearnerLink:
             place.metrics.values = body.values
             return
         if isinstance(body, LearnerSaved):
-            place.donor.saved(body)
+            place.saving.saved(body)
             return
         if isinstance(body, LearnerHash) and rounds is not None:
             self._tell_hash(body)
@@ -233,6 +234,11 @@ class LearnerLink:
 
     # What it is told
 
+    @property
+    def ready(self) -> bool:
+        """A learner is there that holds a state: that of the start, or one that it has loaded."""
+        return self._ready and self._connection is not None
+
     def notify(self, body: Wire) -> None:
         """Sends the learner a notice, if it is there."""
         if self._connection is not None:
@@ -258,6 +264,6 @@ class LearnerLink:
         """Closes the connection, and lets go of the rounds' memory."""
         if self.rounds is not None:
             self.rounds.close()
-        self._place.donor.learner_lost()
+        self._place.saving.learner_lost()
         if self._connection is not None:
             self._connection.close("the job has ended")

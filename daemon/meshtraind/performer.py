@@ -60,6 +60,7 @@ class Performer:
         generation: the same (G2).
         notify: sends the learner a notice.
         fail: ends the job with a reason.
+        on_round: called with each complete round, in order.
 
     Attributes:
         stage: set by whoever leads from one generation to the next.
@@ -82,6 +83,7 @@ class Performer:
         memory: SharedMemory,
         notify: Callable[[Wire], None],
         fail: Callable[[str], None],
+        on_round: Callable[[int], None],
     ) -> None:
         self._spec = spec
         self._links = links
@@ -94,6 +96,7 @@ class Performer:
         self._memory = memory
         self._notify = notify
         self._fail = fail
+        self._on_round = on_round
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._own: dict[int, Bind] = {}  # own binds of rounds that are not complete
@@ -124,6 +127,11 @@ class Performer:
             self._performing = False
         self._forget()
         self._arm()
+
+    @property
+    def committed(self) -> int:
+        """The newest round that every member has announced complete (G5)."""
+        return self._committed
 
     def send_waiting(self) -> None:
         """All have entered the generation: what was to be told since is sent."""
@@ -199,6 +207,7 @@ class Performer:
         self._turn.complete(round_done(done, own.step if own is not None else 0, on_nan=self._spec.on_nan))
         if self._dealing is not None and (wrong := self._dealing.complete(done)):
             self._fail(f"round {done.round}: {wrong}")
+        self._on_round(done.round)
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""

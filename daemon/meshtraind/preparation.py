@@ -9,6 +9,7 @@ from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
 from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
 from meshwire.codec import CODECS
 from meshwire.exchange import EncodedLayout
@@ -28,6 +29,7 @@ class Preparation:
     Attributes:
         manifest, plan: None until the model was given.
         samples: what the prepared loader reads, if there is one.
+        entry: the round after which the job begins, if it goes on from a checkpoint.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Preparation:
         self.manifest: ModelManifest | None = None
         self.plan: Plan | None = None
         self.samples: SampleSpace | None = None
+        self.entry: Entry | None = None
         self._job = job
         self._links = links
         self._memory = memory

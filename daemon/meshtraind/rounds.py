@@ -37,14 +37,17 @@ class Rounds:
     Args:
         samples: what the learners' prepared loaders read; None without one.
         generation: in which this member begins.
-        entry: and where; anything but the default makes it a loading member, which enters by `enter`.
+        entry: and where.
+        loading: it has no learner yet, and enters by `enter`.
         links: the connection to each other member, by rank; live.
         notify: sends the learner a notice.
         fail: ends the job with a reason; called at most once for each cause.
+        on_round: called with this and each complete round, in order.
 
     Attributes:
         crossing: leads all of it from one generation into the next.
         samples: that this device's learners have used.
+        closed: it goes on no more.
     """
 
     def __init__(
@@ -56,12 +59,14 @@ class Rounds:
         samples: SampleSpace | None,
         rank: int,
         generation: Generation,
-        entry: Entry | None,
+        entry: Entry,
+        loading: bool,
         links: Mapping[int, Connection],
         memory: SharedMemory,
         rtt_s: float,
         notify: Callable[[Wire], None],
         fail: Callable[[str], None],
+        on_round: Callable[["Rounds", int], None],
         trace: Trace | None,
     ) -> None:
         self._spec = spec
@@ -71,7 +76,7 @@ class Rounds:
         self._fail = fail
         self._loop = asyncio.get_running_loop()
         self._samples = samples
-        self._history = RoundHistory(entry or Entry())
+        self._history = RoundHistory(entry)
         staleness = spec.sync.staleness
         self._executor = Executor(
             plan=plan,
@@ -113,7 +118,7 @@ class Rounds:
                 learning=generation.learning,
                 sync=spec.sync,
                 notify=notify,
-                state=entry.deal if entry is not None else None,
+                state=entry.deal,
             )
             if samples is not None
             else None
@@ -131,6 +136,7 @@ class Rounds:
             memory=memory,
             notify=notify,
             fail=fail,
+            on_round=lambda round_: on_round(self, round_),
         )
         self.crossing = Crossing(
             rank=rank,
@@ -144,7 +150,7 @@ class Rounds:
         )
         if trace is not None:
             self._executor.on_chunk_sent = lambda header: trace.chunk(header)
-        if entry is not None:
+        if loading:
             self._executor.fence()
             self._performer.fence()
             self._turn.away()
@@ -152,12 +158,13 @@ class Rounds:
                 [*self._machine.fence(self._now()), *self._machine.absent(LOADING, self._now(), loading=True)]
             )
         self.samples = 0
+        self.closed = False
 
     # The learner
 
     def begin(self) -> None:
         """All members are ready: the learner is told to begin its first step."""
-        self._executor.open_result(1)
+        self._executor.open_result(self.complete + 1)
         self._turn.wants_to_start(1)
         self._perform([])
         if self._dealing is not None:
@@ -281,9 +288,20 @@ class Rounds:
         return self._performer.finished
 
     @property
+    def committed(self) -> int:
+        """The newest round that every member has announced complete (G5)."""
+        return self._performer.committed
+
+    @property
     def history_samples(self) -> int:
         """In all complete rounds."""
         return self._history.samples
+
+    def entry(self) -> Entry:
+        """Where who would go on from the newest complete round begins."""
+        history = self._history
+        deal = self._dealing.state() if self._dealing is not None else None
+        return Entry(history.complete, history.chain, history.samples, deal)
 
     @property
     def sample_space(self) -> SampleSpace | None:
@@ -338,6 +356,7 @@ class Rounds:
 
     def close(self) -> None:
         """Stops the timer and lets go of links and memory."""
+        self.closed = True
         self._performer.close()
         self._executor.close()
 
@@ -374,17 +393,3 @@ class Rounds:
     def _result_decoded(self, round_: int) -> None:
         self._turn.decoded(round_)
         self._perform([])
-
-
-def _dealing(
-    samples: SampleSpace,
-    rank: int,
-    generation: Generation,
-    spec: JobSpec,
-    entry: Entry | None,
-    notify: Callable[[Wire], None],
-) -> Dealing:
-    if entry is None:
-        return Dealing(samples, rank, generation.learning, spec.sync, notify)
-    assert entry.deal is not None, "where there is a loader there is a deal"
-    return Dealing(samples, rank, [of for of, _ in entry.deal.sizes], spec.sync, notify, entry.deal)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
 from meshtraind.memory import SharedMemory
+from meshtraind.roundhistory import Entry
 from meshtraind.trace import Trace
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
@@ -16,7 +17,6 @@ from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
     from meshtraind.catchup import Beginning
-    from meshtraind.roundhistory import Entry
     from meshtraind.rounds import Rounds
 
 
@@ -28,6 +28,7 @@ class RoundsMaker:
         rtt_s: to the farthest member.
         notify: sends the learner a notice.
         fail: ends the job with a reason.
+        on_round: called with the rounds and each complete one, in order.
 
     Attributes:
         manifest: of the model that is trained, once rounds were made.
@@ -40,20 +41,31 @@ class RoundsMaker:
         rtt_s: float,
         notify: Callable[[Wire], None],
         fail: Callable[[str], None],
+        on_round: Callable[["Rounds", int], None] = lambda _, __: None,
     ) -> None:
         self._job = job
         self._links = links
         self._rtt_s = rtt_s
         self._notify = notify
         self._fail = fail
+        self._on_round = on_round
         self._trace: Trace | None = None
         self._plan_digest = b""
         self.manifest: ModelManifest
 
-    def first(self, manifest: ModelManifest, plan: Plan, samples: SampleSpace | None, memory: SharedMemory) -> "Rounds":
-        """In the generation that begins the job."""
-        assert self._job.generation is not None
-        return self._make(manifest, plan, samples, memory, self._job.generation, None, "trace.jsonl")
+    def first(
+        self,
+        manifest: ModelManifest,
+        plan: Plan,
+        samples: SampleSpace | None,
+        memory: SharedMemory,
+        entry: Entry | None = None,
+    ) -> "Rounds":
+        """In the generation that begins the job. `entry`: after which round, if not before the first."""
+        generation = self._job.generation
+        assert generation is not None
+        begins = entry or Entry()
+        return self._make(manifest, plan, samples, memory, generation, begins, loading=False, trace_name="trace.jsonl")
 
     def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
         """At the cut of a later one. Raises RequestError when the plan of the others is not computed here."""
@@ -63,7 +75,8 @@ class RoundsMaker:
             raise RequestError("the others plan their buckets differently: install the same version of meshtraind")
         memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
         trace = f"trace-{generation.number}.jsonl"
-        return self._make(model.manifest, plan, beginning.samples, memory, generation, beginning.entry, trace)
+        entry, samples = beginning.entry, beginning.samples
+        return self._make(model.manifest, plan, samples, memory, generation, entry, loading=True, trace_name=trace)
 
     def _make(
         self,
@@ -72,7 +85,9 @@ class RoundsMaker:
         samples: SampleSpace | None,
         memory: SharedMemory,
         generation: Generation,
-        entry: "Entry | None",
+        entry: Entry,
+        *,
+        loading: bool,
         trace_name: str,
     ) -> "Rounds":
         from meshtraind.rounds import Rounds  # numpy, which an idle daemon does not need
@@ -89,11 +104,13 @@ class RoundsMaker:
             rank=self._job.rank,
             generation=generation,
             entry=entry,
+            loading=loading,
             links=self._links,
             memory=memory,
             rtt_s=self._rtt_s,
             notify=self._notify,
             fail=self._fail,
+            on_round=self._on_round,
             trace=self._trace,
         )
 

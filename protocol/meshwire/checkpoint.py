@@ -21,6 +21,7 @@ from meshwire.wiretypes import DeviceId, Wire
 FORMAT: Literal[1] = 1
 MANIFEST_FILE = "manifest.json"
 
+Packed = Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{2})+$", max_length=2 * limits.JOB_FILE_BYTES_MAX)]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 ChainHex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 UnixTime = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -80,10 +81,10 @@ class UnitRecord(Wire):
 
 
 class CheckpointFacts(Wire):
-    """What a daemon knows of the state that its learner has written; digests are in hexadecimal.
+    """What a daemon knows of the state that its learner has written; bytes are in hexadecimal.
 
     Attributes:
-        spec: of the job's specification.
+        spec: the job's specification, packed.
         round: the newest one in the base.
         generation: which that round belongs to.
         chain: h of that round (G4).
@@ -94,7 +95,7 @@ class CheckpointFacts(Wire):
     """
 
     job: JobId
-    spec: Sha256
+    spec: Packed
     round: RoundCount
     generation: GenerationRecord
     chain: ChainHex

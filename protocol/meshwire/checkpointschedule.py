@@ -1,7 +1,11 @@
 """When a job's state is saved, and on which members: each daemon knows it by itself, and a round never waits for it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+CHECKPOINT_EVERY = "5"
+_EVERY = re.compile(r"(?P<minutes>[0-9]{1,5}(\.[0-9]{1,3})?)|(?P<rounds>[1-9][0-9]{0,8})r")
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,18 @@ class CheckpointSchedule:
         """
         count = min(self.copies, len(learning))
         return tuple(sorted(learning[(slot * count + place) % len(learning)] for place in range(count)))
+
+
+def schedule_of(every: str) -> CheckpointSchedule | None:
+    """What `--checkpoint-every` says: minutes, rounds as in `500r`, or `off`. Raises ValueError."""
+    if every == "off":
+        return None
+    found = _EVERY.fullmatch(every)
+    if found is not None and found["rounds"] is not None:
+        return CheckpointSchedule(every_rounds=int(found["rounds"]))
+    if found is None or not float(found["minutes"]):
+        raise ValueError(f"--checkpoint-every {every}: minutes (5), rounds (500r), or off")
+    return CheckpointSchedule(every_s=60 * float(found["minutes"]))
 
 
 class CheckpointTurn:

@@ -99,7 +99,7 @@ class Desk:
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
         place = Place(
             job=job, who="rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links), tasks=self.tasks,
-            donor=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
+            saving=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
         )  # fmt: skip
         self.link = LearnerLink(
             place,

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from meshwire import limits
+from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.jobs import JobId
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
@@ -22,6 +23,14 @@ class BlobRef(Wire):
 
     sha256: Digest
     size_bytes: Annotated[int, Field(ge=0)]
+
+
+class ResumePoint(Wire):
+    """The checkpoint that a job begins from."""
+
+    job: JobId  # which has written it
+    round: Annotated[int, Field(ge=0, lt=2**32)]
+    files: BlobRef  # packed FileManifest of the checkpoint's folder
 
 
 class JobSpec(Wire):
@@ -45,6 +54,14 @@ class JobSpec(Wire):
         int, Field(ge=0)
     ]  # compare the replicas' base hashes every so many rounds; 0: at the end only
     trace: bool
+    checkpoint_every: str = CHECKPOINT_EVERY
+    resume: ResumePoint | None = None
+
+    @field_validator("checkpoint_every")
+    @classmethod
+    def _check_schedule(cls, every: str) -> str:
+        schedule_of(every)
+        return every
 
 
 class Member(Wire):

@@ -1,0 +1,133 @@
+"""Checkpoints while a job trains: when this device's learner is to write one, and what it takes to go on from there."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore
+from meshtraind.connection import RequestError
+from meshtraind.job import Job
+from meshtraind.roundhistory import Entry
+from meshtraind.saving import Saving
+from meshtraind.tasks import TaskSet
+from meshtraind.threads import in_thread
+from meshwire.checkpoint import CheckpointFacts, GenerationRecord
+from meshwire.checkpointschedule import CheckpointTurn, schedule_of
+from meshwire.files import human_bytes
+from meshwire.messages.job import Generation, Model
+from meshwire.messages.link import Software
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+log = logging.getLogger(__name__)
+
+ROUNDS_AHEAD = 8  # a learner that is asked so early has not passed the round when it hears of it
+COMMITTED_POLL_S = 0.05
+
+
+class Checkpointing:
+    """One job's on this device.
+
+    A learner saves at the first boundary after the round that it was asked for. What the ledger and the chain were is
+    kept of every round since, until it has said which one it was.
+
+    Args:
+        model: the job's, once there are rounds.
+
+    Attributes:
+        newest: the last one that the learner of now has written.
+    """
+
+    def __init__(
+        self, job: Job, software: Software, saving: Saving, tasks: TaskSet, model: Callable[[], Model]
+    ) -> None:
+        self._job = job
+        self._software = software
+        self._saving = saving
+        self._tasks = tasks
+        self._model = model
+        self._schedule = schedule_of(job.spec.checkpoint_every)
+        self._turn: CheckpointTurn | None = None
+        self._number = 0
+        self._after: int | None = None  # the round that the learner was asked for
+        self._passed: dict[int, tuple[Entry, Generation]] = {}  # the rounds since
+        self.newest: Checkpoint | None = None
+
+    def round_complete(self, rounds: "Rounds", round_: int) -> None:
+        """The next round is complete."""
+        generation = self._job.generation
+        if self._schedule is None or generation is None:
+            return
+        every_rounds = self._schedule.every_rounds
+        ahead = 0 if every_rounds is None else min(ROUNDS_AHEAD, every_rounds)
+        age_s = time.time() - self._job.spec.created_at_s
+        if self._turn is None:
+            before = self._schedule.slot(round_ - 1 + ahead, age_s)
+            self._turn = CheckpointTurn(self._schedule, self._job.rank, before)
+        due = self._turn.due(round_ + ahead, age_s, generation.learning)
+        if due and self._after is None and not rounds.finished:
+            self._after = round_ + ahead
+            self._tasks.spawn(self._save(rounds, self._after), f"checkpoint after round {self._after}")
+        if self._after is not None and round_ >= self._after:
+            self._passed[round_] = rounds.entry(), generation
+
+    def forget(self) -> None:
+        """This learner is lost, and the history that it was in may be, too."""
+        self.newest = None
+
+    async def _save(self, rounds: "Rounds", after_round: int) -> None:
+        assert self._schedule is not None
+        job = self._job.spec.job
+        store = CheckpointStore(self._job.folder, job, self._schedule.keep)
+        try:
+            if not self._number:
+                await in_thread(lambda _: store.clean_up())
+            self._number += 1
+            self.newest = await self._write(store, self._number, rounds, after_round)
+        except (CheckpointError, RequestError) as error:  # training goes on without this one
+            log.warning("job %s: no checkpoint after round %d: %s", job, after_round, error)
+        else:
+            size = human_bytes(self.newest.manifest.size_bytes)
+            log.info("job %s: checkpoint after round %d, %s", job, self.newest.round, size)
+        finally:
+            self._after = None
+            self._passed.clear()
+
+    async def _write(self, store: CheckpointStore, number: int, rounds: "Rounds", after_round: int) -> Checkpoint:
+        folder = await in_thread(lambda _: store.begin(number))
+        try:
+            saved = await self._saving.save(after_round, folder)
+            await self._until_committed(rounds, saved.round)
+            entry, generation = self._passed[saved.round]
+            facts = self._facts(rounds, entry, generation)
+        except BaseException:
+            await in_thread(lambda _: store.abandon(number))
+            raise
+        return await in_thread(lambda check: store.finish(number, facts, saved.units, check))
+
+    async def _until_committed(self, rounds: "Rounds", round_: int) -> None:
+        """G5: a history is named once it is sure to be kept. Raises RequestError when it was not."""
+        while rounds.committed < round_:
+            if rounds.closed:
+                raise RequestError("the round was not kept")
+            await asyncio.sleep(COMMITTED_POLL_S)
+
+    def _facts(self, rounds: "Rounds", entry: Entry, generation: Generation) -> CheckpointFacts:
+        spec, model = self._job.spec, self._model()
+        return CheckpointFacts(
+            job=spec.job,
+            spec=spec.pack().hex(),
+            round=entry.complete,
+            generation=GenerationRecord.of(generation),
+            chain=entry.chain.hex(),
+            model=model.manifest.digest().hex(),
+            plan=model.plan.hex(),
+            samples=entry.samples,
+            space=rounds.sample_space,
+            deal=entry.deal,
+            created_at_s=time.time(),
+            software=self._software,
+        )
