@@ -35,7 +35,16 @@ EVENTS_MAX = 200_000  # of one run: more is a livelock
 IN_FLIGHT = 2  # rounds that a member has sent its part of and that are not complete
 CHAINS = 7  # told in a standing
 RTT_S = 0.02
+KEYS: dict[int, tuple[Generation, int]] = {}  # by identity; the generation is kept, so that its identity stays its own
 DELAYS_S = (0.001, 0.005, 0.005, 0.02, 0.1)  # of one message; links are independent
+
+
+def key_of(generation: Generation) -> int:
+    """Its hash, which every part names: computed once for each."""
+    known = KEYS.get(id(generation))
+    if known is None or known[0] is not generation:
+        known = KEYS[id(generation)] = generation, generation.hash64()
+    return known[1]
 
 
 @dataclass(frozen=True)
@@ -99,6 +108,7 @@ class Cluster:
     """`members` daemons in the first generation of a job. Inject mishaps, `run_until`, read the records."""
 
     def __init__(self, seed: int, members: int, *, newcomers: int = 0, delays_s: tuple[float, ...] = DELAYS_S) -> None:
+        KEYS.clear()
         self.random = Random(seed)
         self.job = JOB
         self.timeouts = Timeouts(rtt_s=RTT_S)
@@ -353,7 +363,7 @@ class Cluster:
         self._perform(daemon, daemon.machine.caught_up(self.now_s))
 
     def _enter(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
-        key = generation.hash64()
+        key = key_of(generation)
         assert daemon.complete == enter.cut, "G6: whoever enters holds the rounds up to the cut, and none above"
         assert daemon.chain(enter.cut) == enter.chain, "G4: whoever enters has the history that is kept"
         assert self.cuts.setdefault(key, enter.chain) == enter.chain, "one cut for all"
@@ -385,18 +395,18 @@ class Cluster:
 
     def _contribute(self, daemon: Daemon, generation: Generation, round_: int) -> None:
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
-        assert lives <= self.entered[generation.hash64()], "nobody sends in a generation before all have entered it"
-        part = Part(generation.hash64(), round_, daemon.contents[round_])
+        assert lives <= self.entered[key_of(generation)], "nobody sends in a generation before all have entered it"
+        part = Part(key_of(generation), round_, daemon.contents[round_])
         for device, _ in sorted(lives):
             if device != daemon.member.device:
                 self._send(daemon, device, part)
         self._take_part(daemon, daemon, part)
 
     def _take_part(self, daemon: Daemon, sender: Daemon, part: Part) -> None:
-        if daemon.generation is None or daemon.generation.hash64() != part.generation:
+        if daemon.generation is None or key_of(daemon.generation) != part.generation:
             promised = daemon.machine.promised
             early = (
-                promised is not None and promised.hash64() == part.generation and daemon.machine.phase is not Phase.OUT
+                promised is not None and key_of(promised) == part.generation and daemon.machine.phase is not Phase.OUT
             )
             entered = (daemon.member.device, daemon.member.incarnation) in self.entered[part.generation]
             assert entered or not early, "nothing arrives early"
@@ -411,7 +421,7 @@ class Cluster:
         round_ = daemon.complete + 1
         parts = daemon.parts.pop(round_)
         contents = tuple(content for _, content in sorted(parts.items()) if content)
-        key = generation.hash64()
+        key = key_of(generation)
         before = daemon.results[-1]
         text = f"{before.chain.hex()} {key} {contents}"
         chain = hashlib.blake2b(text.encode(), digest_size=16).digest()
