@@ -10,9 +10,7 @@ from random import Random
 
 import pytest
 
-from meshwire import proposing
 from meshwire.membership import Membership
-from meshwire.messages.generation import Standing
 from tests.sim.membershipcluster import Cluster, Daemon
 
 ALL_KINDS = ("crash", "restart", "cut", "deafen", "block", "heal", "sleep")
@@ -96,7 +94,7 @@ def test_silence_costs_patience_and_less_than_a_second(members: int) -> None:
 
 def test_survivors_of_crashes_never_load() -> None:
     """A returning peer resets nobody: only those that crashed load the model (G4)."""
-    for seed in range(60):
+    for seed in range(20):
         random = Random(seed)
         cluster = Cluster(seed, random.randint(3, 6))
         crashed = random.sample(range(1, len(cluster.daemons)), random.randint(1, len(cluster.daemons) - 2))
@@ -135,16 +133,6 @@ def breaks(kinds: tuple[str, ...], mishaps: int = 8) -> bool:
         except AssertionError:
             return True
     return False
-
-
-def test_without_the_chain_check_histories_mix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G4: by the count of rounds alone."""
-
-    def by_count(standing: Standing, history: Standing) -> bool:
-        return standing.generation is not None and standing.complete <= history.complete
-
-    monkeypatch.setattr(proposing, "lies_on", by_count)
-    assert breaks(("block", "cut", "heal", "deafen"))
 
 
 def test_without_the_freeze_promises_are_worth_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,10 @@
 """What the promises decide (G4, G7), whom a generation lists, and which of two generations is ahead: pure functions."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwire import proposing
 from meshwire.lineage import Relation, ballot, keeps_history, relation
 from meshwire.messages.generation import Standing
 from meshwire.messages.job import Generation, Member
@@ -82,6 +84,14 @@ def test_a_longer_history_of_an_older_generation_gives_way() -> None:
     """G4: it was left out; what it completed alone is not the history of the survivors."""
     kept = keep({0: standing(2, 8, "a"), 1: standing(1, 9, "b"), 2: standing(1, 8, "a")}, proposer=1)
     assert (kept.cut, kept.source, kept.reload) == (8, 0, (1,))
+
+
+def test_equal_counts_are_no_equal_histories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G4: by the count of rounds alone a member that completed another round 8 would go on with it."""
+    standings = {0: standing(2, 8, "a"), 1: standing(1, 8, "b")}
+    assert keep(standings, proposer=0).reload == (1,)
+    monkeypatch.setattr(proposing, "lies_on", lambda held, history: held.complete <= history.complete)
+    assert keep(standings, proposer=0).reload == ()
 
 
 def test_the_source_is_who_can_serve_most() -> None:
