@@ -48,6 +48,7 @@ class Ledger:
         self._supply = Supply(space.total)
         self._held: dict[int, list[Batch]] = {rank: [] for rank in ranks}
         self._sizes = dict.fromkeys(ranks, space.batch)
+        self._claim = 0  # the largest of the newest round with any
         self._grant(dict.fromkeys(ranks, first_batches(space, len(ranks), sync)))
 
     @classmethod
@@ -56,7 +57,7 @@ class Ledger:
         ledger = cls.__new__(cls)
         ledger._space, ledger._sync = space, sync
         ledger._supply = Supply(space.total, state.epoch, state.position, state.returned)
-        ledger._sizes = dict(state.sizes)
+        ledger._sizes, ledger._claim = dict(state.sizes), state.claim
         ledger._held = {rank: [] for rank in ledger._sizes}
         for rank, batch in state.held:
             ledger._held[rank].append(batch)
@@ -71,6 +72,7 @@ class Ledger:
             returned=self._supply.returned,
             held=tuple((rank, batch) for rank, batches in self._held.items() for batch in batches),
             sizes=tuple(self._sizes.items()),
+            claim=self._claim,
         )
 
     @property
@@ -86,8 +88,8 @@ class Ledger:
         """X3: a generation is entered in which these ranks' learners compute; to be called at its cut.
 
         What the others held comes back and is granted again at once, so that nobody waits for it at an epoch's end. A
-        newcomer is granted as many batches as the fullest of those who were there holds. Sizes are equal again when the
-        ranks have changed.
+        newcomer is granted as many batches as were claimed last, so that what is held does not grow with each return.
+        Sizes are equal again when the ranks have changed.
 
         Returns:
             The granted batches by rank.
@@ -96,16 +98,16 @@ class Ledger:
         if ranks == list(self._held):
             return {}
         gone = [batches for rank, batches in self._held.items() if rank not in ranks]
-        stayed = [len(batches) for rank, batches in self._held.items() if rank in ranks]
         self._supply.put_back(block for batches in gone for batch in batches for block in batch)
         newcomers = [rank for rank in ranks if rank not in self._held]
         self._held = {rank: self._held.get(rank, []) for rank in ranks}
         self._sizes = dict.fromkeys(ranks, self._space.batch)
         if not ranks:
             return {}
-        most = max(stayed) if stayed else first_batches(self._space, len(ranks), self._sync)
         self._leave_out()
-        granted = self._grant(dict.fromkeys(newcomers, max(most, 1)))
+        granted = self._grant(
+            dict.fromkeys(newcomers, self._claim or first_batches(self._space, len(ranks), self._sync))
+        )
         while self._supply.returned:
             for rank, batch in self._turn(ranks).items():
                 granted[rank] = (*granted.get(rank, ()), batch)
@@ -128,6 +130,7 @@ class Ledger:
             if len(binds[rank].sizes) == len(self._sizes):  # else they are of an earlier generation
                 self._sizes = dict(zip(self._sizes, binds[rank].sizes, strict=True))
         most = max((bind.claim for bind in binds.values()), default=0)
+        self._claim = most or self._claim
         levels = {rank: most if self._sync.lockstep else binds[rank].claim for rank in sorted(binds)}
         wanted = {rank: level - len(self._held[rank]) for rank, level in levels.items() if rank in self._held}
         return dict.fromkeys(sorted(binds), ()) | self._grant(wanted)

@@ -20,10 +20,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from meshtrain.train.loader import Deal, DealtLoader
+from meshtrain.train.deal import Deal
+from meshtrain.train.loader import DealtLoader
+from meshtrain.train.ordering import LoaderOrder
 from meshtrain.train.session import Session
+from meshwire.ledger import Ledger
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
+from meshwire.syncmode import SyncSettings
 from tests.train.localdaemon import LocalDaemon
 
 
@@ -66,19 +70,35 @@ def numpy_state() -> str:
     return str(np.random.get_state(legacy=False))
 
 
+def deals(loader: DataLoader[Any], members: int, seed: int = 3) -> list[Deal]:
+    """Of each rank, with what it is granted before round 1."""
+    made = [Deal(loader, members, seed, SyncSettings()) for _ in range(members)]
+    ledger = Ledger(made[0].space(), range(members), SyncSettings())
+    for rank, each in enumerate(made):
+        each.grant(ledger.batches(rank), 0)
+    return made
+
+
 def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[DealtLoader], list[list[SampleBlock]]]:
+    """Loaders of all ranks whose steps are never bound, and what they hand out."""
     blocks: list[list[SampleBlock]] = [[] for _ in range(members)]
 
     def collect(rank: int) -> Callable[[Sequence[SampleBlock], int], None]:
         def on_batch(handed_out: Sequence[SampleBlock], samples: int) -> None:
-            assert samples == sum(block.end - block.first for block in handed_out)
+            assert samples == sum(block.end - block.first for block in handed_out) or loader.batch_size is None
             blocks[rank].extend(handed_out)
 
         return on_batch
 
+    def wait(until: Callable[[], bool], what: str) -> None:
+        assert until(), what
+
+    def idle(epoch: int) -> None:
+        raise AssertionError(f"it waits for the end of epoch {epoch}")
+
     loaders = [
-        DealtLoader(loader, Deal(loader, rank, members, seed), collect(rank), torch.device("cpu"))
-        for rank in range(members)
+        DealtLoader(loader, each, collect(rank), torch.device("cpu"), wait, idle)
+        for rank, each in enumerate(deals(loader, members, seed))
     ]
     return loaders, blocks
 
@@ -133,16 +153,16 @@ def test_other_samplers_give_all_ranks_one_order(sampler: Sampler[int]) -> None:
     """X4: run once per epoch under a generator that all peers seed alike; the script's generators are untouched."""
     loader = DataLoader(Numbers(25), batch_size=2, sampler=sampler)
     before = torch.get_rng_state(), random.getstate(), numpy_state()
-    dealt = [Deal(loader, rank, 2, 3) for rank in range(2)]
-    blocks = [each.start_epoch(4) for each in dealt]
+    made = deals(loader, 2)
+    dealt = [list(each) for each in made]
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
     assert before[2] == numpy_state()
-    (joint,) = [Deal(loader, 0, 1, 3)]
-    joint.start_epoch(4)
-    order = [index for batch in joint for index in batch]
-    for each, own in zip(dealt, blocks, strict=True):
-        for indices, block in zip(each, own, strict=True):
+    order = list(LoaderOrder(loader, 2, 3).of(0))
+    for each, own in zip(made, dealt, strict=True):
+        for indices in own:
+            (block,), samples = each.handed_out()
+            assert samples == len(indices)
             assert indices == order[block.first : block.end]
 
 
@@ -155,7 +175,8 @@ def test_batches_of_an_own_sampler_are_dealt_whole() -> None:
     assert sorted(item for rank in seen for batch in rank for item in batch) == list(range(30))
     joined = [batch for rank in seen for batch in rank if tuple(batch) not in whole]
     assert len(joined) <= 1, "only a remainder smaller than the number of peers joins another batch"
-    assert [[len(batch) for batch in rank] for rank in seen] == [[b.end - b.first for b in own] for own in blocks]
+    units = sorted(unit for own in blocks for block in own for unit in range(block.first, block.end))
+    assert units == list(range(len(whole)))
 
 
 def test_a_batch_sampler_of_torch_is_taken_apart() -> None:
@@ -166,7 +187,7 @@ def test_a_batch_sampler_of_torch_is_taken_apart() -> None:
         [[0, 1, 2, 3], [8, 9, 10, 11]],
         [[4, 5, 6, 7], [12, 13, 14, 15]],
     ]
-    space = Deal(loader, 0, 2, 3).space()
+    space = deals(loader, 2)[0].space()
     assert space == SampleSpace(total=23, batch=4, whole_batches=False, drop_last=True)
 
 

@@ -255,7 +255,8 @@ def test_what_a_lost_rank_held_comes_first_and_to_all() -> None:
 
 
 def test_a_newcomer_holds_as_many_batches_as_the_others() -> None:
-    """X3: not the first lot of long ago, which would keep it at work when the others have ended the epoch."""
+    """X3: not the first lot of long ago, which would keep it at work when the others have ended the epoch; and what is
+    held does not grow with what the lost ones leave to the others."""
     ledger = Ledger(space(1000, 1), range(2), LOCKSTEP)
     for _ in range(200):
         granted(ledger.complete({rank: bind(ledger.batches(rank)[:1], 3) for rank in range(2)}))
@@ -263,6 +264,10 @@ def test_a_newcomer_holds_as_many_batches_as_the_others() -> None:
     assert [len(ledger.batches(rank)) for rank in (0, 1, 5)] == [3, 3, 3]
     assert answer == {5: ledger.batches(5)}
     assert ledger.enter((0, 1, 5)) == {}, "nothing has changed"
+    for _ in range(10):
+        ledger.enter((0, 1))
+        ledger.enter((0, 1, 5))
+    assert sum(len(ledger.batches(rank)) for rank in (0, 1, 5)) <= 9 + 10 * 4
 
 
 def test_a_job_whose_learners_are_all_lost_goes_on_where_it_was() -> None:

@@ -113,6 +113,7 @@ class DealState(Wire):
     returned: tuple[SampleBlock, ...]  # granted to members that compute no more; they are granted again first
     held: tuple[tuple[Rank, tuple[SampleBlock, ...]], ...]  # granted and in no round
     sizes: tuple[tuple[Rank, BatchSize], ...]
+    claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # the largest of the newest round with any
 
 
 class ServedRound(Wire):
