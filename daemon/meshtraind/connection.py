@@ -212,23 +212,17 @@ class Connection(asyncio.BufferedProtocol):
         """The connection has ended or is about to."""
         return self._close_reason is not None or self._ended.is_set()
 
-    def close(self, reason: str) -> None:
-        """Ends the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S."""
+    def close(self, reason: str, *, now: bool = False) -> None:
+        """Ends the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S; `now`: at once."""
         if self.closing:
             return
         self._close_reason = reason
         if self._transport is None:
             return
         self._ask_kernel()
-        self._close_timer = asyncio.get_running_loop().call_later(CLOSE_TIMEOUT_S, self._transport.abort)
+        wait_s = 0.0 if now else CLOSE_TIMEOUT_S
+        self._close_timer = asyncio.get_running_loop().call_later(wait_s, self._transport.abort)
         self._transport.close()
-
-    def abort(self, reason: str) -> None:
-        """Ends the connection at once: nobody reads any more."""
-        if not self.closing and self._transport is not None:
-            self._close_reason = reason
-            self._ask_kernel()
-            self._transport.abort()
 
     def refuse(self, reason: str) -> None:
         """Tells the other side why, and ends the connection."""

@@ -331,7 +331,7 @@ class Links:
                 now_s = time.monotonic()
                 silent_s = now_s - connection.last_received_s
                 if silent_s >= self._patience_s and now_s - began_s < timeout_s + interval_s:
-                    connection.abort(f"silent for {silent_s:.1f} s")
+                    connection.close(f"silent for {silent_s:.1f} s", now=True)
                     return
                 continue  # it sends, so it lives: the answer waits behind a full queue
             rtt_s = time.monotonic() - began_s
