@@ -72,9 +72,8 @@ class _Pending:
 class Connection(asyncio.BufferedProtocol):
     """One connection to a peer, a client or a learner.
 
-    Messages overtake chunks because chunks are taken only while `writable`: at most about LINK_QUEUE_BYTES_MAX of
-    them are queued before a message. After the connection has ended, what is sent on it is dropped: `lost` is how
-    its owner learns.
+    Messages overtake chunks because chunks are taken only while `writable`: at most about LINK_QUEUE_BYTES_MAX of them
+    are queued before a message. After the end what is sent is dropped: `lost` is how the owner learns of it.
 
     Args:
         handler: gets what arrives; may be replaced at any time.
@@ -220,9 +219,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         self._ask_kernel()
-        wait_s = 0.0 if now else CLOSE_TIMEOUT_S
-        self._close_timer = asyncio.get_running_loop().call_later(wait_s, self._transport.abort)
         self._transport.close()
+        loop, wait_s = asyncio.get_running_loop(), 0.0 if now else CLOSE_TIMEOUT_S
+        self._close_timer = loop.call_later(wait_s, self._transport.abort)
 
     def refuse(self, reason: str) -> None:
         """Tells the other side why, and ends the connection."""
