@@ -39,7 +39,7 @@ from meshwire.messages.job import (
     Generation,
     RankReport,
 )
-from meshwire.messages.local import Submit, Submitted
+from meshwire.messages.local import Resubmit, Submit, Submitted
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Board:
 
     # Submitting
 
-    async def submit(self, body: Submit, emit: Emit) -> Submitted:
+    async def submit(self, body: Submit | Resubmit, emit: Emit) -> Submitted:
         """From a person's command to a running job."""
         blobs = self._node.blobs
         with blobs.holding() as owner:
@@ -254,6 +254,8 @@ class Board:
                 session.passage.link_made(link.device, link.hello.incarnation)
 
     def _tell_end(self, device: str, job: Job) -> None:
+        if job.left:
+            return
         outcome: Literal["succeeded", "failed", "cancelled"] = (
             "succeeded"
             if job.state is JobState.SUCCEEDED
@@ -263,6 +265,17 @@ class Board:
         )
         end = End(job=job.spec.job, outcome=outcome, reason=job.error or "the job has ended", now=False)
         self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
+
+    async def leave(self, id_: str) -> None:
+        """A person takes this device out of a job. Raises RequestError where the others could not go on."""
+        session = self._sessions.get(id_)
+        if session is None:
+            raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
+        if not await session.leave():
+            raise RequestError(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
+        session.job.left = True
+        session.end("cancelled", f"{self._node.name} left it, the others went on", now=False, tell=False)
+        await session.closed.wait()
 
     def _answer_late(self, device: str, job: Job, report: RankReport) -> None:
         """A job that ended here just before it began there would wait for this member."""

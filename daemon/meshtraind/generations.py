@@ -101,7 +101,6 @@ class Generations:
         self._catching_up: asyncio.Task[None] | None = None
         self._fenced_at_s: float | None = None
         self._closed = False
-        self.waiting: str | None = None
 
     def start(self) -> None:
         """Tells the machine of the links that there are."""
@@ -172,7 +171,7 @@ class Generations:
                 if link is not None:
                     link.connection.refuse(text)
             case Waiting(reason):
-                self.waiting = reason
+                self._job.wait(reason)
 
     def _fence(self) -> None:
         if self._catching_up is not None:
@@ -207,7 +206,7 @@ class Generations:
         self._perform(self._machine.caught_up(self._loop.time()))
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
-        self._job.generation = generation
+        self._job.take(generation)
         self._use_links()
         rounds = self._host.rounds
         assert rounds is not None
@@ -227,7 +226,6 @@ class Generations:
         rounds = self._host.rounds
         assert rounds is not None
         self._fenced_at_s = None
-        self.waiting = None
         rounds.crossing.resume()
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
         self._host.resumed()

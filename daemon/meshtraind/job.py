@@ -83,6 +83,11 @@ class Job:
         self.reports: dict[int, RankReport] = {}
         self.hashes = HashBoard(range(len(members)))
         self.generation: Generation | None = None
+        self.waiting = ""  # for people: what a change of the generation waits for
+        self.left = False  # by a person's word; the others go on, and hear no end from here
+        self._out = False  # of all generations, since the one entered last
+        self._seen: set[int] = set()  # ranks that took part at some time
+        self._returned: set[int] = set()
         self._changed = asyncio.Event()
         self._save()
 
@@ -90,6 +95,11 @@ class Job:
     def ended(self) -> bool:
         """In a terminal state."""
         return self.state in TERMINAL_STATES
+
+    @property
+    def ending(self) -> bool:
+        """Has ended, or what runs of it is being stopped."""
+        return self.ended or self.state in (JobState.CANCELLING, JobState.FAILING)
 
     def advance(self, event: JobEvent, error: str | None = None) -> None:
         """Moves through the life cycle; the first error is the one that is kept."""
@@ -111,7 +121,13 @@ class Job:
         self.touch()
 
     def take(self, generation: Generation) -> None:
-        """This device is in a new generation."""
+        """This device is in a new generation, the first included."""
+        before = self._present()
+        if self.generation is None and generation.number > 1:
+            self._seen.add(self.rank)  # this daemon returns to the job, and knows nothing of what the others did
+        self._returned |= (set(generation.ranks) - before) & self._seen
+        self._seen |= set(generation.ranks)
+        self._out = False
         self.generation = generation
         self.members = generation.members
         self.hashes.expect(generation.learning)
@@ -121,6 +137,20 @@ class Job:
     def report(self, report: RankReport) -> None:
         """Takes a rank's news."""
         self.reports[report.rank] = report
+        self.touch()
+
+    def drop_out(self) -> None:
+        """This device is in no generation any more."""
+        self._out = True
+        self.touch()
+
+    def _present(self) -> set[int]:
+        ranks = set(self.generation.ranks) if self.generation is not None else set()
+        return ranks - {self.rank} if self._out else ranks
+
+    def wait(self, reason: str) -> None:
+        """What a change of the generation waits for now; empty: for nothing."""
+        self.waiting = reason
         self.touch()
 
     def touch(self) -> None:
@@ -141,6 +171,7 @@ class Job:
 
     def summary(self) -> JobSummary:
         """One line of `meshtrain jobs`, with every rank's last report."""
+        generation, present = self.generation, self._present()
         return JobSummary(
             job=self.spec.job,
             name=self.spec.name,
@@ -157,6 +188,11 @@ class Job:
             rounds=max((report.metrics.round for report in self.reports.values()), default=0),
             hashes_compared=self.hashes.compared,
             replicas_equal=self.hashes.equal,
+            generation=generation.number if generation is not None else 0,
+            present=tuple(sorted(present)),
+            learning=tuple(sorted(present & set(generation.learning))) if generation is not None else (),
+            returned=tuple(sorted(self._returned & present)),
+            waiting_for=self.waiting[: limits.ERROR_CHARS_MAX] or None,
         )
 
     def _save(self) -> None:
@@ -170,6 +206,8 @@ class Job:
                 "codec": self.spec.codec,
                 "seed": self.spec.seed,
                 "names": [member.name for member in self.members],
+                "generation": self.generation.number if self.generation is not None else 0,
+                "present": sorted(self._present()),
             },
             state=self.state,
             members=tuple(member.device for member in self.members),
@@ -195,6 +233,7 @@ def summary_of(record: JobRecord) -> JobSummary:
         Member(device=device, incarnation=0, name=labels[rank] if rank < len(labels) else device[:8])
         for rank, device in enumerate(record.members)
     )
+    generation, present = record.spec.get("generation"), record.spec.get("present")
     return JobSummary(
         job=record.id,
         name=record.name,
@@ -207,4 +246,6 @@ def summary_of(record: JobRecord) -> JobSummary:
         exit_code=record.exit_code,
         error=record.error,
         script=str(record.spec.get("script", "")),
+        generation=generation if isinstance(generation, int) else 0,
+        present=tuple(rank for rank in present if isinstance(rank, int)) if isinstance(present, list) else (),
     )

@@ -55,7 +55,7 @@ class LearnerLife:
     Attributes:
         founding: the first process begins the job with the others'.
         restarts: after failures, since the last one that was earned again.
-        starts: of processes.
+        starts: of processes, after failures and for other reasons.
     """
 
     def __init__(

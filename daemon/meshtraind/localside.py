@@ -18,15 +18,18 @@ from meshwire.messages.local import (
     GetJobs,
     GetPeers,
     GetStatus,
+    Leave,
     PairHost,
     PairJoin,
     Peers,
+    Resubmit,
     Shutdown,
     Status,
     Submit,
     Unpair,
     Watch,
 )
+from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -93,12 +96,15 @@ class LocalSide:
                 return Peers(peers=mesh.peers())
             case GetJobs():
                 return Found(jobs=await questions.find(body.prefix))
-            case Submit():
+            case Submit() | Resubmit():
                 return await self._board.submit(body, emit)
             case Watch():
                 return await questions.watch(body, emit)
             case Cancel():
                 await questions.cancel(body, mesh.node.name)
+                return Done()
+            case Leave():
+                await self._board.leave(body.job)
                 return Done()
             case Fetch():
                 return await questions.fetch(body, forward=True)
@@ -119,6 +125,9 @@ class LocalSide:
 
     def _status(self) -> Status:
         mesh = self._mesh
+        node = mesh.node
+        rtt_s = max((link.rtt_s for link in node.links.values() if link.rtt_s is not None), default=None)
+        timeouts = Timeouts(node.patience_s, rtt_s) if rtt_s else Timeouts(node.patience_s)
         return Status(
             device=mesh.node.device,
             name=mesh.node.name,
@@ -131,6 +140,9 @@ class LocalSide:
             peers_paired=mesh.paired,
             jobs_running=self._board.running,
             warnings=mesh.warnings,
+            patience_s=node.patience_s,
+            rtt_s=rtt_s,
+            timeouts=tuple(timeouts.describe().items()),
         )
 
 

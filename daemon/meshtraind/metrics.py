@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from meshtraind.connection import Connection
 from meshtraind.job import Job
 from meshwire import limits
-from meshwire.messages.job import Metrics, RankReport
+from meshwire.messages.job import Metrics, Part, RankReport
 from meshwire.messages.learner import LearnerStepped
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ class MetricsKeeper:
 
     Attributes:
         values: the script's own, from mt.log.
-        exit_code: of the learner's process, once it has ended.
+        exit_code: of the learner's process, once it has ended and no other follows.
+        failure: of the first learner that failed here.
+        part: what this rank does for the job.
     """
 
     def __init__(self, links: Mapping[int, Connection]) -> None:
@@ -39,6 +41,8 @@ class MetricsKeeper:
         self._frozen: tuple[int, int, Literal["kernel", "link"]] | None = None
         self.values: tuple[tuple[str, float], ...] = ()
         self.exit_code: int | None = None
+        self.failure: str | None = None
+        self.part: Part = "computes"
 
     def stepped(self, message: LearnerStepped) -> None:
         """A step has ended."""
@@ -49,14 +53,17 @@ class MetricsKeeper:
         if message.samples and busy_s > 0:
             self._speeds.append(min(message.samples / busy_s, limits.SAMPLES_MAX))
 
-    def report(self, job: Job, rank: int, rounds: "Rounds | None", error: str | None) -> RankReport:
-        """What the other members are told. `error`: of the first learner that failed here."""
+    def report(self, job: Job, rounds: "Rounds | None", starts: int) -> RankReport:
+        """What the other members are told. `starts`: of the script here."""
         return RankReport(
             job=job.spec.job,
-            rank=rank,
+            rank=job.rank,
             state=job.state,
             exit_code=self.exit_code,
-            error=job.error or error,
+            error=job.error,
+            failure=self.failure,
+            restarts=max(0, starts - 1),
+            part=self.part,
             metrics=self._snapshot(rounds),
         )
 

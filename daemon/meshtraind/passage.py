@@ -129,15 +129,26 @@ class Passage:
         self._without_learner = True
         self._watch_members()
 
-    async def leave(self) -> bool:
-        """The others take out of the job what this device has not completed, and go on. False where nobody would."""
-        generation = self._job.generation
-        if self.generations is None or generation is None or not set(generation.learning) - {self._job.rank}:
+    @property
+    def may_leave(self) -> bool:
+        """Whether others can go on with the job."""
+        if self.generations is None:
             return False
+        if self.rounds is None:
+            return True  # they have
+        generation = self._job.generation
+        return generation is not None and bool(set(generation.learning) - {self._job.rank})
+
+    async def leave(self) -> None:
+        """The others take out of the job what this device has not completed, and go on."""
+        if self.generations is None:
+            return
+        self._left.clear()
+        taking_part = self.rounds is not None
         self.generations.wish("leave")
-        with contextlib.suppress(TimeoutError):  # then they notice when the links close
-            await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
-        return True
+        if taking_part:
+            with contextlib.suppress(TimeoutError):  # then they notice when the links close
+                await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
 
     def _watch_members(self) -> None:
         self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
@@ -184,7 +195,6 @@ class Passage:
 
     def entered(self, generation: Generation) -> None:
         """This device is in a new generation."""
-        self._job.take(generation)
         self._agreement.tell_again()
         self._agreement.wake()
         if self._without_learner and self._job.rank not in generation.learning:
@@ -199,6 +209,7 @@ class Passage:
     def left_out(self, reason: str) -> None:
         """What this member has is not on the history that is kept: its learner will load another base."""
         self._without_learner = True
+        self._job.drop_out()
         self._drop_rounds()
         self._wishes.end()
         self._left.set()

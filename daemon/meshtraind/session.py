@@ -62,10 +62,10 @@ class Session:
     ) -> None:
         self._node = node
         self.job = job
-        job.generation = generation
+        if generation is not None:
+            job.take(generation)
         self._number = job_number(job.spec.job)
         self._links = links
-        self._error: str | None = None  # of the first learner that failed here
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._runs = 0  # of the loop that keeps a learner running
         self._learners = LearnerLife(node, job, threads, master_host, lambda: self.passage.memory)
@@ -156,7 +156,7 @@ class Session:
         explained = self._why_ended or explain_exit(code, log_path(job.folder, job.rank), self._node.name)
         self._why_ended = None
         why = self._named(explained)
-        self._error = self._error or why
+        self._metrics.failure = self._metrics.failure or why
         if ending is Ending.FAIL or not self.passage.learner_died():
             self._metrics.exit_code = code
             if rounds is not None:
@@ -164,10 +164,12 @@ class Session:
             self._fail(why)
             return False
         log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
+        self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
         return ending is Ending.RESTART
 
     def _begin_learner(self) -> None:
         self._runs += 1
+        self._metrics.part = "computes"
         self._tasks.spawn(self._run_anew(), "learner")
 
     async def _run_anew(self) -> None:
@@ -183,12 +185,12 @@ class Session:
         self._check_all_done()
 
     def _why_none(self) -> str:
-        told = [report.error for _, report in sorted(self.job.reports.items()) if report.error is not None]
-        return self._error or next(iter(told), "The peers whose learners computed were lost.")
+        told = [report.failure for _, report in sorted(self.job.reports.items()) if report.failure is not None]
+        return self._metrics.failure or next(iter(told), "The peers whose learners computed were lost.")
 
     def end(self, outcome: str, reason: str, *, now: bool, tell: bool = True) -> None:
         """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
-        if self.job.ended or self.job.state in (JobState.CANCELLING, JobState.FAILING):
+        if self.job.ending:
             return
         if outcome == "succeeded":
             self._succeed()
@@ -228,8 +230,11 @@ class Session:
 
     async def leave(self) -> bool:
         """Lets the others go on without this device. False where there is nobody who could."""
-        if self.job.state is not JobState.RUNNING or not await self.passage.leave():
+        if self.job.ending or not self.passage.may_leave:
             return False
+        self._metrics.part = "leaves"
+        self._tell_report()
+        await self.passage.leave()
         log.info("job %s: the others go on without this device", self.job.spec.job)
         return True
 
@@ -324,7 +329,7 @@ class Session:
 
     def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None when its round is no longer of interest."""
-        if self.rounds is None or self.job.ended or self.job.state in (JobState.CANCELLING, JobState.FAILING):
+        if self.rounds is None or self.job.ending:
             return None
         if not self.rounds.takes(header.generation):
             return None  # G2: work of another generation is dropped
@@ -375,7 +380,7 @@ class Session:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     def _tell_report(self) -> None:
-        report = self._metrics.report(self.job, self.job.rank, self.rounds, self._error)
+        report = self._metrics.report(self.job, self.rounds, self._learners.starts)
         self.job.report(report)
         if self.rounds is not None and not self.job.ended:
             self._measured(report)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints
 
 from meshwire import limits
-from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
+from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
 from meshwire.jobs import JobId
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
@@ -15,6 +15,7 @@ from meshwire.wiretypes import DeviceId, Digest, Name, Wire
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
+CheckpointEvery = Annotated[str, StringConstraints(pattern=EVERY_PATTERN)]  # meshwire.checkpointschedule.schedule_of
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
 
 
@@ -54,14 +55,8 @@ class JobSpec(Wire):
         int, Field(ge=0)
     ]  # compare the replicas' base hashes every so many rounds; 0: at the end only
     trace: bool
-    checkpoint_every: str = CHECKPOINT_EVERY
+    checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
     resume: ResumePoint | None = None
-
-    @field_validator("checkpoint_every")
-    @classmethod
-    def _check_schedule(cls, every: str) -> str:
-        schedule_of(every)
-        return every
 
 
 class Member(Wire):
@@ -246,15 +241,26 @@ class Metrics(Wire):
     batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
 
 
+Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+Part = Literal["computes", "forwards", "leaves"]
+
+
 @message("job.rank")
 class RankReport(Wire):
-    """Member to all, on change and about once a second while running."""
+    """Member to all, on change and about once a second while running.
+
+    `error`: why this rank's part has failed. `failure`: of the first learner here that failed and was started again,
+    or was not, and the rank forwards; the job goes on.
+    """
 
     job: JobId
     rank: Rank
     state: Annotated[str, Field(max_length=32)]  # meshwire.jobs.JobState value of that daemon
     exit_code: int | None = None
     error: Text | None = None
+    failure: Text | None = None
+    restarts: Annotated[int, Field(ge=0)] = 0  # of the script here
+    part: Part = "computes"  # forwards: no further learner is started; leaves: by a person's wish
     metrics: Metrics = Metrics()
 
 
@@ -296,7 +302,7 @@ class Find(Wire):
 
 
 class JobSummary(Wire):
-    """One line of `meshtrain jobs`."""
+    """One line of `meshtrain jobs`. `present` and `learning` are of the generation that was entered last."""
 
     job: JobId
     name: Name
@@ -313,6 +319,11 @@ class JobSummary(Wire):
     rounds: int = 0
     hashes_compared: int = 0
     replicas_equal: bool | None = None  # None: no hash was compared yet
+    generation: Annotated[int, Field(ge=0)] = 0  # 0: the job has not begun here, or this device returns to it
+    present: Ranks = ()  # who takes part
+    learning: Ranks = ()  # of them: whose learners compute
+    returned: Ranks = ()  # of those present: who was lost before
+    waiting_for: Text | None = None  # what a change of the generation waits for
 
 
 @message("job.found")
@@ -353,6 +364,21 @@ class Checkpoints(Wire):
 
     checkpoints: tuple[CheckpointSummary, ...]
     unasked: tuple[Name, ...] = ()  # members that do not answer: what they have is not known
+
+
+@message("job.checkpoint")
+class AskCheckpoint(Wire):
+    """Request: one that lies here, so that another job can begin from it. Reply: `CheckpointFiles`."""
+
+    job: JobId
+    round: Annotated[int, Field(ge=0, lt=2**32)]
+
+
+@message("job.checkpoint.reply")
+class CheckpointFiles(Wire):
+    """Reply to `AskCheckpoint`: the packed FileManifest of its folder. All of its files can be fetched as blobs."""
+
+    files: BlobRef
 
 
 @message("job.outputs")

@@ -8,12 +8,14 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshwire import limits
+from meshwire.checkpointschedule import CHECKPOINT_EVERY
 from meshwire.jobs import JobId
 from meshwire.messages.envelope import message
-from meshwire.messages.job import JobSummary, Member, RelativePath, Text
+from meshwire.messages.job import CheckpointEvery, JobSummary, Member, RelativePath, Text
 from meshwire.messages.link import Software, Version
 from meshwire.wiretypes import DeviceId, Name, Wire
 
+Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine
 
 
@@ -48,6 +50,9 @@ class Status(Wire):
     peers_paired: int
     jobs_running: int
     warnings: tuple[Text, ...]
+    patience_s: float = 0.0
+    rtt_s: float | None = None  # of the farthest linked peer
+    timeouts: tuple[tuple[Text, float], ...] = ()  # in seconds: what follows from these two
 
 
 @message("get.peers")
@@ -114,7 +119,14 @@ class Unpair(Wire):
 
 @message("shutdown")
 class Shutdown(Wire):
-    """Request: stop the daemon; its jobs here end. Reply: `Done`."""
+    """Request: stop the daemon. Jobs go on on their other devices; those that cannot end. Reply: `Done`."""
+
+
+class ResumeFrom(Wire):
+    """A checkpoint of a job: after this round, else the newest that can be used."""
+
+    job: JobId
+    round: Annotated[int, Field(ge=0, lt=2**32)] | None = None
 
 
 @message("submit")
@@ -132,7 +144,7 @@ class Submit(Wire):
     script: RelativePath
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
-    on: tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix; empty: all linked
+    on: Chosen  # empty: all linked
     peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None  # how many, this device included
     sync: str
     straggler: str | None = None  # None, here and below: not asked for
@@ -146,6 +158,17 @@ class Submit(Wire):
     hash_every: Annotated[int, Field(ge=0)]
     trace: bool
     dry_run: bool
+    checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
+    resume: ResumeFrom | None = None  # its seed is that of the job which goes on
+
+
+@message("resubmit")
+class Resubmit(Wire):
+    """Request: start a job that goes on as another one was, from its checkpoint. Events and reply as of `Submit`."""
+
+    resume: ResumeFrom
+    on: Chosen = ()
+    peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None
 
 
 @message("submit.progress")
@@ -196,6 +219,13 @@ class Cancel(Wire):
 
     job: JobId
     now: bool
+
+
+@message("leave")
+class Leave(Wire):
+    """Request: this device takes no part in a job any more, the others go on. Reply: `Done` when it has left."""
+
+    job: JobId
 
 
 # Log and output pieces are asked for with `meshwire.messages.job.Fetch` and `ListOutputs`, whichever daemon has them.
