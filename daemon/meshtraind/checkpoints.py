@@ -192,6 +192,10 @@ class CheckpointStore:
         """The newest first. That files have the right sizes is looked at, what they hold is not: see `verify`."""
         return tuple(self._read(round_) for round_ in self._rounds())
 
+    def at(self, round_: int) -> Checkpoint | Rejected:
+        """The one of this round, as `listed` has it."""
+        return self._read(round_)
+
     def verify(self, checkpoint: Checkpoint, check: Check = _unchecked) -> str | None:
         """Reads all of it. Returns what is wrong, or None."""
         for unit, record in enumerate(checkpoint.manifest.units):

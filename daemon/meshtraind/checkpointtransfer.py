@@ -44,7 +44,7 @@ def store_state(job: str, folder: Path, units: int, store: BlobStore) -> tuple[B
             sha256 = hashlib.file_digest(file, "sha256").digest()
             size_bytes = os.fstat(file.fileno()).st_size
         refs.append(BlobRef(sha256=sha256, size_bytes=size_bytes))
-        _lend(job, path, refs[-1], store)
+        lend(job, path, refs[-1], store)
         with explained("delete", path):
             path.unlink()
     return tuple(refs)
@@ -61,7 +61,7 @@ def offer(checkpoint: Checkpoint, store: BlobStore) -> SavedState:
     manifest = checkpoint.manifest
     refs = tuple(record.blob() for record in manifest.units)
     for unit, blob in enumerate(refs):
-        _lend(manifest.job, checkpoint.unit_path(unit), blob, store)
+        lend(manifest.job, checkpoint.unit_path(unit), blob, store)
     return SavedState(round=manifest.round, units=refs)
 
 
@@ -70,9 +70,13 @@ def forget_state(job: str, units: Sequence[BlobRef], store: BlobStore) -> None:
     store.release_passing(job, [blob.sha256 for blob in units])
 
 
-def _lend(job: str, path: Path, blob: BlobRef, store: BlobStore) -> None:
-    """Under its hash as a second name of the same file, else as a copy."""
-    store.hold(job, [blob.sha256], passing=True)
+def lend(owner: str, path: Path, blob: BlobRef, store: BlobStore, *, passing: bool = True) -> None:
+    """A file as a blob, held as `BlobStore.hold` says: a second name of the same file, else a copy. Blocking.
+
+    Raises:
+        BlobError: the disk refuses.
+    """
+    store.hold(owner, [blob.sha256], passing=passing)
     if store.has(blob.sha256, blob.size_bytes):
         return
     place = store.blob_path(blob.sha256)

@@ -13,7 +13,7 @@ from meshtraind.blobs import BlobStore, building_folder
 
 log = logging.getLogger(__name__)
 
-SOURCE, DATA, STATE = "src", "data", "state"  # below a job's folder
+SOURCE, DATA, STATE, RESUME = "src", "data", "state", "resume"  # below a job's folder
 
 
 def clean_up(job: str, folder: Path, store: BlobStore) -> None:
@@ -36,7 +36,7 @@ def clean_up_all(folders: Iterable[Path]) -> None:
 
 def remove_inputs(folder: Path) -> None:
     """Deletes what a job's learner ran from."""
-    for name in (SOURCE, DATA, STATE):
+    for name in (SOURCE, DATA, STATE, RESUME):
         _remove(folder / name)
         _remove(building_folder(folder / name))
 

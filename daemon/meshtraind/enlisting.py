@@ -108,7 +108,7 @@ class Enlisting:
         self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
         return OfferReply(refusal=None)
 
-    async def _take_in(self, job: Job, source_device: str) -> None:
+    async def _take_in(self, job: Job, source_device: str, *, begins: bool = True) -> None:
         """Fetches the files from a device that has them, and tells the submitter."""
         spec = job.spec
         last_s = 0.0
@@ -129,7 +129,7 @@ class Enlisting:
                 if link is None:
                     raise RequestError("the link to where the files are was lost")
                 source = link.connection
-            await Intake(spec, job.folder, self._node.blobs, source, on_progress).run()
+            await Intake(spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
             if not job.ended:
                 job.advance(JobEvent.FAIL, str(error))
@@ -216,7 +216,7 @@ class Enlisting:
     # Returning to a job that others have gone on with
 
     async def _return(self, job: Job, where: Where, device: str) -> None:
-        await self._take_in(job, device)
+        await self._take_in(job, device, begins=False)
         if job.state is not JobState.READY:
             return
         await self._board.come_back(job, device, where)

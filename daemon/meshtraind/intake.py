@@ -1,12 +1,12 @@
 """Receives a job's files: manifests first, then every blob that is not here yet, then the folders for the learner."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobError
-from meshtraind.cleanup import DATA, SOURCE
+from meshtraind.cleanup import DATA, RESUME, SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import fetch_blob
 from meshtraind.tasks import TaskSet, told_elsewhere
@@ -25,6 +25,7 @@ class Intake:
         source: the submitter, None when that is this device.
         on_progress: called with (done, total) bytes, fetched and written out together, at least every second or so
             while anything moves; what it raises ends the intake.
+        begins: this device begins the job with the others; else it will load their state, not that of a checkpoint.
     """
 
     def __init__(
@@ -34,12 +35,15 @@ class Intake:
         store: BlobStore,
         source: Connection | None,
         on_progress: Callable[[int, int], None],
+        *,
+        begins: bool = True,
     ) -> None:
         self._spec = spec
         self._folder = folder
         self._store = store
         self._source = source
         self._on_progress = on_progress
+        self._begins = begins
         self._done_bytes = 0
         self._total_bytes = 0
 
@@ -49,15 +53,19 @@ class Intake:
         Raises:
             BlobError, RequestError, ConnectionLost, TimeoutError: with a text for a person.
         """
-        trees = [(self._spec.files, self._folder / SOURCE, limits.SOURCE_BYTES_MAX)]
-        if self._spec.data is not None:
-            trees.append((self._spec.data, self._folder / DATA, limits.DATA_BYTES_MAX))
+        spec = self._spec
+        trees = [(spec.files, self._folder / SOURCE, limits.SOURCE_BYTES_MAX)]
+        if spec.data is not None:
+            trees.append((spec.data, self._folder / DATA, limits.DATA_BYTES_MAX))
+        if spec.resume is not None and self._begins:
+            trees.append((spec.resume.files, self._folder / RESUME, limits.DATA_BYTES_MAX))
         manifests = [(await self._manifest(ref, bytes_max), target) for ref, target, bytes_max in trees]
-        if all(entry.path != self._spec.script for entry in manifests[0][0].entries):
-            raise RequestError(f"the script {self._spec.script} is not among the files of the job")
+        if all(entry.path != spec.script for entry in manifests[0][0].entries):
+            raise RequestError(f"the script {spec.script} is not among the files of the job")
         missing: list[FileEntry] = []
-        for manifest, _ in manifests:
-            await asyncio.to_thread(_hold_files, self._store, self._spec.job, manifest)
+        for manifest, target in manifests:
+            passing = target.name == RESUME
+            await asyncio.to_thread(hold_files, self._store, spec.job, manifest, passing=passing)
             missing += await asyncio.to_thread(self._store.missing, manifest)  # looks for every file
         missing_bytes = sum(entry.size_bytes for entry in missing)
         written_bytes = sum(manifest.total_bytes for manifest, _ in manifests)
@@ -69,17 +77,7 @@ class Intake:
             await self._write_out(manifest, target)
 
     async def _manifest(self, ref: BlobRef, bytes_max: int) -> FileManifest:
-        if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
-            raise RequestError(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
-        await asyncio.to_thread(self._store.hold, self._spec.job, [ref.sha256])
-        await self._fetch(ref)
-        try:
-            manifest, reason = await asyncio.to_thread(_read_manifest, self._store.blob_path(ref.sha256), bytes_max)
-        except ValueError as error:
-            raise RequestError(f"the job's manifest cannot be read: {error}") from error
-        if reason is not None:
-            raise RequestError(f"the job's files are refused: {reason}")
-        return manifest
+        return await fetch_manifest(ref, bytes_max, self._store, self._spec.job, self._fetch)
 
     async def _fetch_all(self, entries: list[FileEntry]) -> None:
         left = iter(entries)
@@ -130,8 +128,26 @@ class Intake:
         self._on_progress(self._done_bytes, self._total_bytes)
 
 
-def _hold_files(store: BlobStore, owner: str, manifest: FileManifest) -> None:
-    store.hold(owner, (entry.sha256 for entry in manifest.entries))
+async def fetch_manifest(
+    ref: BlobRef, bytes_max: int, store: BlobStore, owner: str, fetch: Callable[[BlobRef], Awaitable[None]]
+) -> FileManifest:
+    """The list of a folder's files, checked. Raises RequestError, and what `fetch` raises."""
+    if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
+        raise RequestError(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
+    await asyncio.to_thread(store.hold, owner, [ref.sha256])
+    await fetch(ref)
+    try:
+        manifest, reason = await asyncio.to_thread(_read_manifest, store.blob_path(ref.sha256), bytes_max)
+    except ValueError as error:
+        raise RequestError(f"the job's manifest cannot be read: {error}") from error
+    if reason is not None:
+        raise RequestError(f"the job's files are refused: {reason}")
+    return manifest
+
+
+def hold_files(store: BlobStore, owner: str, manifest: FileManifest, *, passing: bool = False) -> None:
+    """As `BlobStore.hold`."""
+    store.hold(owner, (entry.sha256 for entry in manifest.entries), passing=passing)
 
 
 def _read_manifest(path: Path, bytes_max: int) -> tuple[FileManifest, str | None]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore
+from meshtraind.checkpointsearch import Resumed
 from meshtraind.connection import RequestError
 from meshtraind.node import Node
 from meshtraind.threads import Check, in_thread
@@ -37,9 +38,17 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
     return sync
 
 
-def make_spec(body: Submit, sync: SyncSettings, device: str, files: BlobRef, data: BlobRef | None) -> JobSpec:
-    """The job as all members will know it."""
+def make_spec(
+    body: Submit,
+    sync: SyncSettings,
+    device: str,
+    files: BlobRef,
+    data: BlobRef | None,
+    resumed: Resumed | None = None,
+) -> JobSpec:
+    """The job as all members will know it. `resumed`: what it begins from."""
     now_s = time.time()
+    seed = body.seed if resumed is None else resumed.spec.seed  # the order of the samples goes on
     return JobSpec(
         job=new_job_id(secrets.token_bytes(8), now_s),
         name=body.name,
@@ -53,11 +62,25 @@ def make_spec(body: Submit, sync: SyncSettings, device: str, files: BlobRef, dat
         sync=sync,
         codec=body.codec,
         on_nan=body.on_nan,
-        seed=secrets.randbits(62) if body.seed is None else body.seed,
+        seed=secrets.randbits(62) if seed is None else seed,
         bucket_bytes=body.bucket_bytes or BUCKET_BYTES,
         hash_every=body.hash_every,
         trace=body.trace,
+        checkpoint_every=body.checkpoint_every,
+        resume=None if resumed is None else resumed.point,
     )
+
+
+def spec_again(resumed: Resumed, device: str) -> JobSpec:
+    """A job that goes on as the one was that has written the checkpoint."""
+    now_s = time.time()
+    changes = {
+        "job": new_job_id(secrets.token_bytes(8), now_s),
+        "submitter": device,
+        "created_at_s": now_s,
+        "resume": resumed.point,
+    }
+    return resumed.spec.model_copy(update=changes)
 
 
 def ingest(

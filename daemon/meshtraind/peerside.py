@@ -8,7 +8,7 @@ from meshtraind.connection import Connection, RequestError
 from meshtraind.questions import Questions
 from meshwire.header import Header
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
-from meshwire.messages.job import Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
+from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,8 @@ class PeerSide:
                 return await self._questions.outputs(body, forward=False)
             case ListCheckpoints():
                 return await self._questions.checkpoints(body, forward=False)
+            case AskCheckpoint():
+                return await self._questions.checkpoint(body)
             case Find():
                 return Found(jobs=self._questions.summaries(body.prefix))
             case CatchUp() | FetchRound() | AskModel() | AskState():

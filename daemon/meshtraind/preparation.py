@@ -1,6 +1,7 @@
 """What a learner asks for before round 1: model, plan and start state agreed with all members, memory mapped."""
 
 import asyncio
+import shutil
 from collections.abc import Mapping
 
 from meshtraind.agreement import Agreement, Emit
@@ -9,6 +10,7 @@ from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
 from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshtraind.resuming import Resuming
 from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
 from meshwire.codec import CODECS
@@ -44,6 +46,7 @@ class Preparation:
         self.plan: Plan | None = None
         self.samples: SampleSpace | None = None
         self.entry: Entry | None = None
+        self._resuming: Resuming | None = None
         self._job = job
         self._links = links
         self._memory = memory
@@ -64,6 +67,9 @@ class Preparation:
             self._memory.map(MemoryLayout.for_bound(self.plan.total_values, spec.sync.staleness))
         except SharedMemoryError as error:
             raise RequestError(str(error)) from error
+        if spec.resume is not None:
+            self._resuming = await asyncio.to_thread(Resuming, self._job.folder, spec.resume)
+            self.entry = self._resuming.entry(body)
         own = Model(job=spec.job, rank=self._job.rank, manifest=body.manifest, plan=self.plan.digest())
         await self._agreement.agree_on_model(own, emit)
 
@@ -82,8 +88,12 @@ class Preparation:
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
         """What the learner has to write (rank 0) or to load, so that all start equal (J1)."""
+        if self._resuming is not None:
+            return self._resuming.task(body)
         return await self._agreement.agree_on_state(body.units, self._folder, self._links.get(0), self._store, emit)
 
     async def ready(self, emit: Emit) -> None:
         """Returns when every member's learner has its state."""
         await self._agreement.ready(self._folder, self._store, emit)
+        if self._resuming is not None:
+            await asyncio.to_thread(shutil.rmtree, self._resuming.folder)

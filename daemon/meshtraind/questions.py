@@ -6,8 +6,10 @@ Answered from here, or from the linked device that knows.
 import asyncio
 import logging
 
+from meshtraind.blobwriter import BlobError
 from meshtraind.board import Board
 from meshtraind.checkpoints import CheckpointError, list_checkpoints
+from meshtraind.checkpointsearch import ship
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.history import HistoryError
@@ -18,6 +20,8 @@ from meshtraind.threads import in_thread
 from meshwire import limits
 from meshwire.jobs import job_number
 from meshwire.messages.job import (
+    AskCheckpoint,
+    CheckpointFiles,
     Checkpoints,
     CheckpointSummary,
     End,
@@ -184,6 +188,17 @@ class Questions:
                     found += reply.checkpoints
         found.sort(key=lambda one: (-one.round, one.rank))
         return Checkpoints(checkpoints=tuple(found), unasked=tuple(unasked))
+
+    async def checkpoint(self, body: AskCheckpoint) -> CheckpointFiles:
+        """One that lies here, as blobs that another device can fetch."""
+        store, folder = self._node.blobs, self._node.job_folder(body.job)
+        try:
+            with store.holding() as owner:  # as a blob it stays until the cache needs its place
+                return CheckpointFiles(
+                    files=await in_thread(lambda _: ship(folder, body.job, body.round, store, owner))
+                )
+        except (CheckpointError, BlobError) as error:
+            raise RequestError(str(error)) from error
 
     async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
         link = self._node.links.get(member.device)

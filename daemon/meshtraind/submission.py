@@ -5,9 +5,10 @@ import os
 from typing import TYPE_CHECKING
 
 from meshtraind.blobwriter import BlobError
+from meshtraind.checkpointsearch import CheckpointSearch, Resumed
 from meshtraind.choice import choose_members
 from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.jobspec import Emit, check_settings, describe_size, ingest_all, make_spec
+from meshtraind.jobspec import Emit, check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.node import Node
 from meshwire import limits
 from meshwire.jobs import job_number
@@ -23,7 +24,7 @@ from meshwire.messages.job import (
     Prepare,
     Promise,
 )
-from meshwire.messages.local import Submit, SubmitProgress, Submitted
+from meshwire.messages.local import Resubmit, ResumeFrom, Submit, SubmitProgress, Submitted
 
 if TYPE_CHECKING:
     from meshtraind.board import Board
@@ -45,7 +46,7 @@ class Submission:
         progress: how far each member's files are, by device; fed by the board.
     """
 
-    def __init__(self, node: Node, board: "Board", body: Submit, emit: Emit) -> None:
+    def __init__(self, node: Node, board: "Board", body: Submit | Resubmit, emit: Emit) -> None:
         self.progress: dict[str, FilesProgress] = {}
         self._node = node
         self._board = board
@@ -60,26 +61,17 @@ class Submission:
         Args:
             owner: in its name the blobs are held that the members fetch from here.
         """
-        node, body, emit = self._node, self._body, self._emit
-        members, notes = choose_members(node, body.on, body.peers)
-        if body.dry_run:
+        body, emit = self._body, self._emit
+        members, notes = choose_members(self._node, body.on, body.peers)
+        if isinstance(body, Submit) and body.dry_run:
             files = await asyncio.to_thread(describe_size, body)
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
-        cores = {self._cores(member) for member in members}
-        sync = check_settings(body, unequal_peers=len(cores) > 1)  # before anything is copied
-        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
-            notes.append(
-                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
-                "(--shares equal: the same for all)"
-            )
-        emit(SubmitProgress(text="reading the files"))
-        try:
-            files_ref, data_ref = await ingest_all(body, node, owner, emit)
-        except BlobError as error:
-            raise RequestError(str(error)) from error
-        spec = make_spec(body, sync, node.device, files_ref, data_ref)
+        if isinstance(body, Submit):
+            spec = await self._new(body, owner, members, notes)
+        else:
+            spec = await self._again(body, owner, notes)
         try:
             with self._board.enlisting.submitting(spec.job, self):
                 await self._offer_all(spec, members)
@@ -93,6 +85,34 @@ class Submission:
             self._call_off(spec, "its submission was given up")
             raise
         return Submitted(job=spec.job, members=members, notes=tuple(notes))
+
+    async def _new(self, body: Submit, owner: str, members: tuple[Member, ...], notes: list[str]) -> JobSpec:
+        """Adds to the notes what the person should know."""
+        node, emit = self._node, self._emit
+        cores = {self._cores(member) for member in members}
+        sync = check_settings(body, unequal_peers=len(cores) > 1)  # before anything is copied
+        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
+            notes.append(
+                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
+                "(--shares equal: the same for all)"
+            )
+        resumed = await self._bring(body.resume, owner, notes) if body.resume is not None else None
+        emit(SubmitProgress(text="reading the files"))
+        try:
+            files_ref, data_ref = await ingest_all(body, node, owner, emit)
+        except BlobError as error:
+            raise RequestError(str(error)) from error
+        return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
+
+    async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
+        resumed = await self._bring(body.resume, owner, notes)
+        await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed)
+        return spec_again(resumed, self._node.device)
+
+    async def _bring(self, resume: ResumeFrom, owner: str, notes: list[str]) -> Resumed:
+        resumed = await CheckpointSearch(self._node, owner, self._emit).bring(resume)
+        notes += [*resumed.notes, f"goes on from the checkpoint of job {resume.job} after round {resumed.point.round}"]
+        return resumed
 
     def files_progress(self, device: str, report: FilesProgress) -> None:
         """A member says how far its files are."""

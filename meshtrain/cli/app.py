@@ -45,6 +45,9 @@ app.command(
         "meshtrain submit --sync ssp:2 --visibility fixed train.py",
         "meshtrain submit --dry-run train.py",
         "meshtrain submit --peers 2 -d train.py",
+        "meshtrain submit --checkpoint-every 500r train.py",
+        "meshtrain submit --resume 1kx3",
+        "meshtrain submit --resume 1kx3@500 train.py --lr 1e-4",
     ),
     cls=Grouped,
     # Everything after the script is the script's, `--help` too.

@@ -18,12 +18,14 @@ from meshtrain.cli.logs import follow_job
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.progress import Stages
+from meshtrain.cli.resume import check_alone, resume_from
 from meshtrain.cli.terminal import plain, print_json, printable_lines, say
 from meshtrain.client import Client
 from meshwire import limits
+from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.codec import CODECS
 from meshwire.files import FileManifest, human_bytes
-from meshwire.messages.local import Submit, SubmitProgress, Submitted
+from meshwire.messages.local import Resubmit, Submit, SubmitProgress, Submitted
 from meshwire.syncmode import SyncSettings, sync_settings
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
@@ -46,7 +48,10 @@ class OnNan(StrEnum):
 
 @reported
 def submit(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script, inside the working directory.")],
+    context: typer.Context,
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="The training script, inside the working directory.")
+    ] = None,
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
     name: Annotated[
         str | None, typer.Option("--name", "-n", metavar="NAME", help="Name of the job; else the script's.")
@@ -87,6 +92,22 @@ def submit(
         int,
         typer.Option("--hash-every", metavar="N", min=0, help="Compare the replicas every N rounds; 0: at the end."),
     ] = 0,
+    checkpoint_every: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="N|Nr|off",
+            help="Two devices save the job every N minutes, or every N rounds (500r).",
+        ),
+    ] = CHECKPOINT_EVERY,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="JOB[@ROUND]",
+            help="Go on from a job's newest checkpoint, or that after ROUND; without SCRIPT all is as it was.",
+        ),
+    ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Record what happens when, in the job's trace.jsonl.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and return.")] = False,
     dry_run: Annotated[
@@ -143,7 +164,11 @@ def submit(
     """
     if peers is not None and on is not None:
         raise UsageError("--peers and --on exclude each other", "--on with as many names as you want")
-    settings = _settings(sync, straggler, visibility, own, shares, codec)
+    if script is None:
+        raise typer.Exit(_resubmit(context, resume, _names(on), peers, data_dir, detach=detach, json=json))
+    if resume is not None and seed is not None:
+        raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
+    settings = _settings(sync, straggler, visibility, own, shares, codec, checkpoint_every)
     root = Path.cwd()
     relative = _relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
@@ -185,6 +210,8 @@ def submit(
             hash_every=hash_every,
             trace=trace,
             dry_run=dry_run,
+            checkpoint_every=checkpoint_every,
+            resume=None if resume is None else resume_from(client, resume),
         )
         submitted = _send(client, body, stages)
         notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
@@ -200,24 +227,48 @@ def submit(
         folders = {"source": source, **({"data": shipped_data} if shipped_data is not None else {})}
         show_dry_run(submitted, notes, folders, memory, json)
         return
-    for note in notes:
-        say(f"note: {printable_lines(note)}")
     raise typer.Exit(_started(submitted, notes, data_dir, detach=detach, json=json))
 
 
+def _resubmit(
+    context: typer.Context,
+    resume: str | None,
+    on: tuple[str, ...],
+    peers: int | None,
+    data_dir: Path | None,
+    *,
+    detach: bool,
+    json: bool,
+) -> int:
+    """A job goes on as it was. Returns the exit code."""
+    if resume is None:
+        raise UsageError("which script?", "meshtrain submit train.py")
+    check_alone(context, resume)
+    with connected(data_dir) as client, Stages() as stages:
+        submitted = _send(client, Resubmit(resume=resume_from(client, resume), on=on, peers=peers), stages)
+    return _started(submitted, submitted.notes, data_dir, detach=detach, json=json)
+
+
 def _settings(
-    sync: str, straggler: str | None, visibility: str | None, own: str | None, shares: str | None, codec: str
+    sync: str,
+    straggler: str | None,
+    visibility: str | None,
+    own: str | None,
+    shares: str | None,
+    codec: str,
+    checkpoint_every: str,
 ) -> SyncSettings:
-    """How the members keep in step. Raises UsageError, also for a codec that does not exist."""
+    """How the members keep in step. Raises UsageError, also for a codec or a schedule that does not exist."""
     if codec not in CODECS:
         raise UsageError(f"there is no codec {codec!r}", f"--codec {', '.join(CODECS)}")
     try:
+        schedule_of(checkpoint_every)
         return sync_settings(sync, straggler, visibility, own, shares)
     except ValueError as error:
         raise UsageError(str(error)) from None
 
 
-def _send(client: Client, body: Submit, stages: Stages) -> Submitted:
+def _send(client: Client, body: Submit | Resubmit, stages: Stages) -> Submitted:
     def show(event: Wire) -> None:
         if isinstance(event, SubmitProgress):
             stages.show(event.text, event.done_bytes, event.total_bytes)
@@ -230,6 +281,8 @@ def _send(client: Client, body: Submit, stages: Stages) -> Submitted:
 
 
 def _started(submitted: Submitted, notes: Sequence[str], data_dir: Path | None, *, detach: bool, json: bool) -> int:
+    for note in notes:
+        say(f"note: {printable_lines(note)}")
     job, members = submitted.job, submitted.members
     where = ", ".join(printable(member.name) for member in members)
     say(f"job {job} on {len(members)} {'device' if len(members) == 1 else 'devices'}: {where}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 CHECKPOINT_EVERY = "5"
-_EVERY = re.compile(r"(?P<minutes>[0-9]{1,5}(\.[0-9]{1,3})?)|(?P<rounds>[1-9][0-9]{0,8})r")
+EVERY_PATTERN = r"^(off|[1-9][0-9]{0,8}r|[1-9][0-9]{0,4}(\.[0-9]{1,3})?|0\.[0-9]{0,2}[1-9])$"
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,11 @@ def schedule_of(every: str) -> CheckpointSchedule | None:
     """What `--checkpoint-every` says: minutes, rounds as in `500r`, or `off`. Raises ValueError."""
     if every == "off":
         return None
-    found = _EVERY.fullmatch(every)
-    if found is not None and found["rounds"] is not None:
-        return CheckpointSchedule(every_rounds=int(found["rounds"]))
-    if found is None or not float(found["minutes"]):
-        raise ValueError(f"--checkpoint-every {every}: minutes (5), rounds (500r), or off")
-    return CheckpointSchedule(every_s=60 * float(found["minutes"]))
+    if not re.fullmatch(EVERY_PATTERN, every):
+        raise ValueError(f"--checkpoint-every {every}: use minutes (5), rounds (500r), or off")
+    if every.endswith("r"):
+        return CheckpointSchedule(every_rounds=int(every[:-1]))
+    return CheckpointSchedule(every_s=60 * float(every))
 
 
 class CheckpointTurn:

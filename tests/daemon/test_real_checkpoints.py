@@ -1,0 +1,87 @@
+"""Checkpoints of real daemons and learners: written while a job trains, and gone on from after all were killed."""
+
+import hashlib
+import json
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from meshtraind.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore
+from meshwire.messages.local import Resubmit, ResumeFrom, Submitted
+from tests.bench import chaosjob
+from tests.daemon import jobs
+from tests.lab.chaosmesh import ChaosMesh
+
+pytestmark = pytest.mark.timeout(180)
+EVERY = 20
+
+
+def written(mesh: ChaosMesh, job: str) -> dict[str, dict[int, Checkpoint]]:
+    """The checkpoints of each daemon, by round."""
+    stores = {name: CheckpointStore(mesh.folder / name / "jobs" / job, job, keep=3) for name in mesh.names}
+    return {
+        name: {one.round: one for one in store.listed() if isinstance(one, Checkpoint)}
+        for name, store in stores.items()
+    }
+
+
+def on_two_peers(mesh: ChaosMesh, job: str) -> list[int]:
+    """Rounds after which exactly two have saved."""
+    by_name = written(mesh, job)
+    rounds = [round_ for saved in by_name.values() for round_ in saved]
+    return sorted({round_ for round_ in rounds if rounds.count(round_) == 2})
+
+
+def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
+    """G5, J1, X1: two members save the same bits after the same rounds; what begins from them goes on with rounds,
+    samples and replicas as if nothing had been. A damaged one is named, and the one before it used."""
+    with ChaosMesh(3) as mesh:
+        first = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, checkpoint_every=f"{EVERY}r")
+        deadline_s = time.monotonic() + 60
+        while len(on_two_peers(mesh, first.id)) < 2:
+            assert time.monotonic() < deadline_s, {name: daemon.log_tail() for name, daemon in mesh.daemons.items()}
+            time.sleep(0.05)
+        for daemon in mesh.daemons.values():
+            daemon.kill()
+        before, newest = on_two_peers(mesh, first.id)[-2:]
+        assert before % EVERY == newest % EVERY == 0
+        saved = [one[newest] for one in written(mesh, first.id).values() if newest in one]
+        assert saved[0].manifest.units == saved[1].manifest.units
+        assert saved[0].manifest.deal == saved[1].manifest.deal
+        for one in saved:
+            unit = one.unit_path(0)
+            unit.write_bytes(bytes(unit.stat().st_size))
+        for daemon in mesh.daemons.values():
+            daemon.start()
+        for daemon in mesh.daemons.values():
+            daemon.wait()
+        mesh.wait_linked()
+        anna = mesh.daemons["anna"]
+        assert f"meshtrain submit --resume {first.id}" in (jobs.summary(anna, first.id).error or "")
+
+        again = anna.request(Resubmit(resume=ResumeFrom(job=first.id)), jobs.TIMEOUT_S, "resubmission")
+        assert isinstance(again, Submitted)
+        assert any(f"after round {newest} on" in note and "other bytes" in note for note in again.notes), again.notes
+        assert f"goes on from the checkpoint of job {first.id} after round {before}" in again.notes
+        jobs.wait_for(anna, again.job, lambda seen: seen.rounds > before + 40, "rounds after the checkpoint")
+        first.finish()
+        summary = jobs.ended(anna, again.job)
+        assert summary.state == "succeeded", summary.error
+        assert summary.replicas_equal is True
+        second = SimpleNamespace(id=again.job)
+        records = [
+            chaosjob.Record(**json.loads(line))
+            for name in mesh.names
+            for path in (mesh.folder / name / "jobs" / second.id).rglob(chaosjob.RECORDS)
+            for line in path.read_text().splitlines()
+        ]
+        last = max(record.epoch for record in records)
+        assert last * 10 > before, "10 rounds are an epoch"
+        for record in records:
+            assert record.missing == 0, record
+            if record.epoch == last:
+                assert record.most == last, record
+        assert min(record.epoch for record in records) >= before // 10 - 1, "epochs that are over yield nothing"
