@@ -8,7 +8,7 @@ from meshtrain.cli.daemon import down, up
 from meshtrain.cli.demo import demo
 from meshtrain.cli.get import get
 from meshtrain.cli.init import init
-from meshtrain.cli.jobs import cancel, jobs
+from meshtrain.cli.jobs import cancel, jobs, leave
 from meshtrain.cli.logs import logs
 from meshtrain.cli.mesh import pair, peers, status, unpair
 from meshtrain.cli.options import Grouped, examples
@@ -30,7 +30,7 @@ app = typer.Typer(
 
 app.command(epilog=examples("meshtrain up", "meshtrain up --name attic --peer 192.168.1.20"))(up)
 app.command(epilog=examples("meshtrain down"))(down)
-app.command(epilog=examples("meshtrain status", "meshtrain status --json"))(status)
+app.command(epilog=examples("meshtrain status", "meshtrain status -v", "meshtrain status --json"))(status)
 app.command(epilog=examples("meshtrain peers", "meshtrain peers --json"))(peers)
 app.command(epilog=examples("meshtrain pair", "meshtrain pair 483-917", "meshtrain pair 483-917 --at 192.168.1.20"))(
     pair
@@ -58,6 +58,7 @@ app.command(epilog=examples("meshtrain top", "meshtrain top 1kx3", "meshtrain to
 app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 1kx3"))(logs)
 app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints 1kx3 --json"))(checkpoints)
 app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
+app.command(epilog=examples("meshtrain leave 1kx3"))(leave)
 app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)
 app.command(
     epilog=examples(

@@ -165,14 +165,17 @@ def _tail(log: Path, offset_bytes: int) -> str:
 
 @reported
 def down(data_dir: DataDir = None) -> None:
-    """Stop the daemon. What runs on this device ends; paired devices stay paired."""
+    """Stop the daemon. The other devices go on with its jobs; `meshtrain up` lets it return to them.
+
+    A job that no other device can go on with ends. Paired devices stay paired.
+    """
     folder = data_folder(data_dir)
     status = _status(folder)
     if status is None:
         print("meshtraind is not running")
         return
     if status.jobs_running:
-        say(f"{status.jobs_running} running here, which end: see `meshtrain jobs` when it is up again")
+        say(f"{status.jobs_running} running here: the others go on; this device returns to it with `meshtrain up`")
     with connected(folder) as client:
         ask(client, Shutdown(), Done, name="shutdown", timeout_s=DOWN_TIMEOUT_S)
     _wait_until_down(status.pid, folder)

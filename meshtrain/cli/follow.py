@@ -60,6 +60,7 @@ class Follower:
         self._ranks = ranks
         self._tail = tail
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._over = threading.Event()  # the job has ended
         self._stopping = threading.Event()
 
     def run(self, view: View) -> JobSummary:
@@ -94,6 +95,7 @@ class Follower:
                         say(f"warning: {printable_lines(error)}", style="yellow")
                 case _State(summary, True):
                     ended, deadline_s = summary, time.monotonic() + LOGS_AFTER_END_S
+                    self._over.set()
                     view.status(summary)
                 case _State(summary, False):
                     view.status(summary)
@@ -145,7 +147,7 @@ class Follower:
                 piece = fetch_log(client, self._job, rank, offset_bytes, limits.FETCH_BYTES_MAX, LOG_WAIT_S)
             except RequestError as problem:
                 refused += 1
-                if refused * RETRY_S > LOGS_AFTER_END_S:
+                if refused * RETRY_S > LOGS_AFTER_END_S and self._over.is_set():  # until then a lost peer may come back
                     return f"the log of rank {rank}: {problem}"
                 self._stopping.wait(RETRY_S)
                 continue

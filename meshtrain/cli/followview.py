@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
+from meshtrain.cli.peernews import news
 from meshtrain.cli.peertable import waits
 from meshtrain.cli.terminal import console, human_step, say
 from meshwire.messages.job import JobSummary, Metrics
@@ -29,8 +30,12 @@ def status_text(job: JobSummary, lasting: Collection[int] = ()) -> str:
     """
     reports = job.ranks
     parts = [f"{printable(job.name)} {printable(job.state)}"]
+    if job.present and len(job.present) < len(job.members):
+        parts.append(f"{len(job.present)} of {len(job.members)} peers")
+    if job.waiting_for:
+        parts.append(f"waiting: {printable(job.waiting_for)}")
     if not reports:
-        return parts[0]
+        return " · ".join(parts)
     metrics = [report.metrics for report in reports]
     if job.rounds or any(one.round for one in metrics):
         parts.append(f"round {max([job.rounds, *(one.round for one in metrics)])}")
@@ -56,7 +61,7 @@ def _means(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
 
 class View:
     """Where a followed job is shown. On a terminal the status line stays below the log; in a pipe each change of
-    state is a line on stderr.
+    state is a line on stderr. What happens to a member is a line in both.
 
     Args:
         names: of the members, by rank.
@@ -69,7 +74,7 @@ class View:
         self._logs = logs or sys.stdout
         self._console = console(stderr=self._logs is sys.stderr)
         self._live = None
-        self._state = ""
+        self._seen: JobSummary | None = None
         self._waits: dict[int, str] = {}  # when the job was shown last
         if self._console.is_terminal:
             from rich.live import Live
@@ -111,6 +116,11 @@ class View:
             from rich.text import Text
 
             self._live.update(Text(status_text(job, lasting), style="bold", overflow="ellipsis", no_wrap=True))
-        elif job.state != self._state:
+        elif self._seen is None or job.state != self._seen.state:
             say(f"job {job.job} {printable(job.state)}")
-        self._state = job.state
+        for line in news(self._seen, job) if self._seen is not None else ():
+            if self._live is None:
+                say(line)
+            else:
+                self._console.print(line, style="yellow")
+        self._seen = job

@@ -1,4 +1,4 @@
-"""`jobs` and `cancel`; how commands find a job by its id prefix, and how they describe one."""
+"""`jobs`, `cancel` and `leave`; how commands find a job by its id prefix, and how they describe one."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,16 +9,18 @@ import typer
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported, show_error
 from meshtrain.cli.options import DataDir, Json
+from meshtrain.cli.peernews import name_of, outcome_notes
 from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
 from meshwire.jobs import TERMINAL_STATES, JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import Cancel, GetJobs, Watch, Watched
+from meshwire.messages.local import Cancel, GetJobs, Leave, Watch, Watched
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
+LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets its grace
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
 WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
 WATCH_SILENCE_S = 30.0  # it is told about the job every second
@@ -82,13 +84,14 @@ def outcome_lines(job: JobSummary) -> list[str]:
         facts.append(f"replicas {verdict} ({job.hashes_compared} comparisons)")
     lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
     if job.state == JobState.SUCCEEDED:
-        return lines
+        return lines + [f"note: {note}" for note in outcome_notes(job)]
     if job.error:
         lines.append(printable_lines(job.error.rstrip()))
     for report in job.ranks:
         if report.error and report.error != job.error:
-            name = job.members[report.rank].name if report.rank < len(job.members) else "?"
-            lines.append(f"rank {report.rank} ({printable(name)}): {printable_lines(report.error.rstrip())}")
+            lines.append(f"rank {report.rank} ({name_of(job, report.rank)}): {printable_lines(report.error.rstrip())}")
+        if report.failure and report.failure not in (job.error or ""):
+            lines.append(f"before that, {printable_lines(report.failure.rstrip())}")
     return lines
 
 
@@ -120,12 +123,32 @@ def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
         job.job,
         printable(job.name),
         printable(job.state),
-        str(len(job.members)),
+        _peers(job),
         str(job.rounds),
         f"{human_seconds(now_s - job.created_at_s)} ago",
         took,
         printable(job.script),
     )
+
+
+def _peers(job: JobSummary) -> str:
+    """How many take part; of how many, where some do not."""
+    count = len(job.members)
+    return f"{len(job.present)}/{count}" if 0 < len(job.present) < count else str(count)
+
+
+@reported
+def leave(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or a prefix of it.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Take this device out of a job; the others go on with it. It does not come back to the job by itself."""
+    with connected(data_dir) as client:
+        found = find_job(client, job)
+        if has_ended(found):
+            raise CliError(f"job {found.job} has ended already: {found.state}")
+        ask(client, Leave(job=found.job), Done, name=f"leaving {found.job}", timeout_s=LEAVE_TIMEOUT_S)
+    print(found.job)
 
 
 @reported

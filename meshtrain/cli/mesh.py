@@ -12,7 +12,7 @@ from meshtrain.cli.errors import UsageError, reported
 from meshtrain.cli.jobs import has_ended, list_jobs
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.peertable import print_peers
-from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
+from meshtrain.cli.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
 from meshwire.files import human_bytes
 from meshwire.messages.link import Software
 from meshwire.messages.local import (
@@ -38,8 +38,16 @@ TRUST = "A paired device may run code on this one, with the rights of the user t
 
 
 @reported
-def status(data_dir: DataDir = None, json: Json = False) -> None:
-    """Show this device. Its name, links, running jobs with all their devices, and warnings."""
+def status(
+    data_dir: DataDir = None,
+    json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the timeouts that follow.")] = False,
+) -> None:
+    """Show this device. Its name, links, running jobs with all their devices, and warnings.
+
+    With -v also how long it waits for what, before a job goes on without a device: all of it follows from `up
+    --patience` and from the measured round trip.
+    """
     with connected(data_dir) as client:
         reply = ask(client, GetStatus(), Status, name="status")
         shown = list_jobs(client) if reply.jobs_running and not json else []
@@ -52,6 +60,8 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
     print(f"  jobs      {reply.jobs_running} running")
     print(f"  software  {_software(reply.software)}")
     print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
+    if verbose:
+        _print_timeouts(reply)
     for job in shown:
         if not has_ended(job):
             print()
@@ -60,6 +70,13 @@ def status(data_dir: DataDir = None, json: Json = False) -> None:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if not reply.peers_paired:
         say("No other device is paired yet. Add one: meshtrain pair")
+
+
+def _print_timeouts(status: Status) -> None:
+    rtt = "no link yet" if status.rtt_s is None else f"round trip {status.rtt_s * 1000:.1f} ms"
+    print(f"  patience  {status.patience_s:g} s ({rtt}); from these two follows:")
+    for what, seconds in status.timeouts:
+        print(f"    {human_step(seconds):>8}  {printable(what)}")
 
 
 def _software(software: Software) -> str:

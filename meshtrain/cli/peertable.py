@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from meshtrain.cli.peernews import name_of, part_of
 from meshtrain.cli.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.text import printable
@@ -11,14 +12,18 @@ from meshwire.text import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMNS = ("NAME", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
+COLUMNS = ("NAME", "PART", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
 WRAPPING = COLUMNS[-1]
+ABSENT = ("lost", "left")
 
 
 def peer_rows(job: JobSummary) -> list[tuple[str, ...]]:
-    """Cells of `COLUMNS`, by rank. AHEAD: rounds that it has taken part in and not applied. AGE: how many rounds were
-    missing in what it computed its newest contribution on. NULLS: rounds that went on without it."""
-    return [_row(job.members, report) for report in job.ranks]
+    """Cells of `COLUMNS`, by rank. PART: `part_of`, and which run of its script. AHEAD: rounds that it has taken part
+    in and not applied. AGE: how many rounds were missing in what it computed its newest contribution on. NULLS: rounds
+    that went on without it."""
+    reports = {report.rank: report for report in job.ranks}
+    ranks = range(len(job.members)) if job.generation else sorted(reports)
+    return [_row(job, reports.get(rank) or RankReport(job=job.job, rank=rank, state="")) for rank in ranks]
 
 
 def print_peers(job: JobSummary) -> None:
@@ -41,7 +46,7 @@ def waits(job: JobSummary) -> dict[int, str]:
     return {
         report.rank: with_names(report.metrics.waiting_for, job.members)
         for report in job.ranks
-        if report.metrics.waiting_for and not report.metrics.finished
+        if report.metrics.waiting_for and not report.metrics.finished and part_of(job, report.rank) not in ABSENT
     }
 
 
@@ -57,20 +62,25 @@ def with_names(text: str, members: Sequence[Member]) -> str:
 
 def _title(job: JobSummary) -> str:
     rounds = max((report.metrics.round for report in job.ranks), default=0)
-    return f"{job.job} {printable(job.name)} {printable(job.state)}, round {max(job.rounds, rounds)}"
-
-
-def _row(members: Sequence[Member], report: RankReport) -> tuple[str, ...]:
-    metrics = report.metrics
+    generation = f", generation {job.generation}" if job.generation else ""
+    waiting = f"; waiting: {printable(job.waiting_for)}" if job.waiting_for else ""
     return (
-        printable(members[report.rank].name),
+        f"{job.job} {printable(job.name)} {printable(job.state)}, round {max(job.rounds, rounds)}{generation}{waiting}"
+    )
+
+
+def _row(job: JobSummary, report: RankReport) -> tuple[str, ...]:
+    metrics, part = report.metrics, part_of(job, report.rank)
+    return (
+        name_of(job, report.rank),
+        part + (f" (run {report.restarts + 1})" if report.restarts else ""),
         str(metrics.step),
         human_step(metrics.step_s) if metrics.step_s else "-",
         str(metrics.ahead),
         "-" if metrics.age is None else str(metrics.age),
         str(metrics.nulls),
         str(metrics.batch) if metrics.batch else "-",
-        _waits_for(members, metrics),
+        "-" if part in ABSENT else _waits_for(job.members, metrics),
     )
 
 

@@ -39,6 +39,7 @@ from meshwire.messages.local import (
     GetJobs,
     GetPeers,
     GetStatus,
+    Leave,
     PairCode,
     Paired,
     PairHost,
@@ -51,6 +52,7 @@ from meshwire.messages.local import (
     Watched,
 )
 from meshwire.text import printable
+from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import (
     BERT,
@@ -135,6 +137,7 @@ COMMANDS = (
     "top",
     "logs",
     "cancel",
+    "leave",
     "get",
     "version",
 )
@@ -225,6 +228,21 @@ def test_status(endpoint: Endpoint) -> None:
     ]
     assert shown.stderr == "warning: the clock is off\n"
     assert json.loads(run("status", "--json").stdout)["peers_paired"] == 2
+
+
+def test_status_v_shows_the_patience_and_what_follows_from_it(endpoint: Endpoint) -> None:
+    """Every formula of `Timeouts` with its value."""
+    timeouts = Timeouts(patience_s=8.0, rtt_s=0.25)
+    told = {"patience_s": 8.0, "rtt_s": 0.25, "timeouts": tuple(timeouts.describe().items())}
+    endpoint.answers[GetStatus] = STATUS.model_copy(update=told)
+    lines = run("status", "-v").stdout.splitlines()
+    at = lines.index("  patience  8 s (round trip 250.0 ms); from these two follows:")
+    assert lines[at + 1 : at + 3] == [
+        "       8.0 s  a silent link is closed",
+        "       1.0 s  a closed link may come back",
+    ]
+    assert len(lines) == at + 1 + len(timeouts.describe())
+    assert "patience" not in run("status").stdout
 
 
 def test_peers_are_one_line_each_whatever_they_call_themselves(endpoint: Endpoint) -> None:
@@ -338,6 +356,17 @@ def test_cancel_of_an_ended_job_says_so(endpoint: Endpoint) -> None:
     shown = run("cancel", "--now", JOB)
     assert (shown.exit_code, shown.stderr) == (0, f"job {JOB} has ended already: succeeded\n")
     assert endpoint.of_type(Cancel) == []
+
+
+def test_leave_takes_this_device_out_of_a_job_that_runs(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, ended_at_s=None))
+    endpoint.answers[Leave] = Done()
+    assert run("leave", "1kx3").stdout == f"{JOB}\n"
+    assert endpoint.of_type(Leave) == [Leave(job=JOB)]
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    shown = run("leave", JOB)
+    assert (shown.exit_code, shown.stderr) == (1, f"error: job {JOB} has ended already: succeeded\n")
+    assert len(endpoint.of_type(Leave)) == 1
 
 
 # --- logs ---

@@ -38,8 +38,8 @@ def running(waiting_for: str | None = LATE, **changes: Any) -> JobSummary:
 
 def test_one_line_per_peer_says_all_there_is() -> None:
     assert peer_rows(running()) == [
-        ("anna", "9", "250 ms", "3", "2", "0", "24", LATE_NAMED),
-        ("bert", "6", "2.5 s", "0", "0", "4", "8", "-"),
+        ("anna", "-", "9", "250 ms", "3", "2", "0", "24", LATE_NAMED),
+        ("bert", "-", "6", "2.5 s", "0", "0", "4", "8", "-"),
     ]
 
 
@@ -49,8 +49,8 @@ def test_what_is_not_known_yet_is_a_dash_and_who_has_finished_waits_for_nobody()
         RankReport(job=JOB, rank=1, state="running", metrics=Metrics(step=9, finished=True, waiting_for=LATE)),
     )
     assert peer_rows(running(ranks=ranks)) == [
-        ("anna", "0", "-", "0", "-", "0", "-", "-"),
-        ("bert", "9", "-", "0", "-", "0", "-", "(has finished)"),
+        ("anna", "-", "0", "-", "0", "-", "0", "-", "-"),
+        ("bert", "-", "9", "-", "0", "-", "0", "-", "(has finished)"),
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_narrow_terminal_breaks_reasons_and_no_figures() -> None:
     assert isinstance(out.file, io.StringIO)
     lines = out.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[2].split()[:8] == ["anna", "9", "250", "ms", "3", "2", "0", "24"]
+    assert lines[2].split()[:9] == ["anna", "-", "9", "250", "ms", "3", "2", "0", "24"]
     column = lines[1].index("WAITS FOR")
     assert " ".join(" ".join(line[column:] for line in lines[2:-1]).split()) == LATE_NAMED
 

@@ -1,0 +1,117 @@
+"""Who takes part in a job and how, in a word; and what has happened to whom between two looks at it, in a line each."""
+
+from collections.abc import Iterable
+
+from meshwire.messages.job import JobSummary, RankReport
+from meshwire.text import printable
+
+
+def part_of(job: JobSummary, rank: int) -> str:
+    """How a member takes part: in; back (in, after it was lost); loading the state; forwards (what others send, with no
+    learner of its own); lost; left (by a person's wish); done, ended (its script). "-": not known."""
+    report = _reports(job).get(rank)
+    if report is not None and report.exit_code is not None:
+        return "done" if report.exit_code == 0 else "ended"
+    if not job.generation:
+        return "-"
+    if rank not in job.present:
+        return "left" if report is not None and report.part == "leaves" else "lost"
+    if rank in job.learning:
+        return "back" if rank in job.returned else "in"
+    return "forwards" if report is not None and report.part == "forwards" else "loading"
+
+
+def absent(job: JobSummary, part: str) -> list[str]:
+    """Names of the members that are `lost`, or have `left`."""
+    return [name_of(job, rank) for rank in range(len(job.members)) if part_of(job, rank) == part]
+
+
+def news(before: JobSummary, after: JobSummary) -> list[str]:
+    """What has happened to the job's members. Nothing of a job that had not begun, or that this device was not in."""
+    if not before.generation or not after.generation:
+        return []
+    return [*_departures(before, after), *_learners(before, after), *_arrivals(before, after)]
+
+
+def outcome_notes(job: JobSummary) -> list[str]:
+    """What somebody who looks at the result of a job that succeeded should know of its way."""
+    notes = []
+    for part, text in (("lost", "lost on the way"), ("left", "taken out of it")):
+        if names := absent(job, part):
+            notes.append(f"it ended without {joined(names)}, which {_were(names)} {text}")
+    notes += [
+        f"{name_of(job, report.rank)}: {cause(report)}; it was started again"
+        for report in job.ranks
+        if report.failure and report.part == "computes"
+    ]
+    return notes
+
+
+def cause(report: RankReport) -> str:
+    """The first line about the first learner that failed there, without saying where."""
+    _, _, text = (report.failure or "").partition(": ")
+    return printable(text.partition("\n")[0])
+
+
+def name_of(job: JobSummary, rank: int) -> str:
+    """Of a member, safe to show."""
+    return printable(job.members[rank].name) if rank < len(job.members) else f"rank {rank}"
+
+
+def joined(names: list[str]) -> str:
+    """`anna, bert and cleo`."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _departures(before: JobSummary, after: JobSummary) -> list[str]:
+    gone = [rank for rank in before.present if rank not in after.present]
+    on = _names(after, after.learning)
+    rest = f"{joined(on)} {'go' if len(on) > 1 else 'goes'} on" if on else "nobody computes"
+    lines = []
+    for part, text in (("lost", "lost"), ("left", "taken out")):
+        if names := [name_of(after, rank) for rank in gone if part_of(after, rank) == part]:
+            lines.append(f"{joined(names)} {_were(names)} {text}; {rest} (generation {after.generation})")
+    return lines
+
+
+def _learners(before: JobSummary, after: JobSummary) -> list[str]:
+    """Of scripts that have failed."""
+    lines = []
+    earlier = _reports(before)
+    for report in after.ranks:
+        past = earlier.get(report.rank)
+        if past is None or report.failure is None:
+            continue
+        told = f"{name_of(after, report.rank)}: {cause(report)}"
+        if report.part == "forwards" != past.part:
+            lines.append(f"{told}; it is not started again: this peer forwards what the others send")
+        elif report.restarts > past.restarts:
+            lines.append(f"{told}; it is started again (restart {report.restarts})")
+    return lines
+
+
+def _arrivals(before: JobSummary, after: JobSummary) -> list[str]:
+    lines = []
+    came = [rank for rank in after.present if rank not in before.present and rank not in after.learning]
+    if names := _names(after, (rank for rank in came if rank < len(before.members))):
+        lines.append(
+            f"{joined(names)} {'are' if len(names) > 1 else 'is'} back, loading (generation {after.generation})"
+        )
+    if names := _names(after, (rank for rank in came if rank >= len(before.members))):
+        lines.append(f"{joined(names)} joined, loading (generation {after.generation})")
+    if names := _names(after, (rank for rank in after.learning if rank not in before.learning)):
+        compute = "compute" if len(names) > 1 else "computes"
+        lines.append(f"{joined(names)} {compute} again (generation {after.generation})")
+    return lines
+
+
+def _names(job: JobSummary, ranks: Iterable[int]) -> list[str]:
+    return [name_of(job, rank) for rank in ranks]
+
+
+def _were(names: list[str]) -> str:
+    return "were" if len(names) > 1 else "was"
+
+
+def _reports(job: JobSummary) -> dict[int, RankReport]:
+    return {report.rank: report for report in job.ranks}

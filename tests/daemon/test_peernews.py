@@ -1,0 +1,158 @@
+"""What a person is told of who takes part in a job: losses, returns, restarts, and how it went on."""
+
+import io
+from typing import Any
+
+import pytest
+
+from meshtrain.cli.followview import View, status_text
+from meshtrain.cli.jobs import outcome_lines
+from meshtrain.cli.peernews import joined, news, part_of
+from meshtrain.cli.peertable import peer_rows
+from meshwire.jobs import JobState
+from meshwire.messages.job import JobSummary, Metrics, RankReport
+from meshwire.messages.local import GetJobs
+from tests.daemon.fakedaemon import JOB, MEMBERS, Endpoint, known_jobs, member, run, summary
+
+THREE = (*MEMBERS, member("ef" * 32, "cleo"))
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+KILLED = "rank 2 (cleo): the script was killed by signal 9\nTraceback: no"
+
+
+def report(rank: int, **changes: Any) -> RankReport:
+    fields: dict[str, Any] = {"state": "running", "metrics": Metrics(step=9, round=6)}
+    return RankReport(job=JOB, rank=rank, **(fields | changes))
+
+
+def job(
+    generation: int,
+    present: tuple[int, ...],
+    learning: tuple[int, ...] | None = None,
+    cleo: RankReport | None = None,
+    **changes: Any,
+) -> JobSummary:
+    reports = (report(0), report(1), *([cleo] if cleo is not None else []))
+    fields: dict[str, Any] = {
+        "members": THREE,
+        "ranks": reports,
+        "generation": generation,
+        "present": present,
+        "learning": present if learning is None else learning,
+        "rounds": 6,
+    }
+    return summary(changes.pop("state", JobState.RUNNING), **(fields | changes))
+
+
+FIRST = job(1, (0, 1, 2), cleo=report(2))
+LOST = job(2, (0, 1), cleo=report(2))
+BACK = job(3, (0, 1, 2), (0, 1), cleo=report(2), returned=(2,))
+AGAIN = job(4, (0, 1, 2), cleo=report(2), returned=(2,))
+
+
+def test_a_loss_and_a_return_are_three_lines() -> None:
+    """G2: each change of who is in, or who computes, is a generation."""
+    assert news(FIRST, LOST) == ["cleo was lost; anna and bert go on (generation 2)"]
+    assert news(LOST, BACK) == ["cleo is back, loading (generation 3)"]
+    assert news(BACK, AGAIN) == ["cleo computes again (generation 4)"]
+    assert news(AGAIN, AGAIN) == []
+
+
+def test_whoever_looks_seldom_misses_steps_and_not_the_result() -> None:
+    assert news(LOST, AGAIN) == ["cleo computes again (generation 4)"]
+    assert news(FIRST, job(5, (0,))) == ["bert and cleo were lost; anna goes on (generation 5)"]
+
+
+def test_who_was_taken_out_was_not_lost() -> None:
+    left = job(2, (0, 1), cleo=report(2, part="leaves"))
+    assert news(FIRST, left) == ["cleo was taken out; anna and bert go on (generation 2)"]
+    assert part_of(left, 2) == "left"
+
+
+def test_nothing_is_told_of_a_job_that_this_device_was_not_in() -> None:
+    assert news(job(0, ()), AGAIN) == []
+
+
+def test_a_script_that_failed_is_told_with_its_reason_and_what_follows() -> None:
+    """J3: it is started again, and after some restarts no more."""
+    again = job(2, (0, 1, 2), (0, 1), cleo=report(2, failure=KILLED, restarts=1))
+    assert news(FIRST, again) == ["cleo: the script was killed by signal 9; it is started again (restart 1)"]
+    assert news(again, again) == []
+    forwards = job(3, (0, 1, 2), (0, 1), cleo=report(2, failure=KILLED, restarts=1, part="forwards"))
+    assert news(again, forwards) == [
+        "cleo: the script was killed by signal 9; it is not started again: this peer forwards what the others send"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seen", "part"),
+    [
+        (FIRST, "in"),
+        (LOST, "lost"),
+        (BACK, "loading"),
+        (AGAIN, "back"),
+        (job(3, (0, 1, 2), (0, 1), cleo=report(2, part="forwards", failure=KILLED)), "forwards"),
+        (job(1, (0, 1, 2), cleo=report(2, exit_code=0)), "done"),
+        (job(2, (0, 1), cleo=report(2, exit_code=0)), "done"),
+        (job(2, (0, 1)), "lost"),
+        (job(0, (), cleo=report(2)), "-"),
+    ],
+)
+def test_one_word_says_how_a_member_takes_part(seen: JobSummary, part: str) -> None:
+    assert part_of(seen, 2) == part
+
+
+def test_the_table_has_a_line_for_whoever_was_lost_and_no_reason_to_wait() -> None:
+    """What it said last is no longer so; of whom this daemon never heard there is a line, too."""
+    waiting = report(2, restarts=1, metrics=Metrics(step=9, round=6, waiting_for="round 7 waits for rank 0"))
+    rows = peer_rows(job(2, (0, 1), cleo=waiting))
+    assert [row[:3] for row in rows] == [("anna", "in", "9"), ("bert", "in", "9"), ("cleo", "lost (run 2)", "9")]
+    assert rows[2][-1] == "-"
+    assert peer_rows(job(2, (0, 1)))[2][:3] == ("cleo", "lost", "0")
+    assert "waits" not in status_text(job(2, (0, 1), cleo=waiting), lasting=[2])
+
+
+def test_where_a_job_stands_says_who_is_missing_and_what_a_change_waits_for() -> None:
+    waiting = job(2, (0, 1), waiting_for="a new generation: cleo asks in")
+    assert status_text(waiting) == "train running · 2 of 3 peers · waiting: a new generation: cleo asks in · round 6"
+
+
+def test_a_follower_is_told_each_event_once(capsys: pytest.CaptureFixture[str]) -> None:
+    view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
+    for seen in (FIRST, FIRST, LOST, LOST, BACK, AGAIN):
+        view.status(seen)
+    assert capsys.readouterr().err.splitlines() == [
+        f"job {JOB} running",
+        "cleo was lost; anna and bert go on (generation 2)",
+        "cleo is back, loading (generation 3)",
+        "cleo computes again (generation 4)",
+    ]
+
+
+def test_a_job_that_ended_well_says_without_whom_and_what_was_started_again() -> None:
+    """It has succeeded: the others have finished it."""
+    ended = job(2, (0, 1), state=JobState.SUCCEEDED, cleo=report(2))
+    assert outcome_lines(ended)[1:] == ["note: it ended without cleo, which was lost on the way"]
+    left = job(2, (0, 1), state=JobState.SUCCEEDED, cleo=report(2, part="leaves"))
+    assert outcome_lines(left)[1:] == ["note: it ended without cleo, which was taken out of it"]
+    again = job(3, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, failure=KILLED, restarts=1, exit_code=0))
+    assert outcome_lines(again)[1:] == ["note: cleo: the script was killed by signal 9; it was started again"]
+    assert outcome_lines(job(4, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, exit_code=0)))[1:] == []
+
+
+def test_a_job_that_failed_names_what_learners_had_died_of_before() -> None:
+    failed = job(3, (0, 1, 2), state=JobState.FAILED, cleo=report(2, failure=KILLED), error="rank 0 (anna): no memory")
+    lines = outcome_lines(failed)[1:]
+    assert lines == ["rank 0 (anna): no memory", f"before that, {KILLED}"]
+    named = failed.model_copy(update={"error": f"no peer can run the script any more. {KILLED}"})
+    assert len(outcome_lines(named)) == 2
+
+
+def test_jobs_shows_how_many_of_the_members_take_part(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(LOST, job(1, (0, 1, 2), job="1kx2000000aa"))
+    rows = [line.split() for line in run("jobs").stdout.splitlines()]
+    assert [row[3] for row in rows[1:]] == ["2/3", "3"]
+
+
+def test_names_are_joined_as_people_do() -> None:
+    assert [joined(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
