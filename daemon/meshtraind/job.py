@@ -192,7 +192,7 @@ class Job:
             present=tuple(sorted(present)),
             learning=tuple(sorted(present & set(generation.learning))) if generation is not None else (),
             returned=tuple(sorted(self._returned & present)),
-            waiting_for=self.waiting[: limits.ERROR_CHARS_MAX] or None,
+            waiting_for=None if self.ended else self.waiting[: limits.ERROR_CHARS_MAX] or None,
         )
 
     def _save(self) -> None:
