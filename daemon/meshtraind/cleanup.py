@@ -1,6 +1,6 @@
 """What is deleted when a job is over: its copies of files, and blobs that are needed no more. Blocks on the disk.
 
-Kept are out/, logs/ and trace.jsonl of a job that began.
+Kept are out/, logs/, checkpoints/ and trace.jsonl of a job that began.
 """
 
 import logging

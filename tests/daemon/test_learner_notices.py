@@ -12,6 +12,7 @@ from meshtraind.agreement import Agreement
 from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
+from meshtraind.roundhistory import Entry
 from meshtraind.rounds import Rounds
 from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
@@ -74,7 +75,7 @@ class Peer:
 class Desk:
     """A daemon's side of one learner: real rounds, of one member or more, and all that was said."""
 
-    def __init__(self, members: int, sync: str, visibility: str | None = None) -> None:
+    def __init__(self, members: int, sync: str, visibility: str | None = None, entry: Entry | None = None) -> None:
         settings = sync_settings(sync, visibility=visibility, shares="equal")
         self.told: list[Wire] = []
         self.failed: list[str] = []
@@ -114,7 +115,7 @@ class Desk:
         maker = RoundsMaker(job, self.links, 0.001, self.link.notify, fail)
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
-        self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory)
+        self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory, entry)
         self.link.rounds.begin()
 
     @property
@@ -180,6 +181,23 @@ async def test_only_the_step_that_was_begun_ends(step: int) -> None:
         assert not desk.failed
         desk.say(stepped(step))
         assert desk.failed == [f"rank 0 (n0): the learner has ended step {step}, which was not at its end"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+async def test_a_job_that_begins_from_a_checkpoint_counts_on(sync: str) -> None:
+    """Rounds, chain and samples go on where they were (G4, X1); a step's own numbers begin anew."""
+    async with Desk(1, sync, entry=Entry(complete=7, chain=b"7" * 16, samples=70)) as desk:
+        assert desk.told == [Start(step=1, decided=7)]
+        (done,) = desk.compute(1)
+        assert isinstance(done, RoundDone)
+        assert (done.round, done.step) == (8, 1)
+        assert kinds(desk.say(LearnerApplied(round=8), stepped(1))) == [Start]
+        entry = desk.rounds.entry()
+        assert (entry.complete, entry.samples) == (8, 71)
+        assert entry.chain != b"7" * 16
+        assert desk.rounds.committed == 8
+        assert not desk.failed
 
 
 @pytest.mark.asyncio

@@ -1,15 +1,12 @@
 """Checkpoints of real daemons and learners: written while a job trains, and gone on from after all were killed."""
 
-import hashlib
 import json
-import re
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from meshtraind.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore
+from meshtraind.checkpoints import Checkpoint, CheckpointStore
 from meshwire.messages.local import Resubmit, ResumeFrom, Submitted
 from tests.bench import chaosjob
 from tests.daemon import jobs
@@ -21,11 +18,11 @@ EVERY = 20
 
 def written(mesh: ChaosMesh, job: str) -> dict[str, dict[int, Checkpoint]]:
     """The checkpoints of each daemon, by round."""
-    stores = {name: CheckpointStore(mesh.folder / name / "jobs" / job, job, keep=3) for name in mesh.names}
-    return {
-        name: {one.round: one for one in store.listed() if isinstance(one, Checkpoint)}
-        for name, store in stores.items()
-    }
+    found = {}
+    for name in mesh.names:
+        store = CheckpointStore(mesh.folder / name / "jobs" / job, job, keep=3)
+        found[name] = {one.round: one for one in store.listed() if isinstance(one, Checkpoint)}
+    return found
 
 
 def on_two_peers(mesh: ChaosMesh, job: str) -> list[int]:
@@ -71,11 +68,10 @@ def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
         summary = jobs.ended(anna, again.job)
         assert summary.state == "succeeded", summary.error
         assert summary.replicas_equal is True
-        second = SimpleNamespace(id=again.job)
         records = [
             chaosjob.Record(**json.loads(line))
             for name in mesh.names
-            for path in (mesh.folder / name / "jobs" / second.id).rglob(chaosjob.RECORDS)
+            for path in (mesh.folder / name / "jobs" / again.job).rglob(chaosjob.RECORDS)
             for line in path.read_text().splitlines()
         ]
         last = max(record.epoch for record in records)

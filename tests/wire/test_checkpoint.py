@@ -9,7 +9,7 @@ import pytest
 
 from meshwire import limits
 from meshwire.checkpoint import CheckpointManifest, GenerationRecord, UnitRecord, unit_file
-from meshwire.checkpointschedule import CheckpointSchedule, CheckpointTurn
+from meshwire.checkpointschedule import CheckpointSchedule, CheckpointTurn, schedule_of
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Generation, Member
 from meshwire.messages.learner import SampleSpace
@@ -176,3 +176,22 @@ def test_a_turn_is_taken_once_also_after_a_pause() -> None:
 def test_a_schedule_that_saves_nothing_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"."):
         CheckpointSchedule(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("every", "schedule"),
+    [
+        ("5", CheckpointSchedule()),
+        ("0.5", CheckpointSchedule(every_s=30.0)),
+        ("500r", CheckpointSchedule(every_rounds=500)),
+        ("off", None),
+    ],
+)
+def test_what_a_person_says_of_it(every: str, schedule: CheckpointSchedule | None) -> None:
+    assert schedule_of(every) == schedule
+
+
+@pytest.mark.parametrize("every", ["", "0", "0.0", "0r", "-5", "5m", "1e3", "r", "nan", "5\n", "never"])
+def test_what_is_no_schedule(every: str) -> None:
+    with pytest.raises(ValueError, match="use minutes"):
+        schedule_of(every)

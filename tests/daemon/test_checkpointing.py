@@ -1,0 +1,239 @@
+"""When a learner is asked for its state, by whom, and what is written beside it (J1, G5, X1)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgpack
+import pytest
+import pytest_asyncio
+
+from meshtraind.blobs import BlobStore
+from meshtraind.checkpointing import ROUNDS_AHEAD, Checkpointing
+from meshtraind.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore
+from meshtraind.connection import RequestError
+from meshtraind.donor import Donor
+from meshtraind.roundhistory import Entry
+from meshtraind.saving import Saving
+from meshtraind.tasks import TaskSet
+from meshwire.checkpoint import unit_file
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.generation import AskState, DealState
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Model
+from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
+from meshwire.messages.link import Software
+from meshwire.syncmode import sync_settings
+
+JOB = "1kx3m9q2v7bd"
+SOFTWARE = Software(meshtrain="0.1.0", python="3.11.7", torch="2.13.0", system="Linux x86_64")
+MEMBERS = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(3))
+SPACE = SampleSpace(total=1000, batch=32, whole_batches=False, drop_last=False)
+UNITS = (b"weights", b"options")
+MODEL = Model(
+    job=JOB,
+    rank=0,
+    manifest=ModelManifest(
+        tensors=(TensorSpec(name="a", shape=(3,), dtype="float32", kind="parameter", aliases=()),), optimizer="SGD"
+    ),
+    plan=bytes(32),
+)
+
+
+def spec(**changes: Any) -> JobSpec:
+    fields: dict[str, Any] = {
+        "job": JOB, "name": "test", "submitter": "0" * 64, "created_at_s": 0.0, "script": "train.py", "args": (),
+        "env": (), "files": BlobRef(sha256=bytes(32), size_bytes=1), "data": None, "sync": sync_settings("bsp"),
+        "codec": "fp32", "on_nan": "stop", "seed": 7, "bucket_bytes": 1024, "hash_every": 0, "trace": False,
+        "checkpoint_every": "20r",
+    }  # fmt: skip
+    return JobSpec(**(fields | changes))
+
+
+def deal(round_: int) -> DealState:
+    return DealState(epoch=0, position=round_, returned=(), held=(), sizes=((0, 32),))
+
+
+class FakeRounds:
+    """Rounds that are complete, one after the other; each has a deal and a chain of its own."""
+
+    finished = False
+    closed = False
+    sample_space = SPACE
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.committed = 0
+
+    def entry(self) -> Entry:
+        return Entry(self.round, bytes([self.round % 256]) * 16, 32 * self.round, deal(self.round))
+
+
+class Desk:
+    """One member's learner and checkpoints."""
+
+    def __init__(self, folder: Path, rank: int = 0, **changes: Any) -> None:
+        first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+        self.job = cast(Any, SimpleNamespace(spec=spec(**changes), rank=rank, folder=folder, generation=first))
+        self.told: list[Save] = []
+        self.ready = True
+        self.saving = Saving(lambda body: self.told.append(cast(Save, body)), lambda: self.ready)
+        self.failed: list[str] = []
+        self.tasks = TaskSet("test", lambda name, error: self.failed.append(f"{name}: {error!r}"))
+        self.checkpointing = Checkpointing(self.job, SOFTWARE, self.saving, self.tasks, lambda: MODEL)
+        self.rounds = FakeRounds()
+        self.store = CheckpointStore(folder, JOB, keep=3)
+
+    def complete(self, upto: int, *, committed: bool = True) -> None:
+        while self.rounds.round < upto:
+            self.rounds.round += 1
+            if committed:
+                self.rounds.committed = self.rounds.round
+            self.checkpointing.round_complete(cast(Any, self.rounds), self.rounds.round)
+
+    async def asked(self, count: int = 1) -> Save:
+        async with asyncio.timeout(10):
+            while len(self.told) < count:
+                await asyncio.sleep(0.005)
+        return self.told[count - 1]
+
+    def answer(self, save: Save, round_: int, error: str | None = None) -> None:
+        for unit, content in enumerate(UNITS):
+            (Path(save.folder) / unit_file(unit)).write_bytes(content)
+        self.saving.saved(LearnerSaved(number=save.number, round=round_, units=len(UNITS), error=error))
+
+    def found(self) -> list[int]:
+        return [one.round for one in self.store.listed() if isinstance(one, Checkpoint)]
+
+    async def idle(self) -> None:
+        """Until nothing is being written."""
+        async with asyncio.timeout(10):
+            while self.checkpointing._after is not None:
+                await asyncio.sleep(0.005)
+        assert not self.failed
+
+
+@pytest_asyncio.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    made = Desk(tmp_path / "job")
+    yield made
+    await made.tasks.close()
+    assert not made.failed
+
+
+@pytest.mark.asyncio
+async def test_the_deal_is_that_after_the_round_which_was_saved(desk: Desk) -> None:
+    """X1: the others' rounds go on while the learner computes, and the ledger with them."""
+    desk.complete(20 - ROUNDS_AHEAD)
+    save = await desk.asked()
+    assert save.after_round == 20
+    desk.complete(30)
+    desk.answer(save, 23)
+    await desk.idle()
+    manifest = desk.store.listed()[0].manifest  # type: ignore[union-attr]
+    assert (manifest.round, manifest.deal, manifest.samples) == (23, deal(23), 23 * 32)
+    assert manifest.chain == "17" * 16
+    assert manifest.space == SPACE
+    assert JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec))) == desk.job.spec
+    assert desk.checkpointing.newest is not None
+    assert not desk.checkpointing._passed, "nothing is kept when nobody saves"
+
+
+@pytest.mark.asyncio
+async def test_all_members_save_after_the_same_round(tmp_path: Path) -> None:
+    """The two whose turn it is are asked for the same round, before it is complete."""
+    desks = [Desk(tmp_path / str(rank), rank) for rank in range(3)]
+    for desk in desks:
+        desk.complete(20 - ROUNDS_AHEAD)
+    await asyncio.sleep(0.2)
+    asked = [[save.after_round for save in desk.told] for desk in desks]
+    assert sorted(asked) == [[], [20], [20]]
+    for desk in desks:
+        await desk.tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_round_is_named_once_all_hold_it(desk: Desk) -> None:
+    """G5: until then its history may not be the one that is kept."""
+    desk.complete(20 - ROUNDS_AHEAD)
+    save = await desk.asked()
+    desk.complete(21, committed=False)
+    desk.answer(save, 20)
+    await asyncio.sleep(0.2)
+    assert not desk.found()
+    desk.rounds.committed = 20
+    await desk.idle()
+    assert desk.found() == [20]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("how", ["left out", "learner lost", "cannot write", "no learner"])
+async def test_what_cannot_be_saved_leaves_nothing_and_the_next_one_is(desk: Desk, how: str) -> None:
+    desk.ready = how != "no learner"
+    desk.complete(20 - ROUNDS_AHEAD)
+    if desk.ready:
+        save = await desk.asked()
+        desk.complete(20, committed=how != "left out")
+        if how == "learner lost":
+            desk.saving.learner_lost()
+        else:
+            desk.answer(save, 20, "the disk is full" if how == "cannot write" else None)
+        desk.rounds.closed = how == "left out"
+    await desk.idle()
+    assert not list((desk.job.folder / CHECKPOINTS).iterdir())
+    before = len(desk.told)
+    desk.ready, desk.rounds.closed = True, False
+    desk.complete(60 - ROUNDS_AHEAD)
+    save = await desk.asked(before + 1)
+    desk.complete(60)
+    desk.answer(save, save.after_round)
+    await desk.idle()
+    assert desk.found() == [save.after_round]
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_saved_when_it_is_off(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, checkpoint_every="off")
+    desk.complete(300)
+    assert desk.checkpointing._after is None
+    assert not desk.told
+
+
+# Members that join
+
+
+@pytest.mark.asyncio
+async def test_several_ask_at_once_and_each_gets_its_own(desk: Desk, tmp_path: Path) -> None:
+    first = desk.tasks.spawn(desk.saving.save(5, tmp_path), "a member that asks")
+    second = desk.tasks.spawn(desk.saving.save(9, tmp_path), "a member that asks")
+    one, other = await desk.asked(1), await desk.asked(2)
+    desk.saving.saved(LearnerSaved(number=other.number, round=9, units=1))
+    desk.saving.saved(LearnerSaved(number=77, round=1, units=1))
+    desk.saving.saved(LearnerSaved(number=one.number, round=6, units=1))
+    assert [saved.round for saved in await asyncio.gather(first, second)] == [6, 9]
+    with pytest.raises(RequestError, match="has not reached a boundary"):
+        await desk.saving.save(5, tmp_path, timeout_s=0.01)
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Path) -> None:
+    """J1: the learner is not disturbed for what lies on the disk."""
+    donor = Donor(desk.job, BlobStore(tmp_path / "blobs"), desk.saving, lambda: desk.checkpointing.newest)
+    desk.complete(20 - ROUNDS_AHEAD)
+    save = await desk.asked()
+    desk.complete(20)
+    desk.answer(save, 20)
+    await desk.idle()
+    given = await donor.state(AskState(job=JOB, after_round=15))
+    assert given.round == 20
+    assert len(desk.told) == 1
+    asking = desk.tasks.spawn(donor.state(AskState(job=JOB, after_round=21)), "a member that asks")
+    desk.answer(await desk.asked(2), 22)
+    assert (await asking).round == 22
+    assert await donor.state(AskState(job=JOB, after_round=22)) == await asking
+    donor.forget()
+    desk.checkpointing.forget()
+    again = desk.tasks.spawn(donor.state(AskState(job=JOB, after_round=15)), "a member that asks")
+    desk.answer(await desk.asked(3), 30)
+    assert (await again).round == 30, "what was saved before may be of a history that was not kept"

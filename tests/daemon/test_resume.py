@@ -1,0 +1,242 @@
+"""`submit --resume`: which checkpoint is taken, what is said of the others, and what a script must have in common."""
+
+import asyncio
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from meshtraind.blobs import BlobStore
+from meshtraind.checkpoints import Checkpoint, CheckpointStore, list_checkpoints
+from meshtraind.checkpointsearch import CheckpointSearch, Resumed, ship
+from meshtraind.cleanup import RESUME
+from meshtraind.connection import ConnectionLost, RequestError
+from meshtraind.fetch import serve
+from meshtraind.intake import Intake
+from meshtraind.jobspec import spec_again
+from meshtraind.resuming import Resuming
+from meshwire.checkpoint import CheckpointFacts, GenerationRecord, unit_file
+from meshwire.files import FileEntry, FileManifest
+from meshwire.messages.job import (
+    AskCheckpoint,
+    BlobRef,
+    CheckpointFiles,
+    Checkpoints,
+    Fetch,
+    Generation,
+    JobSpec,
+    ListCheckpoints,
+)
+from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
+from meshwire.messages.local import ResumeFrom
+from meshwire.wiretypes import Wire
+from tests.daemon.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
+
+
+def written(folder: Path, round_: int, job_spec: JobSpec) -> Checkpoint:
+    store = CheckpointStore(folder, JOB, keep=5)
+    saving = store.begin(round_)
+    for unit, content in enumerate(UNITS):
+        (saving / unit_file(unit)).write_bytes(content + bytes([round_]))
+    facts = CheckpointFacts(
+        job=JOB, spec=job_spec.pack().hex(), round=round_,
+        generation=GenerationRecord.of(Generation.first(JOB, MEMBERS[0].device, MEMBERS)),
+        chain=f"{round_:032x}", model=MODEL.manifest.digest().hex(), plan=MODEL.plan.hex(), samples=32 * round_,
+        space=SPACE, deal=deal(round_), created_at_s=1.0, software=SOFTWARE,
+    )  # fmt: skip
+    return store.finish(round_, facts, len(UNITS))
+
+
+class Device:
+    """One with a data folder; as a link, it answers as its daemon would."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.blobs = BlobStore(folder / "blobs")
+        self.folder = folder / "jobs" / JOB
+        self.links: dict[str, Any] = {}
+        self.gone = False
+
+    def job_folder(self, job: str) -> Path:
+        assert job == JOB
+        return self.folder
+
+    def link(self, other: "Device") -> None:
+        self.links[other.name] = SimpleNamespace(connection=other)
+
+    async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
+        await asyncio.sleep(0)
+        if self.gone:
+            raise ConnectionLost(f"{self.name} is gone")
+        match body:
+            case ListCheckpoints():
+                return Checkpoints(checkpoints=list_checkpoints(self.folder, JOB, 1, lambda: None))
+            case AskCheckpoint():
+                with self.blobs.holding() as owner:
+                    return CheckpointFiles(files=ship(self.folder, JOB, body.round, self.blobs, owner))
+        assert isinstance(body, Fetch)
+        return await serve(body, self.blobs, self.folder, ended=lambda: True)
+
+
+@pytest.fixture
+def anna(tmp_path: Path) -> Device:
+    return Device(tmp_path / "anna", "anna")
+
+
+@pytest.fixture
+def bert(tmp_path: Path, anna: Device) -> Device:
+    device = Device(tmp_path / "bert", "bert")
+    anna.link(device)
+    return device
+
+
+@pytest.fixture
+def search(anna: Device) -> Iterator[CheckpointSearch]:
+    with anna.blobs.holding() as owner:
+        yield CheckpointSearch(cast(Any, anna), owner, lambda _: None)
+
+
+def damage(checkpoint: Checkpoint) -> None:
+    path = checkpoint.unit_path(1)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+async def laid_out(anna: Device, resumed: Resumed, folder: Path, *, begins: bool = True) -> Path:
+    """As a member does when it takes the job in."""
+    (folder / "job").mkdir(parents=True)
+    script = folder / "train.py"
+    script.write_text("pass")
+    files = FileManifest(entries=(entry_of(script),))
+    packed = folder / "files"
+    packed.write_bytes(files.pack())
+    for path in (script, packed):
+        entry = entry_of(path)
+        anna.blobs.ingest(path, entry.sha256, entry.size_bytes)
+    source = BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size)
+    new = spec_again(resumed, "0" * 64).model_copy(update={"files": source})
+    await Intake(new, folder / "job", anna.blobs, None, lambda *_: None, begins=begins).run()
+    return folder / "job"
+
+
+def entry_of(path: Path) -> FileEntry:
+    data = path.read_bytes()
+    return FileEntry(path=path.name, size_bytes=len(data), sha256=hashlib.sha256(data).digest(), executable=False)
+
+
+@pytest.mark.asyncio
+async def test_the_newest_is_taken_wherever_it_lies(
+    anna: Device, bert: Device, search: CheckpointSearch, tmp_path: Path
+) -> None:
+    """All of it comes here, and to each member, with the bytes that were written."""
+    written(anna.folder, 20, spec())
+    newest = written(bert.folder, 40, spec())
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.point.job, resumed.point.round, resumed.notes) == (JOB, 40, ())
+    assert resumed.spec == spec()
+    job = await laid_out(anna, resumed, tmp_path / "member")
+    for unit in range(len(UNITS)):
+        assert (job / RESUME / unit_file(unit)).read_bytes() == newest.unit_path(unit).read_bytes()
+    point = Resuming(job, resumed.point)
+    entry = point.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=SPACE))
+    assert (entry.complete, entry.samples, entry.deal) == (40, 40 * 32, deal(40))
+    task = point.task(LearnerState(units=(bytes(32), bytes(32))))
+    assert (task.units, task.write, task.round) == ((0, 1), False, 40)
+
+
+@pytest.mark.asyncio
+async def test_who_returns_to_the_job_later_needs_no_checkpoint(
+    anna: Device, search: CheckpointSearch, tmp_path: Path
+) -> None:
+    written(anna.folder, 20, spec())
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    job = await laid_out(anna, resumed, tmp_path / "member", begins=False)
+    assert not (job / RESUME).exists()
+
+
+@pytest.mark.asyncio
+async def test_a_damaged_one_is_named_and_the_one_before_it_taken(
+    anna: Device, bert: Device, search: CheckpointSearch
+) -> None:
+    for device in (anna, bert):
+        written(device.folder, 20, spec())
+        damage(written(device.folder, 40, spec()))
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert (resumed.point.round, resumed.source) == (20, None), "the one that lies here"
+    assert [note.partition(":")[0] for note in resumed.notes] == [
+        "the checkpoint after round 40 on anna is not used",
+        "the checkpoint after round 40 on bert is not used",
+    ]
+
+
+@pytest.mark.asyncio
+async def test_a_whole_copy_elsewhere_is_better_than_an_older_one(
+    anna: Device, bert: Device, search: CheckpointSearch
+) -> None:
+    written(anna.folder, 20, spec())
+    damage(written(anna.folder, 40, spec()))
+    written(bert.folder, 40, spec())
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    assert resumed.point.round == 40
+    assert resumed.source is cast(Any, bert)
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_had_is_said(anna: Device, bert: Device, search: CheckpointSearch) -> None:
+    with pytest.raises(RequestError, match="none lies here or on a linked device"):
+        await search.bring(ResumeFrom(job=JOB))
+    written(anna.folder, 20, spec())
+    bert.gone = True
+    with pytest.raises(RequestError, match=r"after round 30 can be used: bert does not answer; .* after round 20"):
+        await search.bring(ResumeFrom(job=JOB, round=30))
+    assert (await search.bring(ResumeFrom(job=JOB, round=20))).point.round == 20
+
+
+@pytest.mark.asyncio
+async def test_the_files_of_the_job_come_from_who_has_them(
+    anna: Device, bert: Device, search: CheckpointSearch, tmp_path: Path
+) -> None:
+    """Also to a device that was not in the job; where they are gone, the way out is named."""
+    script = tmp_path / "train.py"
+    script.write_text("pass")
+    files = FileManifest(entries=(entry_of(script),))
+    packed = tmp_path / "files"
+    packed.write_bytes(files.pack())
+    source = spec(files=BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size))
+    written(bert.folder, 20, source)
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    with pytest.raises(RequestError, match=f"meshtrain submit --resume {JOB} train.py"):
+        await search.bring_files(resumed)
+    for path in (script, packed):
+        bert.blobs.ingest(path, entry_of(path).sha256, path.stat().st_size)
+    await search.bring_files(resumed)
+    assert not anna.blobs.missing(files)
+    again = spec_again(resumed, "1" * 64)
+    assert again.job != JOB
+    assert again.resume == resumed.point
+    same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every")
+    assert all(getattr(again, name) == getattr(source, name) for name in same)
+
+
+@pytest.mark.asyncio
+async def test_a_script_that_prepares_something_else_is_refused(
+    anna: Device, search: CheckpointSearch, tmp_path: Path
+) -> None:
+    """X1: another batch would deal other samples; another model has no such state."""
+    written(anna.folder, 20, spec())
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    resuming = Resuming(await laid_out(anna, resumed, tmp_path / "member"), resumed.point)
+    name = f"the checkpoint of job {JOB} after round 20"
+    other = SampleSpace(total=1000, batch=16, whole_batches=False, drop_last=False)
+    with pytest.raises(RequestError, match=f"loader reads .*{name}"):
+        resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other))
+    adam = MODEL.manifest.model_copy(update={"optimizer": "Adam"})
+    with pytest.raises(RequestError, match=f"another model or optimizer than that of {name}"):
+        resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE))
+    with pytest.raises(RequestError, match="2 units of state, the script 3"):
+        resuming.task(LearnerState(units=(bytes(32),) * 3))
+    (resuming.folder / "manifest.json").write_text("{}")
+    with pytest.raises(RequestError, match=f"{name} cannot be read"):
+        Resuming(resuming.folder.parent, resumed.point)
