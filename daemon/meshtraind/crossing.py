@@ -112,8 +112,10 @@ class Crossing:
         if self._dealing is not None:
             self._dealing.enter(generation.learning)
         now_s = self._loop.time()
-        performer.perform(self._machine.enter(generation.ranks, enter.cut, dict(enter.complete), now_s))
-        if self._rank in generation.learning and self._turn.loaded:
+        computes = self._rank in generation.learning
+        completes = dict(enter.complete)
+        performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))
+        if computes and self._turn.loaded:
             self._turn.taken_in()
             self._turn.wants_to_start(1)
             if self._dealing is not None:

@@ -104,6 +104,7 @@ class Performer:
         self._unsent: list[Message] = []  # until all have entered
         self._performing = False
         self._committed = 0
+        self._past = 0  # rounds up to it were decided by learners that have died
         self._forgotten = history.complete
         self.generation = generation
         self.stage = Stage.RUNNING
@@ -144,6 +145,10 @@ class Performer:
         """G2: nothing of this generation is sent any more."""
         self.stage = Stage.FENCED
         self._unsent = []
+
+    def learner_died(self) -> None:
+        """The steps of rounds in flight are not those of the learner to come."""
+        self._past = self._machine.decided
 
     def close(self) -> None:
         """Stops the timer."""
@@ -204,7 +209,8 @@ class Performer:
             self._history.add(self.generation, done)
         if done.void:
             log.warning("job %s: round %d is void: %s", self._spec.job, done.round, done.reason)
-        self._turn.complete(round_done(done, own.step if own is not None else 0, on_nan=self._spec.on_nan))
+        own_step = own.step if own is not None and done.round > self._past else 0
+        self._turn.complete(round_done(done, own_step, on_nan=self._spec.on_nan))
         if self._dealing is not None and (wrong := self._dealing.complete(done)):
             self._fail(f"round {done.round}: {wrong}")
         self._on_round(done.round)

@@ -229,6 +229,7 @@ class Rounds:
     def dead(self, reason: str) -> None:
         """The learner's process has ended, another will take its place: what it had bound is void (V2)."""
         self._turn.away()
+        self._performer.learner_died()
         self._perform(self._machine.absent(reason, self._now(), loading=True))
 
     def loaded(self, round_: int) -> None:

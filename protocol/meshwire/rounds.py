@@ -222,13 +222,17 @@ class RoundMachine(RoundCore):
         self._completed(done)
         return self._settle(now_s)
 
-    def enter(self, ranks: tuple[int, ...], cut: int, completes: Mapping[int, int], now_s: float) -> list[Effect]:
+    def enter(
+        self, ranks: tuple[int, ...], cut: int, completes: Mapping[int, int], now_s: float, *, computes: bool = True
+    ) -> list[Effect]:
         """A generation of these members is entered, each of which holds all rounds up to `cut` (G6).
 
         The rounds above it begin anew: forgotten is what others have said, and told again what this member has decided.
 
         Args:
             completes: by rank, how many rounds it held when it promised; of those that bring a history (G5).
+            computes: this member's learner is one of those that compute in it. If not, what it had bound above the cut
+                is nulled: its samples have been dealt to others (X3).
         """
         if cut != self.complete:
             return self._refuse_own(
@@ -242,7 +246,7 @@ class RoundMachine(RoundCore):
         self._calls = Calls()
         self._fenced = False
         for round_ in range(cut + 1, before.decided(self.settings.rank) + 1):
-            self._tell_again(round_, before.own(round_), now_s)
+            self._tell_again(round_, before.own(round_) if computes else None, now_s)
         return self._settle(now_s)
 
     # Time.

@@ -251,6 +251,19 @@ def test_own_decisions_are_told_again(before: Callable[[RoundMachine], list[Effe
     assert (one.phase, one.decided, one.complete) == (phase, decided, 0)
 
 
+def test_who_computes_no_more_takes_back_what_it_had_bound() -> None:
+    """X3: its samples were dealt to others when its rank left those that compute, so no round above the cut has them."""
+    one = machine()
+    step(one, 1)
+    one.absent("it died", 0.0, loading=True)
+    one.fence(0.0)
+    effects = one.enter((0, 1), 0, {}, 0.0, computes=False)
+    assert effects == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    assert one.decided == 1
+    one.fence(0.0)
+    assert one.enter((0, 1), 0, {}, 0.0) == effects, "and it stays taken back"
+
+
 def test_a_step_goes_on_in_the_next_generation() -> None:
     """G6: a learner that computes knows nothing of it."""
     one = machine()
