@@ -208,12 +208,21 @@ class Agreement:
         await self._until(missing, what, emit, BARRIER_TIMEOUT_S, ended if number else self._gone)
         reached_by = [key for key in self._barriers if key[0] == number]
         self.passed = max(self.passed, number)
-        return max(self._barriers.pop(key) for key in reached_by)
+        return max((self._barriers.pop(key) for key in reached_by), default=0)
 
-    def tell_again(self) -> None:
-        """In a new generation: what was said last may not have reached everybody."""
+    def entered(self) -> None:
+        """In a new generation: what was said last may not have reached everybody, and learners that compute no more
+        have left their barriers."""
+        computing = set(self._computing)
+        self._barriers = {key: reached for key, reached in self._barriers.items() if key[1] in computing}
         if self._reached is not None:
             self._tell_all(self._reached)
+        self.wake()
+
+    def learner_lost(self) -> None:
+        """This member's learner has ended: the next one enters its barriers itself."""
+        self._reached = None
+        self._barriers = {key: reached for key, reached in self._barriers.items() if key[1] != self._rank}
 
     def in_barrier(self, rank: int) -> bool:
         """Whether the member has entered a barrier that this one has not passed."""

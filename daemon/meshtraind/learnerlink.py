@@ -72,7 +72,6 @@ class LearnerLink:
     Attributes:
         attached: whether the learner has called.
         rounds: None before the learner is ready, and while this member has no history.
-        idle: no process is to be served: this member was left out, or has not been taken in yet.
     """
 
     def __init__(
@@ -97,18 +96,26 @@ class LearnerLink:
         self.preparation: Preparation | Joining = preparation
         self.attached = False
         self.rounds: Rounds | None = None
-        self.idle = False
+        self._in_barrier: asyncio.Task[None] | None = None
 
     def begin_anew(self, rounds: "Rounds", joining: Joining) -> None:
         """Another process will call, and load its state from a member that computes."""
+        self.let_go("another learner takes its place")
+        self.preparation = joining
+        self.rounds = rounds
+
+    def let_go(self, reason: str) -> None:
+        """The process of now is heard no more, however much of what it said is still to be read."""
         self._place.saving.learner_lost()
+        self._place.agreement.learner_lost()
+        if self._in_barrier is not None:
+            self._in_barrier.cancel()
+            self._in_barrier = None
         if self._connection is not None:
-            self._connection.close("another learner takes its place")
+            self._connection.close(reason)
         self._connection = None
         self._ready = False
         self.attached = False
-        self.preparation = joining
-        self.rounds = rounds
 
     def attach(self, connection: Connection) -> LearnerWelcome:
         """The learner has called. Raises RequestError when there is one already."""
@@ -188,8 +195,10 @@ class LearnerLink:
         if rounds is not None and rounds.finished:
             return  # its process may have been seen to end before its last words were read
         if isinstance(body, LearnerBarrier):
-            reached = rounds.enter_barrier(body.number) if rounds is not None else 0
-            place.tasks.spawn(self._barrier(rounds, body.number, reached), f"barrier {body.number}")
+            prepared = rounds if self._ready else None  # a script that joins has rounds before it is prepared
+            reached = prepared.enter_barrier(body.number) if prepared is not None else 0
+            waiting = self._barrier(prepared, body.number, reached)
+            self._in_barrier = place.tasks.spawn(waiting, f"barrier {body.number}")
             return
         if rounds is None:
             self._fail(f"{place.who}: the learner sent {type(body).__name__} before it was ready")

@@ -169,18 +169,20 @@ class Passage:
         """The next process begins with another member's state."""
         self._donor.forget()
         self._checkpointing.forget()
-        joining = Joining(self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._loaded)
+
+        def loaded(round_: int) -> None:
+            replaced = rounds.closed or self._learner.preparation is not joining
+            if not replaced and self.generations is not None and not self._job.ended:
+                rounds.loaded(round_)
+                self.generations.wish("learn")
+
+        joining = Joining(self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, loaded)
         self._learner.begin_anew(rounds, joining)
 
     def _donors(self) -> list[Connection]:
         generation = self._job.generation
         ranks = generation.learning if generation is not None else ()
         return [self._links[rank] for rank in ranks if rank in self._links]
-
-    def _loaded(self, round_: int) -> None:
-        if self.rounds is not None and self.generations is not None and not self._job.ended:
-            self.rounds.loaded(round_)
-            self.generations.wish("learn")
 
     # What a change of generation brings
 
@@ -195,8 +197,7 @@ class Passage:
 
     def entered(self, generation: Generation) -> None:
         """This device is in a new generation."""
-        self._agreement.tell_again()
-        self._agreement.wake()
+        self._agreement.entered()
         if self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
             self._wishes.begin()
@@ -210,6 +211,7 @@ class Passage:
         """What this member has is not on the history that is kept: its learner will load another base."""
         self._without_learner = True
         self._job.drop_out()
+        self._learner.let_go(f"this device was left out: {reason}")
         self._drop_rounds()
         self._wishes.end()
         self._left.set()

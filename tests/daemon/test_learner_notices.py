@@ -116,6 +116,7 @@ class Desk:
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
         self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory, entry)
+        self.link._ready = True
         self.link.rounds.begin()
 
     @property
