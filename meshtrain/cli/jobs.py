@@ -113,6 +113,8 @@ def jobs(
     now_s = time.time()
     columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
     print_table(columns, [_job_row(job, now_s) for job in found])
+    if found[0].state == JobState.LOST:
+        say(f"{found[0].job} was lost. To go on from its last checkpoint: meshtrain submit --resume {found[0].job}")
 
 
 def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:

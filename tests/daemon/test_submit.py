@@ -16,10 +16,21 @@ from meshtrain.cli.errors import CliError
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.progress import Stages
 from meshwire.footprint import Measurement, ModelSize
+from meshwire.jobs import JobState
 from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.local import GetPeers, GetStatus, Peers, PeerSummary, Submit
+from meshwire.messages.local import (
+    GetJobs,
+    GetPeers,
+    GetStatus,
+    Peers,
+    PeerSummary,
+    Resubmit,
+    ResumeFrom,
+    Submit,
+    Submitted,
+)
 from meshwire.syncmode import sync_settings
-from tests.daemon.fakedaemon import BERT, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, run
+from tests.daemon.fakedaemon import BERT, JOB, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, known_jobs, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -245,3 +256,59 @@ def test_what_keeps_the_largest_bound_is_proposed_first() -> None:
     assert memory_of(full, half, codec="fp16", sync="ssp:8").too_small() == []
     assert memory_of(full, 0).remedies() == ["--on anna"]
     assert memory_of(0, 0).remedies() == []
+
+
+# Checkpoints, and going on from them
+
+
+@pytest.mark.usefixtures("project")
+def test_checkpoints_are_asked_for(endpoint: Endpoint) -> None:
+    assert sent(endpoint).checkpoint_every == "5"
+    assert sent(endpoint, "--checkpoint-every", "500r").checkpoint_every == "500r"
+    wrong = run("submit", "--checkpoint-every", "never", "train.py")
+    assert wrong.exit_code == 2
+    assert "minutes (5), rounds (500r), or off" in wrong.stderr
+
+
+def test_without_a_script_a_job_goes_on_as_it_was(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    endpoint.answers[Resubmit] = Submitted(job=JOB, members=MEMBERS, notes=("round 40 is damaged",))
+    shown = run("submit", "--resume", "1KX3@40", "--on", "anna,bert", "-d")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.strip() == JOB
+    assert "note: round 40 is damaged" in shown.stderr
+    assert endpoint.of_type(Resubmit) == [Resubmit(resume=ResumeFrom(job=JOB, round=40), on=("anna", "bert"))]
+
+
+@pytest.mark.usefixtures("project")
+def test_with_a_script_all_but_the_state_is_given_anew(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    body = sent(endpoint, "--resume", "1kx3", "--codec", "fp16")
+    assert (body.resume, body.codec) == (ResumeFrom(job=JOB), "fp16")
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "which script?"),
+        (["--resume", "1kx3", "--codec", "fp16"], "--codec changes the job"),
+        (["--resume", "1kx3", "--dry-run"], "--dry-run changes the job"),
+        (["--resume", "1kx3@x", "train.py"], "a round is a number"),
+        (["--resume", "1kx3@"], "a round is a number"),
+        (["--resume", "1kx3", "--seed", "7", "train.py"], "keeps the seed"),
+    ],
+)
+def test_what_does_not_go_with_resume_is_refused(endpoint: Endpoint, options: list[str], said: str) -> None:
+    """Nothing that was typed is left aside in silence."""
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    shown = run("submit", *options)
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+    assert not endpoint.of_type(Submit)
+    assert not endpoint.of_type(Resubmit)
+
+
+def test_a_lost_job_is_listed_with_the_way_on(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.LOST))
+    assert f"meshtrain submit --resume {JOB}" in run("jobs").stderr
