@@ -14,7 +14,7 @@ import pytest
 from meshtrain.client import RequestError
 from meshtrain.localmesh import LocalMesh
 from meshwire.messages.job import ListOutputs, Outputs
-from meshwire.messages.local import Cancel, GetStatus, Status
+from meshwire.messages.local import Cancel, GetStatus, Leave, Status
 from tests.daemon import jobs
 
 pytestmark = pytest.mark.timeout(180)
@@ -97,6 +97,29 @@ while True:
         mt.log(loss=1.0)
 """
 )
+
+
+def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh, tmp_path: Path) -> None:
+    """G: a person takes a device out and the others go on; it is not taken in again, and ends nothing for them."""
+    anna, bert, cleo = mesh.daemons
+    id_ = jobs.submit(anna, tmp_path, SLOW).job
+    jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 2, "round 2")
+
+    def goes_on_among(ranks: tuple[int, ...]) -> None:
+        on = jobs.wait_for(bert, id_, lambda seen: seen.present == ranks, "generation without it")
+        jobs.wait_for(bert, id_, lambda seen: seen.rounds >= on.rounds + 5, "five rounds more")
+
+    for daemon, others in ((cleo, (0, 1)), (anna, (1,))):
+        daemon.request(Leave(job=id_), jobs.TIMEOUT_S, "leaving")
+        out = jobs.summary(daemon, id_)
+        assert (out.state, out.error) == ("cancelled", f"{daemon.name} left it, the others went on")
+        goes_on_among(others)
+    assert [report.part for report in jobs.summary(bert, id_).ranks] == ["leaves", "computes", "leaves"]
+    with pytest.raises(RequestError, match=f"no other device could go on with .* meshtrain cancel {id_}"):
+        bert.request(Leave(job=id_), jobs.TIMEOUT_S, "leaving")
+    assert jobs.summary(bert, id_).present == (1,)
+    bert.request(Cancel(job=id_, now=True), jobs.TIMEOUT_S, "cancelling")
+    assert [jobs.ended(daemon, id_).state for daemon in mesh.daemons] == ["cancelled"] * 3
 
 
 @pytest.mark.parametrize("now", [False, True])
