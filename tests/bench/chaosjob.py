@@ -19,7 +19,7 @@ from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
 RECORDS = "epochs.jsonl"
 
 SCRIPT = """
-import json, sys, time
+import contextlib, hashlib, itertools, json, os, sys, time
 began_s = time.monotonic()
 import torch
 import meshtrain as mt
@@ -74,25 +74,45 @@ model, optimizer, loader = mt.prepare(model, optimizer, loader)
 def record(epoch):
     with mt.base():
         tally = model.tally.detach().clone()
+        bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     missing = (epoch - tally).clamp(min=0)
     line = {"t_s": time.monotonic(), "rank": mt.rank(), "epoch": epoch, "most": int(tally.max()),
-            "missing": int(missing.sum())}
+            "missing": int(missing.sum()), "loss": shown_loss, "digest": hashlib.sha256(bits).hexdigest()}
     with open(mt.output_dir() / "epochs.jsonl", "a") as file:
         file.write(json.dumps(line) + "\\n")
 
 
-for epoch in range(options["epochs"]):
+def agree_on_last(epoch):
+    # Whoever begins an epoch first after it was told to stop says after which one: nobody is so far ahead.
+    if os.path.exists(options["stop"]) and not os.path.exists(last):
+        with open(f"{last}.{mt.rank()}", "w") as file:
+            file.write(str(epoch + 2))
+        with contextlib.suppress(FileExistsError):
+            os.link(file.name, last)
+
+
+last = options["stop"] + ".last"
+shown_loss = 0.0
+for epoch in itertools.count():
+    if os.path.exists(last) and epoch >= int(open(last).read()):
+        break
     for index, (number, x, y) in enumerate(loader):
         if index == 0:
             record(epoch)
+            agree_on_last(epoch)
+        pass  # what is to break
         time.sleep(options["step_s"])
         optimizer.zero_grad()
         shown, counted = model(number, x)
         loss = torch.nn.functional.mse_loss(shown, y)
         (loss + counted).backward()
         optimizer.step()
+        shown_loss = loss.item()
         mt.log(loss=loss)
+    if options["barriers"]:
+        mt.barrier()
 mt.finish()
+record(epoch)
 """
 
 
@@ -104,6 +124,8 @@ class Record:
         t_s: monotonic time, which all processes of this machine share.
         most: how often the sample that was seen most often is in the base.
         missing: over all samples: how often it is in the base less than once for each epoch before this one.
+        loss: of the step before; 0: of none.
+        digest: of the base.
     """
 
     t_s: float
@@ -111,6 +133,8 @@ class Record:
     epoch: int
     most: int
     missing: int
+    loss: float = 0.0
+    digest: str = ""
 
 
 class ChaosJob:
@@ -120,6 +144,9 @@ class ChaosJob:
         folder: for its working directory.
         step_s: a learner sleeps so long in each step: this machine has fewer cores than there are peers.
         ballast_values: fp32 values of optimizer state that are in no gradient.
+        barriers: after each epoch all wait for all.
+        broken: a statement at the beginning of each step.
+        options: of the submission.
     """
 
     def __init__(
@@ -131,19 +158,24 @@ class ChaosJob:
         batch: int = 8,
         step_s: float = 0.03,
         ballast_values: int = 0,
+        barriers: bool = False,
+        broken: str = "",
         **options: object,
     ) -> None:
         self._mesh = mesh
         self.batch = batch
+        self._stop = folder / "stop"
         arguments = {
             "samples": samples,
             "batch": batch,
             "step_s": step_s,
             "ballast_values": ballast_values,
-            "epochs": 1_000_000,
+            "barriers": barriers,
+            "stop": str(self._stop),
         }
         submitter: LocalDaemon = mesh.daemons[mesh.names[0]]
-        submitted = jobs.submit(submitter, folder, SCRIPT, args=(json.dumps(arguments),), **options)
+        script = SCRIPT.replace("pass  # what is to break", broken or "pass")
+        submitted = jobs.submit(submitter, folder, script, args=(json.dumps(arguments),), **options)
         self.id = submitted.job
         self.names = tuple(member.name for member in submitted.members)  # by rank
 
@@ -151,6 +183,10 @@ class ChaosJob:
         """What a daemon says of the job; None when it does not answer, or has not heard of it."""
         reply = daemon.ask(GetJobs(prefix=self.id), "jobs")
         return reply.jobs[0] if isinstance(reply, Found) and reply.jobs else None
+
+    def finish(self) -> None:
+        """Tells the script to end, which takes it up to three epochs."""
+        self._stop.touch()
 
     def folder(self, name: str) -> Path:
         """DATA/jobs/ID of one member."""
