@@ -1,0 +1,239 @@
+"""Real daemons and learners are killed, frozen and cut off: the others go on, and who was lost returns (G, V2, J, X).
+
+Every job counts its samples in the model itself (`chaosjob`): what its base says at the end is what its history holds.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwire.messages.job import JobSummary, Metrics
+from tests.bench.chaosjob import ChaosJob, Record, repeated
+from tests.bench.recovery import heal, partition
+from tests.bench.recoverylog import Entered, read_story
+from tests.daemon import jobs
+from tests.lab.chaosmesh import ChaosMesh
+from tests.lab.chaosproxy import Cut
+
+pytestmark = pytest.mark.timeout(400)
+
+NAMES = ("anna", "bert", "cleo")  # anna submits
+POLL_S = 0.1
+BEFORE_ROUNDS = 20  # until something breaks: more than one epoch
+MORE_ROUNDS = 10  # that show that a job goes on
+
+
+class Broken:
+    """A job on a mesh, and what is waited for while things break. No wait of it lasts for ever."""
+
+    def __init__(self, mesh: ChaosMesh, folder: Path, **options: Any) -> None:
+        self.mesh = mesh
+        self.job = ChaosJob(mesh, folder, samples=192, trace=True, **{"hash_every": 2, **options})
+
+    def summary(self, name: str) -> JobSummary | None:
+        """What one daemon says of the job."""
+        return self.job.summary(self.mesh.daemons[name])
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """The job must not fail meanwhile."""
+        deadline_s = time.monotonic() + jobs.TIMEOUT_S
+        while not condition():
+            for name in NAMES:
+                seen = self.summary(name)
+                assert seen is None or seen.state != "failed", f"the job failed on {name} before {what}: {seen.error}"
+            assert time.monotonic() < deadline_s, f"waited {jobs.TIMEOUT_S} s for {what}"
+            time.sleep(POLL_S)
+
+    def rounds(self, name: str) -> int:
+        """How far a daemon is."""
+        seen = self.summary(name)
+        return seen.rounds if seen is not None else 0
+
+    def begin(self) -> None:
+        """Waits until all are at work."""
+        self.until(lambda: all(self.rounds(name) >= BEFORE_ROUNDS for name in NAMES), f"round {BEFORE_ROUNDS}")
+
+    def go_on(self, names: Sequence[str] = NAMES, rounds: int = MORE_ROUNDS) -> None:
+        """Waits until these have had more rounds."""
+        before = {name: self.rounds(name) for name in names}
+        for name in names:
+            self.until(lambda name=name: self.rounds(name) >= before[name] + rounds, f"more rounds on {name}")
+
+    def records(self, name: str) -> list[Record]:
+        """What a rank has seen."""
+        return [record for record in self.job.records() if record.rank == self.job.names.index(name)]
+
+    def returns(self, name: str, since_s: float) -> None:
+        """Waits until the learner of a peer that was lost trains again, and all go on."""
+        again = lambda: any(record.t_s > since_s for record in self.records(name))  # noqa: E731
+        self.until(again, f"the return of {name}")
+        self.go_on()
+
+    def leave_out(self, name: str, others: Sequence[str]) -> None:
+        """Waits until the others go on without a peer."""
+        known = len(self.entered(others[0]))
+        left_out = lambda: any(name not in one.computing for one in self.entered(others[0])[known:])  # noqa: E731
+        self.until(left_out, f"{name} to be left out")
+        self.go_on(others)
+
+    def entered(self, name: str) -> tuple[Entered, ...]:
+        """The generations that a daemon has entered since the first."""
+        log_path = self.mesh.daemons[name].log_path
+        return read_story(name, log_path, self.job.folder(name), self.job.id).entered
+
+    def finish(self, names: Sequence[str] = NAMES) -> dict[str, Metrics]:
+        """Lets the job end, on these, as if nothing had happened: equal replicas, every sample once in each epoch.
+
+        Of void rounds alone samples are missing (X5). Returns what the daemons have told of these ranks.
+        """
+        self.job.finish()
+        metrics = {}
+        for name in names:
+            self.until(lambda name=name: self._ended(name), f"the end on {name}")
+            seen = self.summary(name)
+            assert seen is not None
+            assert seen.state == "succeeded", seen.error
+            assert seen.replicas_equal is True
+            assert seen.hashes_compared
+            metrics[name] = seen.ranks[self.job.names.index(name)].metrics
+        assert repeated(self.job.records()) == []
+        last = {name: self.records(name)[-1] for name in names}
+        assert len({record.digest for record in last.values()}) == 1, "the replicas are bit-equal"
+        void_rounds = max(of.void_rounds for of in metrics.values())
+        for record in last.values():
+            assert record.epoch == last[names[0]].epoch
+            assert record.most <= record.epoch
+            assert record.missing <= void_rounds * self.job.batch * len(NAMES)
+            assert math.isfinite(record.loss)
+        return metrics
+
+    def _ended(self, name: str) -> bool:
+        seen = self.summary(name)
+        return seen is not None and seen.ended_at_s is not None
+
+
+@pytest.fixture
+def mesh(request: pytest.FixtureRequest) -> Iterator[ChaosMesh]:
+    """Three daemons behind the proxy, with the patience that a test asks for; every job ends with all its processes."""
+    with ChaosMesh(len(NAMES), patience_s=getattr(request, "param", None)) as started:
+        yield started
+        for daemon in started.daemons.values():
+            deadline_s = time.monotonic() + jobs.TIMEOUT_S
+            while left := daemon.learners():
+                assert time.monotonic() < deadline_s, f"{daemon.name} still runs {left}"
+                time.sleep(POLL_S)
+
+
+patience = lambda patience_s: pytest.mark.parametrize("mesh", [patience_s], indirect=True, ids=[""])  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("lost", "options"),
+    [
+        ("bert", {"sync": "ssp:2", "visibility": "fixed"}),
+        ("anna", {"sync": "ssp:2", "straggler": "wait", "codec": "bf16", "barriers": True}),
+    ],
+    ids=["a member, fixed", "the submitter, wait, bf16, barriers"],
+)
+def test_the_others_finish_without_one_that_was_killed(
+    mesh: ChaosMesh, tmp_path: Path, lost: str, options: dict[str, Any]
+) -> None:
+    """G4, G6: rounds that the killed daemon has left half done are done again without it, and its samples come back."""
+    job = Broken(mesh, tmp_path, **options)
+    others = [name for name in NAMES if name != lost]
+    job.begin()
+    mesh.daemons[lost].kill()
+    job.leave_out(lost, others)
+    metrics = job.finish(others)
+    assert max(of.void_rounds for of in metrics.values()) == 0
+    for name in others:
+        assert all(generation.computing == set(others) for generation in job.entered(name))
+        assert job.entered(name)
+
+
+@patience(30.0)  # for a link to come back within a part of it, however busy this machine is
+def test_a_torn_link_and_a_killed_learner_cost_nobody_its_place(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """bsp. A link that breaks and comes back: the same members in a new generation, with all they held (G6, G7).
+
+    A learner that is killed voids at most the round that it was bound to (V2), and another one loads the base (J1).
+    """
+    job = Broken(mesh, tmp_path)
+    job.begin()
+    mesh.proxy(lambda proxy: (proxy.cut("bert", "cleo", Cut.RST), proxy.heal("bert", "cleo")))
+    for name in NAMES:
+        job.until(lambda name=name: job.entered(name), f"a new generation on {name}")
+        assert all(generation.computing == set(NAMES) for generation in job.entered(name))
+    job.go_on()
+    killed_s = time.monotonic()
+    assert mesh.daemons["cleo"].kill_learner()
+    job.returns("cleo", killed_s)
+    metrics = job.finish()
+    assert max(of.void_rounds for of in metrics.values()) <= 1
+    for name in NAMES:
+        *_, last = job.entered(name)
+        assert last.computing == set(NAMES)
+
+
+def test_a_learner_and_a_daemon_return_under_a_bound(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """ssp:2. A daemon that is started again returns to its job by itself; the submitter is nothing special."""
+    job = Broken(mesh, tmp_path, sync="ssp:2")
+    job.begin()
+    killed_s = time.monotonic()
+    assert mesh.daemons["anna"].kill_learner()
+    mesh.daemons["cleo"].kill()
+    job.leave_out("cleo", ("bert", "anna"))
+    mesh.daemons["cleo"].start()
+    mesh.daemons["cleo"].wait()
+    for name in ("anna", "cleo"):
+        job.returns(name, killed_s)
+    job.finish()
+
+
+@patience(2.0)
+def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """A laptop whose lid was closed for longer than the patience, and one that nobody could hear: 2|1, healed."""
+    job = Broken(mesh, tmp_path, sync="ssp:2")
+    job.begin()
+    frozen = mesh.daemons["bert"]
+    frozen.freeze()
+    job.leave_out("bert", ("anna", "cleo"))
+    thawed_s = time.monotonic()
+    frozen.thaw()
+    job.returns("bert", thawed_s)
+
+    here, there = ("anna", "bert"), ("cleo",)
+    mesh.proxy(lambda proxy: partition(proxy, here, there))
+    job.leave_out("cleo", here)
+    healed_s = time.monotonic()
+    mesh.proxy(lambda proxy: heal(proxy, here, there))
+    job.returns("cleo", healed_s)
+    job.finish()
+
+
+FAILS = 'if {where}epoch >= 1 and index == 2: raise RuntimeError("this script is wrong")'
+
+
+def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """After its restarts are used up the peer forwards what the others send, and they succeed."""
+    job = Broken(mesh, tmp_path, broken=FAILS.format(where="mt.rank() == 1 and "))
+    forwards = "it is not started again: this peer forwards what the others send"
+    job.until(lambda: forwards in mesh.daemons["bert"].log_path.read_text(), "bert to give up")
+    job.go_on()
+    job.finish(("anna", "cleo"))
+    job.until(lambda: (seen := job.summary("bert")) and seen.state == "succeeded", "the end on bert")
+
+
+def test_a_script_that_fails_on_all_peers_ends_the_job(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """With its first traceback, and without restarts: nobody is left to load a base from."""
+    job = Broken(mesh, tmp_path, broken=FAILS.format(where=""))
+    for name in NAMES:
+        deadline_s = time.monotonic() + jobs.TIMEOUT_S
+        while (seen := job.summary(name)) is None or seen.ended_at_s is None:
+            assert time.monotonic() < deadline_s, f"{name} goes on"
+            time.sleep(POLL_S)
+        assert seen.state == "failed"
+        assert "RuntimeError: this script is wrong" in (seen.error or "")
