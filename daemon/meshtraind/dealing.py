@@ -62,6 +62,10 @@ class Dealing:
         self._begun = True
         self._tell_start()
 
+    def learner_lost(self) -> None:
+        """The next one knows nothing."""
+        self._begun = self._told = False
+
     def enter(self, learning: Iterable[int]) -> None:
         """A generation is entered, at its cut, in which these ranks' learners compute (X3)."""
         before = set(self._ledger.sizes)

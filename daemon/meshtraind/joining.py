@@ -13,6 +13,7 @@ from meshtraind.checkpointtransfer import fetch_state
 from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.job import Job
+from meshwire import limits
 from meshwire.manifest import ModelManifest, first_difference
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from meshtraind.rounds import Rounds
 
 STATE_TIMEOUT_S = 600.0  # a donor's learner may be in the middle of a long step or of an evaluation
+DONOR_TIMEOUT_S = 60.0  # for one to be linked
 COMPLETE_TIMEOUT_S = 600.0
 POLL_S = 0.2
 
@@ -61,28 +63,36 @@ class Joining:
             raise RequestError(f"the loader reads {body.samples}, the others' {self._rounds.sample_space}")
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
-        """Gets a state of after this member's entry from a member that computes."""
-        errors: list[str] = []
-        asked = AskState(job=self._job.spec.job, after_round=self._rounds.applied_round)
-        for donor in self._donors():
-            emit(Waiting(reason=f"the state of {donor.name}"))
-            try:
-                saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
-                if not isinstance(saved, SavedState):
-                    raise RequestError(f"{donor.name} answered with {type(saved).__name__}")
-                if len(saved.units) != len(body.units):
-                    raise RequestError(
-                        f"{donor.name} has {len(saved.units)} units of state, this peer {len(body.units)}"
-                    )
-                await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit)
-            except (RequestError, ConnectionLost, TimeoutError) as error:
-                errors.append(f"{donor.name}: {error}")
-                continue
-            self._round = saved.round
-            return StateTask(
-                units=tuple(range(len(saved.units))), folder=str(self._folder), write=False, round=saved.round
-            )
-        raise RequestError("no peer has given its state: " + ("; ".join(errors) or "none computes"))
+        """Gets a state of what is complete now, or later, from a member that computes."""
+        asked = AskState(job=self._job.spec.job, after_round=self._rounds.loads())
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + DONOR_TIMEOUT_S
+        while True:
+            errors = []
+            for donor in self._donors():
+                try:
+                    return await self._load_from(donor, asked, len(body.units), emit)
+                except (RequestError, TimeoutError) as error:
+                    errors.append(f"{donor.name}: {error}")
+                except ConnectionLost as error:  # there may be another link soon
+                    emit(Waiting(reason=f"another link to {donor.name}: {error}"[: limits.ERROR_CHARS_MAX]))
+            if errors or loop.time() > deadline_s:
+                raise RequestError("no peer has given its state: " + ("; ".join(errors) or "none computes"))
+            emit(Waiting(reason="a peer whose learner computes"))
+            await asyncio.sleep(POLL_S)
+
+    async def _load_from(self, donor: Connection, asked: AskState, units: int, emit: Emit) -> StateTask:
+        emit(Waiting(reason=f"the state of {donor.name}"))
+        saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
+        if not isinstance(saved, SavedState):
+            raise RequestError(f"it answered with {type(saved).__name__}")
+        if saved.round < asked.after_round:
+            raise RequestError(f"it offers the state after round {saved.round}, not after {asked.after_round}")
+        if len(saved.units) != units:
+            raise RequestError(f"it has {len(saved.units)} units of state, this peer {units}")
+        await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit)
+        self._round = saved.round
+        return StateTask(units=tuple(range(len(saved.units))), folder=str(self._folder), write=False, round=saved.round)
 
     async def ready(self, emit: Emit) -> None:
         """The learner holds the state: it is taken in with the next generation."""

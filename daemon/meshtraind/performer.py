@@ -66,6 +66,7 @@ class Performer:
         stage: set by whoever leads from one generation to the next.
         generation: in which rounds are completed now.
         finished: the learner takes no further step.
+        keeps_unapplied: there is a learner, or one that loads, which is to apply what is complete.
     """
 
     def __init__(
@@ -103,18 +104,20 @@ class Performer:
         self._pending: deque[Effect] = deque()
         self._unsent: list[Message] = []  # until all have entered
         self._performing = False
+        self._closed = False
         self._committed = 0
         self._past = 0  # rounds up to it were decided by learners that have died
         self._forgotten = history.complete
         self.generation = generation
         self.stage = Stage.RUNNING
         self.finished = False
+        self.keeps_unapplied = True
         self.stats = RoundStats()
 
     def perform(self, effects: list[Effect]) -> None:
         """Effects of effects (a contribution may complete a bucket at once) are performed after those before them."""
         self._pending.extend(effects)
-        if self._performing:
+        if self._performing or self._closed:
             return
         self._performing = True
         try:
@@ -151,7 +154,8 @@ class Performer:
         self._past = self._machine.decided
 
     def close(self) -> None:
-        """Stops the timer."""
+        """Stops the timer, and performs nothing more."""
+        self._closed = True
         if self._timer is not None:
             self._timer.cancel()
 
@@ -218,7 +222,8 @@ class Performer:
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
         self._history.forget(self._committed)
-        upto = self._committed if self.finished else min(self._committed, self._machine.applied)
+        kept_for_learner = self.keeps_unapplied and not self.finished
+        upto = min(self._committed, self._machine.applied) if kept_for_learner else self._committed
         for round_ in range(self._forgotten + 1, upto + 1):
             self._executor.forget(round_)
         self._forgotten = max(self._forgotten, upto)

@@ -153,10 +153,8 @@ class Rounds:
         if loading:
             self._executor.fence()
             self._performer.fence()
-            self._turn.away()
-            self._perform(
-                [*self._machine.fence(self._now()), *self._machine.absent(LOADING, self._now(), loading=True)]
-            )
+            self._perform(self._machine.fence(self._now()))
+            self.dead("its script has not loaded yet")
         self.samples = 0
         self.closed = False
 
@@ -227,10 +225,19 @@ class Rounds:
             self._perform(self._machine.absent(reason, self._now(), gone=True))
 
     def dead(self, reason: str) -> None:
-        """The learner's process has ended, another will take its place: what it had bound is void (V2)."""
+        """No process is there: what it had bound is void (V2), and nothing is kept for the one to come."""
         self._turn.away()
-        self._performer.learner_died()
-        self._perform(self._machine.absent(reason, self._now(), loading=True))
+        if self._dealing is not None:
+            self._dealing.learner_lost()
+        self._performer.keeps_unapplied = False
+        self._perform(self._machine.absent(reason, self._now(), gone=True))
+
+    def loads(self) -> int:
+        """J1: a process begins to load the base of after the round that is returned, or of after a later one. What
+        follows is kept for it."""
+        self._performer.keeps_unapplied = True
+        self._perform(self._machine.absent(LOADING, self._now(), loading=True))
+        return self._machine.applied
 
     def loaded(self, round_: int) -> None:
         """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
@@ -272,11 +279,6 @@ class Rounds:
     def complete(self) -> int:
         """The newest round held completely (G5)."""
         return self._machine.complete
-
-    @property
-    def applied_round(self) -> int:
-        """The newest round in the learner's base, or in the base of the one that died."""
-        return self._machine.applied
 
     @property
     def contributions(self) -> int:

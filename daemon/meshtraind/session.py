@@ -165,7 +165,7 @@ class Session:
             return False
         log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
         self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
-        return ending is Ending.RESTART
+        return ending is Ending.RESTART and not job.ending  # it was the last one that held the base
 
     def _begin_learner(self) -> None:
         self._runs += 1

@@ -1,15 +1,24 @@
 """What must not end a job, nor hold it up: learners, links and devices that are lost at awkward moments (G2, J1)."""
 
 import asyncio
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from meshtraind import joining
 from meshtraind.agreement import Agreement
+from meshtraind.connection import ConnectionLost, RequestError
+from meshtraind.joining import Joining
 from meshtraind.tasks import TaskSet
-from meshwire.messages.job import BarrierReached
-from meshwire.messages.learner import BarrierPassed, LearnerBarrier
-from tests.daemon.test_learner_notices import JOB, Desk, turns
+from meshwire import footprint
+from meshwire.messages.generation import AskState, SavedState
+from meshwire.messages.job import BarrierReached, BlobRef
+from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
+from meshwire.messages.rounds import Bind, Call, Seal
+from meshwire.wiretypes import Wire
+from tests.daemon.test_learner_notices import JOB, PLAN, Desk, turns
 from tests.daemon.test_session_edges import job_of
 
 # Learners that are replaced
@@ -81,3 +90,84 @@ async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -
         await turns()
         assert desk.told == [BarrierPassed(number=1, error=None)]
         assert desk.rounds._turn._barrier is None
+
+
+# What is kept for learners that are to come
+
+
+def round_of_others(desk: Desk, round_: int) -> None:
+    """Rank 1 alone contributes; the exchange is not looked at: the round's results are said to be there."""
+    machine = desk.rounds._machine
+    desk.rounds.message(1, Bind(round=round_, step=round_, base=round_ - 1, weight=1.0))
+    desk.rounds.message(1, Seal(round=round_, used=b"\x01", integers=()))
+    desk.rounds.message(1, Call(round=round_))
+    assert machine.decided >= round_, f"round {round_} waits for a learner that is not there: {machine.may_null()[1]}"
+    for bucket in PLAN.buckets:
+        desk.rounds._bucket_complete(round_, bucket.index, False, 2, 1.0, 0.0)
+    assert desk.rounds.complete == round_
+    desk.rounds.peer_complete(1, round_)
+
+
+@pytest.mark.asyncio
+async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1: it may import and read data for minutes, or never come; then it loads what is complete by that time."""
+    monkeypatch.setattr(footprint, "UNAPPLIED_BYTES_MAX", 0)  # as with a large model: 2(s+1) rounds are kept
+    async with Desk(2, "ssp:1") as desk:
+        desk.rounds.dead("its process has ended")
+        for round_ in range(1, 31):
+            round_of_others(desk, round_)
+        assert not desk.rounds._executor._memory.rounds
+        assert desk.rounds.loads() == 30
+        for round_ in range(31, 35):
+            round_of_others(desk, round_)
+        assert sorted(desk.rounds._executor._memory.rounds) == [31, 32, 33, 34], "kept for the base that it loads"
+        assert desk.rounds._machine.may_null()[1].endswith("rounds up to 34 can be kept for it")
+        desk.rounds.loaded(32)
+        assert sorted(desk.rounds._executor._memory.rounds) == [33, 34]
+        assert not desk.failed
+
+
+class Offers:
+    """A member that gives its state, or the link to which is lost at first."""
+
+    name = "bert"
+
+    def __init__(self, *answers: Wire | Exception) -> None:
+        self.answers = list(answers)
+
+    async def request(self, _asked: AskState, **_options: object) -> Wire:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def ask_state(donor: Offers, monkeypatch: pytest.MonkeyPatch) -> StateTask:
+    async def fetched(*_args: object) -> None:
+        pass
+
+    monkeypatch.setattr(joining, "fetch_state", fetched)
+    monkeypatch.setattr(joining, "POLL_S", 0.001)
+    job, rounds = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=Path("none")), SimpleNamespace(loads=lambda: 7)
+    asker = Joining(
+        cast(Any, job), cast(Any, rounds), cast(Any, None), lambda: cast(Any, [donor]), cast(Any, None), lambda _: None
+    )
+    return await asker.state(LearnerState(units=(bytes(32),)), lambda _event: None)
+
+
+UNIT = BlobRef(sha256=bytes(32), size_bytes=1)
+
+
+@pytest.mark.asyncio
+async def test_a_link_that_breaks_while_a_state_is_loaded_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three lost links, and the device would have forwarded for the rest of the job."""
+    lost = [ConnectionLost("the connection broke")] * 5
+    task = await ask_state(Offers(*lost, SavedState(round=9, units=(UNIT,))), monkeypatch)
+    assert task.round == 9
+
+
+@pytest.mark.asyncio
+async def test_a_state_of_too_early_a_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rounds after it are not kept here: it ended the job as an error of the exchange."""
+    with pytest.raises(RequestError, match="bert: it offers the state after round 6, not after 7"):
+        await ask_state(Offers(SavedState(round=6, units=(UNIT,))), monkeypatch)
