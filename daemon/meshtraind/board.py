@@ -8,6 +8,7 @@ from typing import Literal
 from meshtraind.cleanup import clean_up, clean_up_all
 from meshtraind.connection import Connection, RequestError
 from meshtraind.enlisting import Enlisting
+from meshtraind.history import RESUME
 from meshtraind.job import Job
 from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
@@ -93,7 +94,7 @@ class Board:
         left = await asyncio.gather(*(session.leave() for session in sessions))
         for session, has_left in zip(sessions, left, strict=True):
             if not has_left and not session.job.ended:
-                session.end("failed", reason, now=True)
+                session.end("failed", f"{reason}; {RESUME.format(job=session.job.spec.job)}", now=True)
         for job in self._jobs.values():
             if not job.ended and job.spec.job not in self._sessions:
                 job.advance(JobEvent.FAIL, reason)

@@ -88,7 +88,8 @@ class Checkpointing:
             self._number += 1
             self.newest = await self._write(store, self._number, rounds, after_round)
         except (CheckpointError, RequestError) as error:  # training goes on without this one
-            log.warning("job %s: no checkpoint after round %d: %s", job, after_round, error)
+            if not rounds.finished:  # its script has ended meanwhile: there will be no such round
+                log.warning("job %s: no checkpoint after round %d: %s", job, after_round, error)
         else:
             size = human_bytes(self.newest.manifest.size_bytes)
             log.info("job %s: checkpoint after round %d, %s", job, self.newest.round, size)

@@ -33,10 +33,9 @@ CREATE TABLE jobs (
     error TEXT
 ) STRICT, WITHOUT ROWID
 """
-LOST_REASON = (
-    "the daemon on this device stopped while the job was {state}; to go on from the job's last checkpoint: "
-    "meshtrain submit --resume {job}"
-)
+LOST_REASON = "the daemon on this device stopped while the job was {state}; {way_on}"
+SUBMIT_AGAIN = "submit the job again"
+RESUME = "to go on from its last checkpoint: meshtrain submit --resume {job}"
 _BUSY_TIMEOUT_S = 5.0  # somebody looks into the file with the sqlite3 tool
 _CANDIDATES_SHOWN = 5
 
@@ -107,7 +106,8 @@ class JobHistory:
         lost = []
         with self._transaction():
             for record in map(_record, rows):
-                reason = LOST_REASON.format(state=record.state.value, job=record.id)
+                way_on = SUBMIT_AGAIN if record.started_s is None else RESUME.format(job=record.id)
+                reason = LOST_REASON.format(state=record.state.value, way_on=way_on)
                 changes = {"state": JobState.LOST, "ended_s": now_s, "error": record.error or reason}
                 lost.append(record.model_copy(update=changes))
                 self._put(lost[-1])

@@ -85,6 +85,17 @@ def test_jobs_that_ran_when_the_daemon_died_are_lost(path: Path, state: JobState
     second.close()
 
 
+@pytest.mark.parametrize(("started_s", "way_on"), [(None, "submit the job again"), (1.0, "meshtrain submit --resume ")])
+def test_a_lost_job_says_how_it_goes_on(path: Path, started_s: float | None, way_on: str) -> None:
+    """One that has trained may have a checkpoint."""
+    first = JobHistory(path, now_s=0.0)
+    first.put(record(1, JobState.RUNNING).model_copy(update={"started_s": started_s}))
+    first.close()
+    second = JobHistory(path, now_s=77.0)
+    assert way_on in (second.lost[0].error or "")
+    second.close()
+
+
 def test_a_known_error_of_a_lost_job_is_kept(path: Path) -> None:
     first = JobHistory(path, now_s=0.0)
     first.put(record(1, JobState.FAILING).model_copy(update={"error": "rank 1 raised KeyError"}))

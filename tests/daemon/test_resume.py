@@ -16,7 +16,7 @@ from meshtraind.cleanup import RESUME
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.fetch import serve
 from meshtraind.intake import Intake
-from meshtraind.jobspec import spec_again
+from meshtraind.jobspec import make_spec, spec_again
 from meshtraind.resuming import Resuming
 from meshwire.checkpoint import CheckpointFacts, GenerationRecord, unit_file
 from meshwire.files import FileEntry, FileManifest
@@ -32,7 +32,9 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
+from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
+from tests.daemon import jobs
 from tests.daemon.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
 
 
@@ -218,6 +220,18 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     assert again.resume == resumed.point
     same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every")
     assert all(getattr(again, name) == getattr(source, name) for name in same)
+
+
+@pytest.mark.asyncio
+async def test_a_script_given_anew_keeps_the_order_of_the_samples(
+    anna: Device, search: CheckpointSearch, tmp_path: Path
+) -> None:
+    """X1: which sample a block means follows from the seed; all else is as it is asked for."""
+    written(anna.folder, 20, spec(seed=77))
+    resumed = await search.bring(ResumeFrom(job=JOB))
+    body = jobs.submission(tmp_path, "pass", seed=None, codec="fp16")
+    new = make_spec(body, sync_settings("bsp"), "0" * 64, spec().files, None, resumed)
+    assert (new.seed, new.codec, new.resume) == (77, "fp16", resumed.point)
 
 
 @pytest.mark.asyncio
