@@ -17,7 +17,7 @@ from tests.bench.recovery import heal, partition
 from tests.bench.recoverylog import Entered, read_story
 from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosMesh
-from tests.lab.chaosproxy import Cut
+from tests.lab.chaosproxy import ChaosProxy, Cut
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -60,8 +60,7 @@ class Broken:
     def go_on(self, names: Sequence[str] = NAMES, rounds: int = MORE_ROUNDS) -> None:
         """Waits until these have had more rounds."""
         before = {name: self.rounds(name) for name in names}
-        for name in names:
-            self.until(lambda name=name: self.rounds(name) >= before[name] + rounds, f"more rounds on {name}")
+        self.until(lambda: all(self.rounds(name) >= before[name] + rounds for name in names), f"rounds on {names}")
 
     def records(self, name: str) -> list[Record]:
         """What a rank has seen."""
@@ -91,9 +90,9 @@ class Broken:
         Of void rounds alone samples are missing (X5). Returns what the daemons have told of these ranks.
         """
         self.job.finish()
+        self.until(lambda: all(self._ended(name) for name in names), f"the end on {names}")
         metrics = {}
         for name in names:
-            self.until(lambda name=name: self._ended(name), f"the end on {name}")
             seen = self.summary(name)
             assert seen is not None
             assert seen.state == "succeeded", seen.error
@@ -128,7 +127,15 @@ def mesh(request: pytest.FixtureRequest) -> Iterator[ChaosMesh]:
                 time.sleep(POLL_S)
 
 
-patience = lambda patience_s: pytest.mark.parametrize("mesh", [patience_s], indirect=True, ids=[""])  # noqa: E731
+def patience(patience_s: float) -> pytest.MarkDecorator:
+    """That of all daemons of a test's mesh."""
+    return pytest.mark.parametrize("mesh", [patience_s], indirect=True, ids=[f"{patience_s:g} s"])
+
+
+def tear(proxy: ChaosProxy) -> None:
+    """A link breaks and can be had again at once."""
+    proxy.cut("bert", "cleo", Cut.RST)
+    proxy.heal("bert", "cleo")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,9 @@ def test_a_torn_link_and_a_killed_learner_cost_nobody_its_place(mesh: ChaosMesh,
     """
     job = Broken(mesh, tmp_path)
     job.begin()
-    mesh.proxy(lambda proxy: (proxy.cut("bert", "cleo", Cut.RST), proxy.heal("bert", "cleo")))
+    mesh.proxy(tear)
+    job.until(lambda: all(job.entered(name) for name in NAMES), "a new generation")
     for name in NAMES:
-        job.until(lambda name=name: job.entered(name), f"a new generation on {name}")
         assert all(generation.computing == set(NAMES) for generation in job.entered(name))
     job.go_on()
     killed_s = time.monotonic()
