@@ -67,6 +67,11 @@ class MetricsKeeper:
             metrics=self._snapshot(rounds),
         )
 
+    def why_none(self, job: Job) -> str:
+        """Why no learner computes any more: the first failure here, or of the lowest rank that told of one."""
+        told = [report.failure for _, report in sorted(job.reports.items()) if report.failure is not None]
+        return self.failure or next(iter(told), "The peers whose learners computed were lost.")
+
     def _snapshot(self, rounds: "Rounds | None") -> Metrics:
         sent_bytes, payload_bytes, counter = self._frozen or self._bytes()
         return Metrics.model_validate(

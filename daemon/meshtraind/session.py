@@ -97,7 +97,7 @@ class Session:
             end=self._end_learner,
             changed=self._generation_changed,
             fail=self._fail,
-            why_none=self._why_none,
+            why_none=lambda: self._metrics.why_none(job),
         )
         self.passage = Passage(
             node, job, links, self.learner, self._agreement, donor, checkpointing, memory, rtt_s, self._tasks, wishes
@@ -183,10 +183,6 @@ class Session:
     def _generation_changed(self) -> None:
         self._tell_report()
         self._check_all_done()
-
-    def _why_none(self) -> str:
-        told = [report.failure for _, report in sorted(self.job.reports.items()) if report.failure is not None]
-        return self._metrics.failure or next(iter(told), "The peers whose learners computed were lost.")
 
     def end(self, outcome: str, reason: str, *, now: bool, tell: bool = True) -> None:
         """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""

@@ -175,7 +175,8 @@ def down(data_dir: DataDir = None) -> None:
         print("meshtraind is not running")
         return
     if status.jobs_running:
-        say(f"{status.jobs_running} running here: the others go on; this device returns to it with `meshtrain up`")
+        say(f"{status.jobs_running} running here: other devices go on, and this one returns with `meshtrain up`")
+        say("A job that runs on this device alone ends.")
     with connected(folder) as client:
         ask(client, Shutdown(), Done, name="shutdown", timeout_s=DOWN_TIMEOUT_S)
     _wait_until_down(status.pid, folder)
