@@ -10,6 +10,7 @@ import msgpack
 import pytest
 import pytest_asyncio
 
+from meshtraind import checkpointing
 from meshtraind.blobs import BlobStore
 from meshtraind.checkpointing import ROUNDS_AHEAD, Checkpointing
 from meshtraind.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore
@@ -151,6 +152,26 @@ async def test_all_members_save_after_the_same_round(tmp_path: Path) -> None:
     assert sorted(asked) == [[], [20], [20]]
     for desk in desks:
         await desk.tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_after_some_minutes_the_round_of_now_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing in the minutes in which the job began; then once."""
+    clock = SimpleNamespace(time=lambda: 100.0)
+    monkeypatch.setattr(checkpointing, "time", clock)
+    desk = Desk(tmp_path, checkpoint_every="5")
+    desk.complete(3)
+    clock.time = lambda: 301.0
+    assert not desk.told
+    desk.complete(4)
+    save = await desk.asked()
+    assert save.after_round == 4
+    desk.answer(save, 4)
+    await desk.idle()
+    desk.complete(9)
+    assert desk.found() == [4]
+    assert len(desk.told) == 1
+    assert desk.checkpointing._after is None
 
 
 @pytest.mark.asyncio
