@@ -1,11 +1,11 @@
 """The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
 
-import signal
+import asyncio
 from collections.abc import Callable
 from enum import Enum
 
 from meshtraind.cleanup import SOURCE
-from meshtraind.fetch import log_path
+from meshtraind.fetch import log_path, output_folder
 from meshtraind.job import Job
 from meshtraind.learner import Learner
 from meshtraind.learnerenvironment import learner_environment
@@ -56,6 +56,7 @@ class LearnerLife:
         founding: the first process begins the job with the others'.
         restarts: after failures, since the last one that was earned again.
         starts: of processes, after failures and for other reasons.
+        run: of processes that follow each other; whoever raises it ends the one before.
     """
 
     def __init__(
@@ -68,35 +69,43 @@ class LearnerLife:
         self._memory = memory
         self._learner: Learner | None = None
         self._ended = False
+        self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
         self._rounds_before = 0
         self.founding = True
         self.restarts = 0
         self.starts = 0
+        self.run = 0
 
     @property
     def running(self) -> bool:
         """A process has started and not ended."""
         return self._learner is not None and self._learner.running
 
-    async def start(self) -> None:
-        """Starts a process, unless there shall be none any more. Raises OSError when it cannot be started."""
-        if self._ended:
-            return
-        self.starts += 1
-        job = self._job
-        log = log_path(job.folder, job.rank)
-        self._learner = Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self._memory())
-        environment = learner_environment(
-            job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
-        )
-        endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
-        await self._learner.start({**environment, **endpoint})
-        if self._ended:
-            await self._learner.stop(now=True)
+    async def start(self, run: int) -> bool:
+        """Starts a process, unless there shall be none any more, or none of this run. Returns whether it has.
+
+        Raises OSError when it cannot be started.
+        """
+        async with self._starting:
+            job = self._job
+            log = log_path(job.folder, job.rank)
+            for folder in (output_folder(job.folder, job.rank), log.parent):
+                await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+            if self._ended or run != self.run:
+                return False
+            self.starts += 1
+            self._learner = Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self._memory())
+            environment = learner_environment(
+                job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
+            )
+            endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
+            await self._learner.start({**environment, **endpoint})
+            return True
 
     async def wait(self) -> int:
-        """The exit code of the process that was started last; -SIGKILL where none was any more."""
-        return await self._learner.wait() if self._learner is not None else -signal.SIGKILL
+        """The exit code of the process that was started last."""
+        assert self._learner is not None
+        return await self._learner.wait()
 
     def after(self, code: int, rounds: int) -> Ending:
         """What follows from the exit code. `rounds`: that this device's learners were in."""
@@ -110,11 +119,18 @@ class LearnerLife:
 
     async def kill(self) -> None:
         """Ends the process now; another may be started."""
-        if self._learner is not None:
-            await self._learner.stop(now=True)
+        learner = await self._started()
+        if learner is not None:
+            await learner.stop(now=True)
 
     async def stop(self, *, now: bool) -> None:
         """Ends the process; there will be no other."""
         self._ended = True
-        if self._learner is not None:
-            await self._learner.stop(now=now)
+        learner = await self._started()
+        if learner is not None:
+            await learner.stop(now=now)
+
+    async def _started(self) -> Learner | None:
+        """The newest process, of which there is one to end."""
+        async with self._starting:
+            return self._learner

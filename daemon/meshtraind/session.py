@@ -8,7 +8,7 @@ from meshtraind.agreement import Agreement, News
 from meshtraind.checkpointing import Checkpointing
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
-from meshtraind.fetch import log_path, output_folder
+from meshtraind.fetch import log_path
 from meshtraind.job import Job
 from meshtraind.learner import explain_exit
 from meshtraind.learnerlife import Ending, LearnerLife
@@ -67,7 +67,6 @@ class Session:
         self._number = job_number(job.spec.job)
         self._links = links
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._runs = 0  # of the loop that keeps a learner running
         self._learners = LearnerLife(node, job, threads, master_host, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, self._gone)
         self._metrics = MetricsKeeper(links)
@@ -109,7 +108,7 @@ class Session:
     def start(self) -> None:
         """Begins the job with all others: the learner is spawned."""
         self.job.advance(JobEvent.START)
-        self._tasks.spawn(self._run(), "learner")
+        self._tasks.spawn(self._run(self._learners.run), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
 
     async def come_back(self) -> None:
@@ -119,26 +118,30 @@ class Session:
         self._tasks.spawn(self._report_regularly(), "report")
         await self.passage.come_back()
 
-    async def _run(self) -> None:
-        """The learner's processes, one after the other."""
-        run = self._runs
-        job, rank = self.job, self.job.rank
+    async def _run(self, run: int) -> None:
+        """The learner's processes, one after the other, when the one of before has ended."""
+        job = self.job
+        await self._learners.kill()
         try:
-            for folder in (output_folder(job.folder, rank), log_path(job.folder, rank).parent):
-                await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
             going_on = True
-            while going_on:
-                await self._learners.start()
+            while going_on and await self._learners.start(run):
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
                 self._tell_report()
                 code = await self._learners.wait()
-                going_on = run == self._runs and self._goes_on_after(code)
+                going_on = run == self._learners.run and self._goes_on_after(code)
         except OSError as error:
-            self.end("failed", f"{self._who()} could not start the script: {error}", now=True)
-            return
+            self._cannot_start(self._named(f"could not start the script: {error}"))
         self._tell_report()
         self._check_all_done()
+
+    def _cannot_start(self, why: str) -> None:
+        if not self.passage.may_leave:
+            self.end("failed", why, now=True)
+            return
+        log.error("job %s: %s\n%s", self.job.spec.job, why, Ending.FORWARD.value)
+        self._metrics.failure = self._metrics.failure or why
+        self._metrics.part = "forwards"
 
     def _goes_on_after(self, code: int) -> bool:
         """A process has ended. Returns whether another takes its place."""
@@ -168,16 +171,13 @@ class Session:
         return ending is Ending.RESTART and not job.ending  # it was the last one that held the base
 
     def _begin_learner(self) -> None:
-        self._runs += 1
-        self._metrics.part = "computes"
-        self._tasks.spawn(self._run_anew(), "learner")
-
-    async def _run_anew(self) -> None:
-        await self._learners.kill()
-        await self._run()
+        if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
+            self._learners.run += 1
+            self._metrics.part = "computes"
+            self._tasks.spawn(self._run(self._learners.run), "learner")
 
     def _end_learner(self) -> None:
-        self._runs += 1
+        self._learners.run += 1
         self._tasks.spawn(self._learners.kill(), "end the learner")
 
     def _generation_changed(self) -> None:
@@ -270,13 +270,13 @@ class Session:
     def learner_lost(self, connection: Connection) -> None:
         """Its socket has closed; the process tells how it ended."""
         if self.learner.lost(connection) and not self.job.ended:
-            self._tasks.spawn(self._kill_unless_finished(self._runs, self._learners.starts), "learner lost")
+            self._tasks.spawn(self._kill_unless_finished(self._learners.starts), "learner lost")
 
-    async def _kill_unless_finished(self, run: int, start: int) -> None:
+    async def _kill_unless_finished(self, start: int) -> None:
         """A script that has lost its daemon and goes on would let all others wait for its next step."""
         await asyncio.sleep(LEARNER_LOST_GRACE_S)
         finished = self.rounds is not None and self.rounds.finished
-        same = run == self._runs and start == self._learners.starts and self._learners.running
+        same = start == self._learners.starts and self._learners.running
         if same and not finished and self.job.state is JobState.RUNNING:
             if self.passage.generations is None:
                 self._fail(self._named("the script has closed its connection to meshtraind"))

@@ -3,14 +3,15 @@
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from meshtraind import joining
+from meshtraind import joining, learnerlife
 from meshtraind.agreement import Agreement
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.joining import Joining
+from meshtraind.learnerlife import LearnerLife
 from meshtraind.tasks import TaskSet
 from meshwire import footprint
 from meshwire.messages.generation import AskState, SavedState
@@ -171,3 +172,79 @@ async def test_a_state_of_too_early_a_round_is_refused(monkeypatch: pytest.Monke
     """The rounds after it are not kept here: it ended the job as an error of the exchange."""
     with pytest.raises(RequestError, match="bert: it offers the state after round 6, not after 7"):
         await ask_state(Offers(SavedState(round=6, units=(UNIT,))), monkeypatch)
+
+
+# Processes that are started and ended at once
+
+
+class SlowProcess:
+    """A learner's process that takes its time to start."""
+
+    alive: ClassVar[set["SlowProcess"]] = set()
+    started: ClassVar[int] = 0
+
+    def __init__(self, *_args: object) -> None:
+        self._ended = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return self in self.alive
+
+    async def start(self, _environment: object) -> None:
+        await asyncio.sleep(0.01)
+        SlowProcess.started += 1
+        self.alive.add(self)
+
+    async def wait(self) -> int:
+        assert self in self.alive or self._ended.is_set(), "it has not started"
+        await self._ended.wait()
+        return -9
+
+    async def stop(self, *, now: bool) -> None:
+        self.alive.discard(self)
+        self._ended.set()
+
+
+@pytest.fixture
+def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerLife:
+    monkeypatch.setattr(learnerlife, "Learner", SlowProcess)
+    monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
+    monkeypatch.setattr(SlowProcess, "alive", set())
+    monkeypatch.setattr(SlowProcess, "started", 0)
+    spec = SimpleNamespace(script="train.py", args=())
+    job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
+    node = SimpleNamespace(endpoint=lambda: "", token="")
+    return LearnerLife(cast(Any, node), cast(Any, job), 1, "127.0.0.1", lambda: cast(Any, None))
+
+
+async def begin(life: LearnerLife) -> None:
+    """As a session does whenever this device is taken in."""
+    life.run += 1
+    run = life.run
+    await life.kill()
+    if await life.start(run):
+        await life.wait()
+
+
+@pytest.mark.asyncio
+async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(life: LearnerLife) -> None:
+    """Also when a process is still being started: it would have gone on for ever, beside the next one."""
+    tasks = TaskSet("test")
+    for pause_s in (0.0, 0.005, 0.012, 0.0, 0.02):
+        tasks.spawn(begin(life), "begin")
+        await asyncio.sleep(pause_s)
+        life.run += 1  # left out
+        tasks.spawn(life.kill(), "end")
+        await asyncio.sleep(pause_s / 2)
+    await asyncio.sleep(0.1)
+    assert not SlowProcess.alive, "none runs that nobody wants"
+    last = tasks.spawn(begin(life), "begin")
+    await asyncio.sleep(0.05)
+    assert len(SlowProcess.alive) == 1
+    await life.stop(now=True)
+    await last
+    assert not SlowProcess.alive
+    before = SlowProcess.started
+    await begin(life)
+    assert SlowProcess.started == before, "the job has ended"
+    await tasks.close()
