@@ -177,7 +177,8 @@ class Board:
         if not session.job.ended:
             return  # this daemon stops, and will return to it
         await asyncio.to_thread(forget, folder)
-        await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs)
+        succeeded = session.job.state is JobState.SUCCEEDED
+        await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs, succeeded=succeeded)
 
     def ended(self, end: End) -> None:
         """A member, the submitter or, before the start, a person here ends a job."""

@@ -1,6 +1,6 @@
 """What is deleted when a job is over: its copies of files, and blobs that are needed no more. Blocks on the disk.
 
-Kept are out/, logs/, checkpoints/ and trace.jsonl of a job that began.
+Kept are out/, logs/ and traces of a job that began, and of one that did not succeed its checkpoints/.
 """
 
 import logging
@@ -10,15 +10,18 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore, building_folder
+from meshtraind.checkpoints import CHECKPOINTS
 
 log = logging.getLogger(__name__)
 
 SOURCE, DATA, STATE, RESUME = "src", "data", "state", "resume"  # below a job's folder
 
 
-def clean_up(job: str, folder: Path, store: BlobStore) -> None:
+def clean_up(job: str, folder: Path, store: BlobStore, *, succeeded: bool) -> None:
     """Of a job that has ended: what it ran from is deleted, its results are kept. Raises BlobError."""
     remove_inputs(folder)
+    if succeeded:
+        _remove(folder / CHECKPOINTS)
     _let_go(job, store)
 
 

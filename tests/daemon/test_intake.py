@@ -154,7 +154,7 @@ def test_a_job_that_ended_leaves_its_results_alone(store: BlobStore, tmp_path: P
 
     unit = put(store, b"a unit of the start state")
     store.hold(JOB, [unit.sha256], passing=True)
-    clean_up(JOB, make(tmp_path / "jobs" / "1"), store)
+    clean_up(JOB, make(tmp_path / "jobs" / "1"), store, succeeded=False)
     assert left(tmp_path / "jobs" / "1") == kept
     assert not store.has(unit.sha256, unit.size_bytes)
     clean_up_all([make(tmp_path / "jobs" / "2")])
