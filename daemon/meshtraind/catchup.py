@@ -36,8 +36,10 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
         if not isinstance(reply, CaughtUp):
             raise RequestError(f"the source answered with {type(reply).__name__}")
         for served in reply.rounds:
-            if served.round != rounds.complete + 1:
-                raise RequestError(f"the source served round {served.round} after round {rounds.complete}")
+            if served.round != rounds.complete + 1 or served.round > enter.cut:
+                raise RequestError(
+                    f"the source served round {served.round} after round {rounds.complete}, and the cut is {enter.cut}"
+                )
             await _fetch_bytes(rounds.crossing.area_for(served.round), served, source, job)
             rounds.crossing.take_served(served)
         if rounds.complete == before:

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshtraind.blobwriter import BlobError
-from meshtraind.cleanup import discard
+from meshtraind.cleanup import clean_up, discard
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
+RETURN_RETRY_S = 1.0
+
+OnProgress = Callable[[int, int], None]
 
 
 class Enlisting:
@@ -123,22 +126,47 @@ class Enlisting:
                 self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
 
         try:
-            source = None
-            if source_device != self._node.device:
-                link = self._node.links.get(source_device)
-                if link is None:
-                    raise RequestError("the link to where the files are was lost")
-                source = link.connection
-            await Intake(spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
+            if begins:
+                await self._fetch(job, source_device, on_progress, begins=True)
+            else:
+                await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
             if not job.ended:
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
         if job.ended:
-            await asyncio.to_thread(discard, spec.job, job.folder, self._node.blobs)
+            place = spec.job, job.folder, self._node.blobs
+            if begins:
+                await asyncio.to_thread(discard, *place)
+            else:  # its results and checkpoints of before stay
+                await asyncio.to_thread(clean_up, *place, succeeded=False)
             return
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
+
+    async def _fetch(self, job: Job, device: str, on_progress: OnProgress, *, begins: bool) -> None:
+        source = None
+        if device != self._node.device:
+            link = self._node.links.get(device)
+            if link is None:
+                raise ConnectionLost("the link to where the files are was lost")
+            source = link.connection
+        await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
+
+    async def _fetch_from_any(self, job: Job, device: str, on_progress: OnProgress) -> None:
+        """For a device that returns: links may break, others have the files as well, and nobody waits for it."""
+        while True:
+            others = [member.device for member in job.members if member.device != self._node.device]
+            for source in sorted(others, key=lambda other: other != device):
+                try:
+                    await self._fetch(job, source, on_progress, begins=False)
+                except (ConnectionLost, TimeoutError) as error:
+                    log.debug("job %s: %s", job.spec.job, error)
+                else:
+                    return
+            await job.news(RETURN_RETRY_S)
+            if job.ended:
+                raise RequestError("the job has ended")
 
     def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
         report = FilesProgress(

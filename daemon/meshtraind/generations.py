@@ -163,6 +163,7 @@ class Generations:
                 self._resume(generation)
             case LeftOut(reason):
                 log.warning("job %s: left out: %s", job, reason)
+                self._give_up_catching_up()
                 self._host.left_out(reason)
             case NobodyLearns():
                 self._host.nobody_learns()
@@ -173,10 +174,13 @@ class Generations:
             case Waiting(reason):
                 self._job.wait(reason)
 
-    def _fence(self) -> None:
+    def _give_up_catching_up(self) -> None:
         if self._catching_up is not None:
             self._catching_up.cancel()
             self._catching_up = None
+
+    def _fence(self) -> None:
+        self._give_up_catching_up()
         if self._fenced_at_s is None:
             self._fenced_at_s = time.monotonic()
         rounds = self._host.rounds
@@ -188,22 +192,28 @@ class Generations:
         self._perform(self._machine.standing(standing, self._loop.time()))
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
-        job, rounds = self._job.spec.job, self._host.rounds
-        try:
-            link = self._node.links.get(effect.device)
-            if link is None:
-                raise RequestError("it is not linked any more")
-            if effect.reload or rounds is None:
-                beginning = await fetch_beginning(link.connection, job, effect.enter)
-                self._host.begin_loading(effect.generation, beginning)
-            else:
-                await fetch_rounds(rounds, link.connection, job, effect.enter)
-        except (RequestError, ConnectionLost, TimeoutError) as error:
-            log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
-            if isinstance(error, RequestError):
+        """Ends by an answer to the machine, or with the source's link, of which the machine hears by itself."""
+        job = self._job.spec.job
+        while (link := self._node.links.get(effect.device)) is not None:
+            rounds = self._host.rounds
+            try:
+                if effect.reload or rounds is None:
+                    beginning = await fetch_beginning(link.connection, job, effect.enter)
+                    self._host.begin_loading(effect.generation, beginning)
+                else:
+                    await fetch_rounds(rounds, link.connection, job, effect.enter)
+            except TimeoutError as error:  # all others wait for this member: what has come is kept
+                log.warning("job %s: %s; asked again", job, error)
+                continue
+            except ConnectionLost as error:
+                log.warning("job %s: cannot catch up: %s", job, error)
+                return
+            except RequestError as error:
+                log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
                 self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
-            return  # of a source that is gone the machine hears by itself
-        self._perform(self._machine.caught_up(self._loop.time()))
+                return
+            self._perform(self._machine.caught_up(self._loop.time()))
+            return
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.take(generation)

@@ -19,7 +19,7 @@ from meshtraind.generations import Generations
 from meshtraind.job import Job
 from meshtraind.joining import Joining
 from meshtraind.learnerlink import LearnerLink
-from meshtraind.memory import SharedMemory
+from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.node import Node
 from meshtraind.preparation import Preparation
 from meshtraind.roundsmaker import RoundsMaker
@@ -191,7 +191,10 @@ class Passage:
         self._drop_rounds()
         self._job.take(generation)
         self.memory = SharedMemory()
-        rounds = self._maker.loading(generation, beginning, self.memory)
+        try:
+            rounds = self._maker.loading(generation, beginning, self.memory)
+        except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
+            raise RequestError(f"{self._node.name} cannot take part: {error}") from error
         self._agreement.passed = beginning.barrier
         self._load_next(rounds)
 

@@ -7,19 +7,28 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from meshtraind import joining, learnerlife
+from meshtraind import enlisting, joining, learnerlife
+from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
 from meshtraind.connection import ConnectionLost, RequestError
+from meshtraind.enlisting import Enlisting
+from meshtraind.generations import Generations
+from meshtraind.job import Job
 from meshtraind.joining import Joining
 from meshtraind.learnerlife import LearnerLife
+from meshtraind.memory import SharedMemoryError
+from meshtraind.passage import Passage
 from meshtraind.tasks import TaskSet
 from meshwire import footprint
-from meshwire.messages.generation import AskState, SavedState
+from meshwire.jobs import JobEvent, JobState
+from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
+from meshwire.messages.generation import AskState, Enter, SavedState
 from meshwire.messages.job import BarrierReached, BlobRef
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
+from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
-from tests.daemon.test_learner_notices import JOB, PLAN, Desk, turns
+from tests.daemon.test_learner_notices import JOB, PLAN, Desk, Peer, turns
 from tests.daemon.test_session_edges import job_of
 
 # Learners that are replaced
@@ -248,3 +257,156 @@ async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(l
     await begin(life)
     assert SlowProcess.started == before, "the job has ended"
     await tasks.close()
+
+
+# Catching up
+
+
+class Machine:
+    """Notes how a catch-up ended."""
+
+    def __init__(self) -> None:
+        self.answers: list[str] = []
+
+    def caught_up(self, _now_s: float) -> list[Effect]:
+        self.answers.append("caught up")
+        return []
+
+    def cannot_catch_up(self, reason: str, _now_s: float) -> list[Effect]:
+        self.answers.append(reason)
+        return []
+
+    def deadline(self) -> None:
+        return None
+
+
+def generations(host: object, links: dict[str, Any]) -> tuple[Generations, Machine, TaskSet]:
+    tasks, job = TaskSet("test"), cast(Any, job_of("ab", 0))
+    node = SimpleNamespace(member=job.members[0], patience_s=5.0, links=links)
+    shell = Generations(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)
+    machine = Machine()
+    shell._machine = cast(Any, machine)
+    return shell, machine, tasks
+
+
+def catch_up(*, reload: bool) -> CatchUpFrom:
+    generation = job_of("ab", 0).generation
+    assert generation is not None
+    enter = Enter(
+        job=JOB, generation=generation.hash64(), cut=5, chain=bytes(16), source=1, complete=((0, 4), (1, 5)), reload=()
+    )
+    return CatchUpFrom(1, "b", generation, enter, reload)
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_answers_late_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All others wait for this member: it would have stood still until they gave it up, after 24 patience."""
+    outcomes: list[Exception | None] = [TimeoutError("no answer"), TimeoutError("no answer"), None]
+
+    async def fetch(*_args: object) -> None:
+        if (error := outcomes.pop(0)) is not None:
+            raise error
+
+    monkeypatch.setattr(generations_module, "fetch_rounds", fetch)
+    link = SimpleNamespace(connection=None)
+    shell, machine, tasks = generations(SimpleNamespace(rounds=object()), {"b": link})
+    shell._perform([catch_up(reload=False)])
+    await turns()
+    assert machine.answers == ["caught up"]
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_is_gone_costs_no_history() -> None:
+    """Another generation follows, with another source; who says that it cannot catch up would load the whole model."""
+    shell, machine, tasks = generations(SimpleNamespace(rounds=object()), {})
+    shell._perform([catch_up(reload=False)])
+    await turns()
+    assert machine.answers == []
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What still came would have gone into rounds that are closed, or begun a generation that is over."""
+    goes_on = asyncio.Event()
+
+    async def fetch(*_args: object) -> object:
+        await goes_on.wait()
+        return object()
+
+    monkeypatch.setattr(generations_module, "fetch_beginning", fetch)
+    begun: list[object] = []
+    host = SimpleNamespace(rounds=None, begin_loading=lambda *args: begun.append(args), left_out=lambda _reason: None)
+    shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
+    shell._perform([catch_up(reload=True)])
+    await turns()
+    shell._perform([LeftOut("the others went on")])
+    goes_on.set()
+    await turns()
+    assert not begun
+    assert not machine.answers
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
+    """It cannot take part, and says so; the others go on."""
+    passage = cast(Any, object.__new__(Passage))
+    passage._node = SimpleNamespace(name="anna")
+    passage._drop_rounds = lambda: None
+    passage._job = SimpleNamespace(take=lambda _generation: None)
+
+    def loading(*_args: object) -> None:
+        raise SharedMemoryError("no 8 bytes of shared memory")
+
+    passage._maker = SimpleNamespace(loading=loading)
+    with pytest.raises(RequestError, match="anna cannot take part: no 8 bytes of shared memory"):
+        passage.begin_loading(object(), object())
+    passage.memory.close()
+
+
+# Returning
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("ends", [False, True], ids=["the link comes back", "the job ends"])
+async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
+    ends: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The device was in the job before: its outputs and checkpoints lie in the job's folder."""
+    tried: list[object] = []
+
+    class BrokenIntake:
+        def __init__(self, *args: object, **_options: object) -> None:
+            tried.append(args)
+
+        async def run(self) -> None:
+            if len(tried) < 3 or ends:
+                raise ConnectionLost("the connection broke")
+
+    monkeypatch.setattr(enlisting, "Intake", BrokenIntake)
+    monkeypatch.setattr(enlisting, "RETURN_RETRY_S", 0.001)
+    results = tmp_path / "out" / "0" / "model.pt"
+    results.parent.mkdir(parents=True)
+    results.touch()
+    members = job_of("ab", 0).members
+    spec = SimpleNamespace(
+        job=JOB, submitter=members[1].device, name="x", script="s", args=(), sync=sync_settings("bsp"), codec="fp32",
+        seed=0, created_at_s=0.0,
+    )  # fmt: skip
+    history = SimpleNamespace(put=lambda _record: None)
+    job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history))
+    job.advance(JobEvent.ACCEPT)
+    node = SimpleNamespace(device=members[0].device, links={members[1].device: SimpleNamespace(connection=Peer())})
+    node.blobs = SimpleNamespace(release=lambda _job: None, trim=lambda: None)
+    tasks = TaskSet("test")
+    returning = Enlisting(cast(Any, node), cast(Any, None), tasks, {})
+    fetching = tasks.spawn(returning._take_in(job, members[1].device, begins=False), "files")
+    if ends:
+        while len(tried) < 2:
+            await asyncio.sleep(0.001)
+        job.advance(JobEvent.CANCEL, "a person has ended it")
+    await asyncio.wait_for(fetching, 10)
+    assert job.state is (JobState.CANCELLED if ends else JobState.READY)
+    assert results.exists()
