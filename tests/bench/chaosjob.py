@@ -21,10 +21,11 @@ RECORDS = "epochs.jsonl"
 SCRIPT = """
 import contextlib, hashlib, itertools, json, os, sys, time
 began_s = time.monotonic()
+options = json.loads(sys.argv[1])
+pass  # what breaks a start
 import torch
 import meshtrain as mt
 
-options = json.loads(sys.argv[1])
 torch.set_num_threads(1)  # all peers share this machine's cores
 torch.manual_seed(0)
 
@@ -100,7 +101,7 @@ for epoch in itertools.count():
         if index == 0:
             record(epoch)
             agree_on_last(epoch)
-        pass  # what is to break
+        pass  # what breaks a step
         time.sleep(options["step_s"])
         optimizer.zero_grad()
         shown, counted = model(number, x)
@@ -145,7 +146,7 @@ class ChaosJob:
         step_s: a learner sleeps so long in each step: this machine has fewer cores than there are peers.
         ballast_values: fp32 values of optimizer state that are in no gradient.
         barriers: after each epoch all wait for all.
-        broken: a statement at the beginning of each step.
+        broken_start, broken_step: statements at the beginning of the script and of each step.
         options: of the submission.
     """
 
@@ -159,7 +160,8 @@ class ChaosJob:
         step_s: float = 0.03,
         ballast_values: int = 0,
         barriers: bool = False,
-        broken: str = "",
+        broken_start: str = "pass",
+        broken_step: str = "pass",
         **options: object,
     ) -> None:
         self._mesh = mesh
@@ -174,7 +176,8 @@ class ChaosJob:
             "stop": str(self._stop),
         }
         submitter: LocalDaemon = mesh.daemons[mesh.names[0]]
-        script = SCRIPT.replace("pass  # what is to break", broken or "pass")
+        script = SCRIPT.replace("pass  # what breaks a start", broken_start)
+        script = script.replace("pass  # what breaks a step", broken_step)
         submitted = jobs.submit(submitter, folder, script, args=(json.dumps(arguments),), **options)
         self.id = submitted.job
         self.names = tuple(member.name for member in submitted.members)  # by rank

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from meshtraind.learnerlife import RESTARTS_MAX
 from meshwire.messages.job import JobSummary, Metrics
 from tests.bench.chaosjob import ChaosJob, Record, repeated
 from tests.bench.recovery import heal, partition
@@ -221,14 +222,19 @@ def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path)
     job.finish()
 
 
-FAILS = 'if {where}epoch >= 1 and index == 2: raise RuntimeError("this script is wrong")'
-
-
 def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_path: Path) -> None:
-    """After its restarts are used up the peer forwards what the others send, and they succeed."""
-    job = Broken(mesh, tmp_path, broken=FAILS.format(where="mt.rank() == 1 and "))
+    """J3: its restarts are used up, by steps and starts that fail; it forwards what the others send, who succeed."""
+    fails = tmp_path / "fails"
+    wrong = 'raise RuntimeError("this script is wrong")'
+    job = Broken(
+        mesh,
+        tmp_path,
+        broken_start=f"if os.path.exists({str(fails)!r}): {wrong}",
+        broken_step=f"if mt.rank() == 1 and epoch >= 1: open({str(fails)!r}, 'w').close(); {wrong}",
+    )
     forwards = "it is not started again: this peer forwards what the others send"
     job.until(lambda: forwards in mesh.daemons["bert"].log_path.read_text(), "bert to give up")
+    assert mesh.daemons["bert"].log_path.read_text().count("it is started again") == RESTARTS_MAX
     job.go_on()
     job.finish(("anna", "cleo"))
     job.until(lambda: (seen := job.summary("bert")) and seen.state == "succeeded", "the end on bert")
@@ -236,7 +242,7 @@ def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_pa
 
 def test_a_script_that_fails_on_all_peers_ends_the_job(mesh: ChaosMesh, tmp_path: Path) -> None:
     """With its first traceback, and without restarts: nobody is left to load a base from."""
-    job = Broken(mesh, tmp_path, broken=FAILS.format(where=""))
+    job = Broken(mesh, tmp_path, broken_step='if epoch >= 1: raise RuntimeError("this script is wrong")')
     for name in NAMES:
         deadline_s = time.monotonic() + jobs.TIMEOUT_S
         while (seen := job.summary(name)) is None or seen.ended_at_s is None:
