@@ -127,6 +127,11 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.wish(kind, self._loop.time()))
 
+    def promised(self, generation: int) -> bool:
+        """Whether the generation with this hash is the newest that this member has promised."""
+        promised = self._machine.promised
+        return promised is not None and promised.hash64() == generation
+
     def progress(self) -> None:
         """From time to time: how far the rounds are, by which the sides of a partition are weighed."""
         rounds = self._host.rounds

@@ -256,6 +256,9 @@ class Passage:
             raise RequestError(f"{self._node.name} has no history of job {self._job.spec.job}")
         match body:
             case CatchUp():
+                begins_at_cut = body.complete is None  # and a later one has another deal of samples
+                if begins_at_cut and (self.generations is None or not self.generations.promised(body.generation)):
+                    raise RequestError(f"{self._node.name} has promised another generation meanwhile")
                 return answer_catch_up(rounds, body, self._agreement.passed)
             case FetchRound():
                 return answer_fetch_round(rounds, body)

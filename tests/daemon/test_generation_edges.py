@@ -22,8 +22,8 @@ from meshtraind.tasks import TaskSet
 from meshwire import footprint
 from meshwire.jobs import JobEvent, JobState
 from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
-from meshwire.messages.generation import AskState, Enter, SavedState
-from meshwire.messages.job import BarrierReached, BlobRef
+from meshwire.messages.generation import AskState, CatchUp, Enter, SavedState
+from meshwire.messages.job import BarrierReached, BlobRef, Generation
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.syncmode import sync_settings
@@ -267,6 +267,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.answers: list[str] = []
+        self.promised: Generation | None = None
 
     def caught_up(self, _now_s: float) -> list[Effect]:
         self.answers.append("caught up")
@@ -364,6 +365,24 @@ async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
     with pytest.raises(RequestError, match="anna cannot take part: no 8 bytes of shared memory"):
         passage.begin_loading(object(), object())
     passage.memory.close()
+
+
+@pytest.mark.asyncio
+async def test_the_deal_of_another_cut_is_not_given() -> None:
+    """A member that begins at one cut with the deal of samples of a later one would take rounds for wrong (X1)."""
+    passage = cast(Any, object.__new__(Passage))
+    crossing = SimpleNamespace(deal=None, samples=3)
+    rounds = SimpleNamespace(sample_space=None, crossing=crossing)
+    passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
+    passage._agreement = SimpleNamespace(passed=2)
+    passage.generations, machine, tasks = generations(passage, {})
+    generation = cast(Any, job_of("ab", 0)).generation
+    machine.promised = generation
+    assert (await passage.asked(CatchUp(job=JOB, generation=generation.hash64(), complete=None))).seen == 3
+    machine.promised = generation.model_copy(update={"number": 2})
+    with pytest.raises(RequestError, match="anna has promised another generation meanwhile"):
+        await passage.asked(CatchUp(job=JOB, generation=generation.hash64(), complete=None))
+    await tasks.close()
 
 
 # Returning
