@@ -1,0 +1,291 @@
+"""The whole cluster in virtual time, from one seed: round machines, membership, ledger, chain, learners, one network.
+
+Run as a command it replays seeds: `python -m tests.sim.cluster --seed 7 --verbose`, `--seeds 0 1000`. A seed that
+fails is shrunk to the faults that it needs, and told as a transcript.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from meshwire.messages.generation import Enter
+from meshwire.messages.job import Generation
+from meshwire.messages.learner import SampleSpace
+from meshwire.roundevents import RoundComplete
+from meshwire.syncmode import SyncSettings
+from meshwire.timeouts import Timeouts
+from tests.sim.clusterdaemon import Daemon, member_of
+from tests.sim.clusterhistory import Histories
+from tests.sim.clusternetwork import Clock, Network
+from tests.sim.clusterrounds import Rounds
+
+JOB = "j" + "0" * 11
+EVENTS_MAX = 400_000  # of one run: more is a livelock
+RTT_S = 0.02
+ROUNDS_AFTER = 5
+CALM_S = 0.5  # between two looks at whether all is well again
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a cluster is made of.
+
+    Attributes:
+        newcomers: devices beyond the founders, which ask in when they start.
+        step_s: by device.
+        delays_s: of one message; one of these is drawn.
+        start_s, load_s: of a learner's process, and of the transfer of a state; one of these is drawn.
+        recovery_s: when faults have stopped, all is to be well again so soon.
+    """
+
+    founders: int
+    newcomers: int = 0
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    total: int = 40
+    batch: int = 2
+    patience_s: float = 2.0
+    step_s: tuple[float, ...] = (0.5,) * 8
+    delays_s: tuple[float, ...] = (0.001, 0.005, 0.02)
+    start_s: tuple[float, ...] = (0.5,)
+    load_s: tuple[float, ...] = (0.3,)
+    unapplied_max: int = 1 << 30
+    recovery_s: float = 240.0
+
+
+class Cluster:
+    """Build, befall it with faults (`clusterfaults`), `run_until`, `recover`, `check_end`.
+
+    Attributes:
+        failed: why the job has ended, if it has: nobody is left who could go on with it.
+    """
+
+    def __init__(self, seed: int, setting: Setting, *, recording: bool = False) -> None:
+        self.random = Random(seed)
+        self.setting = setting
+        self.job = JOB
+        self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
+        self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s
+        self.devices = setting.founders + setting.newcomers
+        self.timeouts = Timeouts(patience_s=setting.patience_s, rtt_s=RTT_S)
+        self.space = SampleSpace(total=setting.total, batch=setting.batch, whole_batches=False, drop_last=False)
+        self.clock = Clock()
+        self.network = Network(self.clock, self.random, setting.patience_s, setting.delays_s)
+        self.histories = Histories(self.sync.staleness, self.space)
+        self.failed: str | None = None
+        self.transcript: list[str] | None = [] if recording else None
+        self._told: set[tuple[str, int]] = set()
+        self._first: set[tuple[int, int]] = set()
+        self._incarnations = itertools.count(100)
+        self._entered: dict[int, set[tuple[str, int]]] = {}  # by generation: who has entered it
+        self._lives: dict[int, set[tuple[str, int]]] = {}  # by generation: its members
+        self._cuts: dict[int, tuple[int, bytes]] = {}
+        self.daemons: list[Daemon] = []
+        self._found()
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_s
+
+    def _found(self) -> None:
+        founders = self.setting.founders
+        incarnations = [next(self._incarnations) for _ in range(self.devices)]
+        members = tuple(member_of(number, incarnations[number]) for number in range(founders))
+        first = Generation.first(JOB, members[0].device, members)
+        self._lives[first.hash64()] = self._entered[first.hash64()] = {(m.device, m.incarnation) for m in members}
+        for number in range(self.devices):
+            daemon = Daemon(self, number, incarnations[number], first if number < founders else None)
+            self.daemons.append(daemon)
+            self.network.add(daemon, dial=number >= founders)
+            if number == founders - 1:
+                self.network.found()
+                for founder in self.daemons:
+                    founder.found()
+
+    def run_until(self, end_s: float) -> None:
+        """Asserts the invariants at every event. Ends early when the job does."""
+        while self.now_s < end_s and self.failed is None:
+            self.clock.run_until(min(end_s, self.now_s + CALM_S), EVENTS_MAX)
+
+    # What befalls daemons.
+
+    def kill(self, daemon: Daemon, how: str = "is killed", *, silent: bool = False) -> None:
+        """kill -9, or with `silent` a power cut: nobody is told."""
+        if daemon.alive:
+            self.tell(daemon.name, how)
+            self.network.end(daemon, silent=silent)
+
+    def restart(self, number: int) -> None:
+        """A new incarnation, which has nothing."""
+        if not self.daemons[number].alive:
+            daemon = self.daemons[number] = Daemon(self, number, next(self._incarnations), None)
+            self.tell(daemon.name, "is started again")
+            self.network.add(daemon)
+
+    def sleep(self, number: int, for_s: float) -> None:
+        """The lid is closed."""
+        daemon = self.daemons[number]
+        if daemon.alive and not daemon.asleep:
+            self.tell(daemon.name, f"sleeps for {for_s:g} s")
+            self.network.sleep(daemon)
+            self.clock.at(for_s, partial(self._wake, daemon))
+
+    def _wake(self, daemon: Daemon) -> None:
+        if daemon.asleep:
+            self.tell(daemon.name, "wakes up")
+            self.network.wake(daemon)
+
+    def fail(self, reason: str) -> None:
+        """The job ends: by a daemon that knows that nobody can go on."""
+        self.failed = self.failed or reason
+
+    # What daemons tell.
+
+    def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:
+        assert daemon.rounds is not None
+        key = generation.hash64()
+        cut = enter.cut, enter.chain
+        assert self._cuts.setdefault(key, cut) == cut, "G4: one cut for all"
+        assert daemon.rounds.history.complete == enter.cut, "G6: whoever enters holds the rounds up to the cut, no more"
+        assert daemon.rounds.history.chain == enter.chain, "G4: whoever enters has the history that is kept"
+        lives = {(member.device, member.incarnation) for member in generation.live.values()}
+        assert self._lives.setdefault(key, lives) == lives
+        self._entered.setdefault(key, set()).add((daemon.member.device, daemon.member.incarnation))
+        ranks = ", ".join(f"{rank}" if rank in generation.learning else f"{rank} loading" for rank in generation.ranks)
+        self.tell(daemon.name, f"enters generation {generation.number} of {ranks} at the cut {enter.cut}")
+
+    def resumed(self, daemon: Daemon, generation: Generation) -> None:
+        assert self._entered[generation.hash64()] >= self._lives[generation.hash64()]
+        self.tell(daemon.name, f"goes on in generation {generation.number}")
+
+    def completed(self, rounds: Rounds, done: RoundComplete) -> None:
+        key = rounds.generation, done.round
+        if self.transcript is not None and key not in self._first:
+            self._first.add(key)
+            who = ", ".join(f"{rank}" for rank in done.binds) or "nobody"
+            void = f"; it is void: {done.reason}" if done.void else ""
+            self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
+
+    # Invariants.
+
+    def check_sends(self, daemon: Daemon, generation: int) -> None:
+        assert self._entered[generation] >= self._lives[generation], (
+            f"{daemon.name} sends in a generation that not all members have entered"
+        )
+
+    def check_committed(self, rounds: Rounds, round_: int) -> None:
+        """G5: every member of the generation that is left holds it."""
+        for other in self.daemons:
+            if other.alive and other.rounds is not None and other.rounds.generation == rounds.generation:
+                assert other.rounds.machine.complete >= round_, f"G5: {other.name} does not hold round {round_}"
+
+    def check(self, daemon: Daemon) -> None:
+        """After an event at this daemon."""
+        rounds = daemon.rounds
+        if rounds is None:
+            return
+        machine, s = rounds.machine, self.sync.staleness
+        assert machine.rounds_kept <= 3 * (s + 1), "memory is bounded: rounds"
+        assert len(rounds.unsent) <= 4 * (s + 2), "memory is bounded: unsent messages"
+        kept = 3 * (s + 1) + min(self.unapplied_max, machine.complete - machine.applied)
+        assert rounds.exchange.rounds_kept <= kept, "memory is bounded: encoded rounds"
+        learner = daemon.learner
+        if learner is not None and learner.alive and learner.rounds is rounds and machine.applied in rounds.path:
+            upto = min(machine.applied, learner.applied)
+            if upto == learner.applied:
+                assert rounds.path[upto] == learner.base, (
+                    f"{daemon.name}: what its learner has applied is of the history that is kept"
+                )
+
+    # What must come about.
+
+    def well(self) -> bool:
+        """All live daemons run in one generation, and all their learners compute."""
+        live = [daemon for daemon in self.daemons if daemon.alive]
+        if not live or any(daemon.asleep or not daemon.computes for daemon in live):
+            return False
+        generations = {d.machine.generation.hash64() for d in live if d.machine.generation is not None}
+        first = live[0].machine.generation
+        return len(generations) == 1 and first is not None and len(first.ranks) == len(live)
+
+    def history_lost(self) -> bool:
+        """Nobody is left that has one."""
+        return not any(d.alive and d.rounds is not None and d.machine.generation is not None for d in self.daemons)
+
+    def recover(self) -> None:
+        """Faults have stopped: within the deadline all is well and goes on."""
+        end_s = self.now_s + self.setting.recovery_s
+        while not self.well() and not self.over and self.now_s < end_s:
+            self.run_until(self.now_s + CALM_S)
+        assert self.well() or self.over, f"no progress:\n{self.story()}"
+        while not self.over and self.now_s < end_s:
+            wanted = self.least_complete + ROUNDS_AFTER
+            while self.least_complete < wanted and not self.over and self.now_s < end_s:
+                self.run_until(self.now_s + CALM_S)
+            assert self.over or self.least_complete >= wanted, f"no more rounds:\n{self.story()}"
+            if self.well():
+                break
+
+    @property
+    def over(self) -> bool:
+        """Nothing can come about any more."""
+        return self.failed is not None or self.history_lost()
+
+    @property
+    def least_complete(self) -> int:
+        """Of the live daemons with a history."""
+        return min((d.rounds.machine.complete for d in self.daemons if d.alive and d.rounds is not None), default=0)
+
+    def check_end(self) -> int:
+        """Every history that a live daemon has. Returns how many epochs are over in the longest."""
+        epochs = 0
+        for daemon in self.daemons:
+            if daemon.alive and daemon.rounds is not None and daemon.machine.generation is not None:
+                rounds = daemon.rounds
+                epochs = max(epochs, self.histories.check(rounds.history.chain, rounds.dealing.state()))
+        return epochs
+
+    # For people.
+
+    def tell(self, who: str, what: str) -> None:
+        """A line of the transcript, if there is one."""
+        if self.transcript is not None:
+            self.transcript.append(f"{self.now_s:8.3f}  {who}{'' if what.startswith(chr(39)) else ' '}{what}")
+
+    def tell_once(self, who: str, generation: Generation) -> None:
+        """A proposal, which goes to every member."""
+        if (who, generation.hash64()) not in self._told:
+            self._told.add((who, generation.hash64()))
+            self.tell(who, f"proposes generation {generation.number} of {list(generation.ranks)}")
+
+    def story(self) -> str:
+        """For a failed run: where everybody is."""
+        lines = [f"at {self.now_s:.2f} s"]
+        for daemon in self.daemons:
+            machine, rounds = daemon.machine, daemon.rounds
+            known = machine.generation
+            where = "none" if known is None else f"{known.number} of {known.ranks}, learning {known.learning}"
+            alive = "asleep" if daemon.asleep else "up" if daemon.alive else "down"
+            lines.append(f"{daemon.name} {alive}, {machine.phase.value}, generation {where}: {machine.waiting()}")
+            if rounds is not None:
+                held = f"{rounds.machine.complete} complete, {rounds.machine.applied} applied, {rounds.machine.decided}"
+                learner = daemon.learner and (
+                    daemon.learner.name,
+                    daemon.learner.alive,
+                    daemon.learner.rounds is rounds,
+                )
+                lines.append(f"    {held} decided, learner {learner} {rounds.machine.phase.value}")
+                lines.append(f"    {rounds.machine.may_start()[1]}; {rounds.machine.waiting()}")
+        return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Replays seeds. Returns 1 if one of them breaks a rule."""
+    from tests.sim.clusterreplay import replay
+
+    return replay(arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

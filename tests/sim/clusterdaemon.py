@@ -1,0 +1,365 @@
+"""One daemon of the cluster: the real membership machine with its rounds and its learner's processes.
+
+`_perform_one` and what it calls are `meshtraind.generations`; what is asked and answered is `meshtraind.passage`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshtraind.roundhistory import Entry
+from meshwire.lineage import rank_of
+from meshwire.membership import Membership
+from meshwire.membershipevents import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    NobodyLearns,
+    Phase,
+    Refusal,
+    Resume,
+    Send,
+    Waiting,
+)
+from meshwire.messages.generation import DealState, Enter, Propose, ServedRound, Standing
+from meshwire.messages.job import Generation, Member
+from meshwire.petitions import Kind
+from tests.sim.clusterexchange import Part, Result
+from tests.sim.clusterjoining import AskState, LearnerLife
+from tests.sim.clusterlearner import Learner
+from tests.sim.clusternetwork import Link, Node
+from tests.sim.clusterrequests import Answer, CannotAnswer, Reply, Request, Requests
+from tests.sim.clusterrounds import News, Rounds
+
+if TYPE_CHECKING:
+    from tests.sim.cluster import Cluster
+
+REPORT_S = 1.0
+CATCH_UP_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """`meshwire.messages.generation.CatchUp`, answered by `ServedRounds` or, if `complete` is None, by a `Deal`."""
+
+    complete: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRounds:
+    """The next rounds, with what was summed."""
+
+    rounds: tuple[tuple[ServedRound, list[Result]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Deal:
+    """Of the cut, for whoever brings no history."""
+
+    state: DealState | None
+    samples: int
+
+
+class Daemon(Node):
+    """One process.
+
+    Args:
+        generation: the first one of the job; None for a device that asks to be taken in.
+    """
+
+    def __init__(self, world: "Cluster", number: int, incarnation: int, generation: Generation | None) -> None:
+        super().__init__(number)
+        self.world = world
+        self.life = LearnerLife(self)
+        self.member = member_of(number, incarnation)
+        self.name = self.member.name
+        self.generation = generation
+        self.rounds: Rounds | None = None
+        self.leaving = False
+        self.left = False
+        self.left_out = 0
+        self._without_learner = generation is None
+        self.round_links: dict[int, Link] = {}
+        self.requests = Requests(world.network, self, self._answer)
+        self._catching_up = 0
+        self._armed_s: float | None = None
+        known = [device_of(other) for other in range(world.devices)]
+        self.machine = Membership(
+            self.member, world.job, world.timeouts, world.now_s, generation=generation, known=known
+        )
+        self._perform([])
+        self.later(world.random.uniform(0.0, REPORT_S), self._report_regularly)
+
+    @property
+    def rank(self) -> int:
+        assert self.generation is not None
+        rank = rank_of(self.generation, self.member.device)
+        assert rank is not None
+        return rank
+
+    def later(self, delay_s: float, event: Callable[[], None]) -> None:
+        """On this very process, when it is awake."""
+        self.world.clock.at(delay_s, partial(self.do, event))
+
+    def found(self) -> None:
+        """The job begins, with this member and its learner."""
+        assert self.generation is not None
+        self.rounds = self._make_rounds(self.generation, Entry(), loading=False)
+        self._use_links()
+        self.life.found(self.rounds)
+        self.rounds.begin()
+
+    def _make_rounds(self, generation: Generation, entry: Entry, *, loading: bool) -> Rounds:
+        rank = rank_of(generation, self.member.device)
+        assert rank is not None
+        return Rounds(
+            self.world,
+            self.name,
+            rank,
+            generation,
+            entry,
+            loading=loading,
+            later=self.later,
+            send=self._send_all,
+            notify=self.life.notify,
+        )
+
+    # Links
+
+    def linked(self, peer: Node, link: Link) -> None:
+        assert isinstance(peer, Daemon)
+        self.world.tell(self.name, f"is linked to {peer.name}")
+        self._perform(self.machine.linked(peer.member.device, peer.member.incarnation, self.world.now_s))
+
+    def unlinked(self, peer: Node, link: Link, reason: str) -> None:
+        assert isinstance(peer, Daemon)
+        self.requests.lost(link)
+        if peer.number not in self.links:
+            self.world.tell(self.name, f"has lost its link to {peer.name}: {reason}")
+            self._perform(self.machine.unlinked(peer.member.device, reason, self.world.now_s))
+
+    def received(self, peer: Node, link: Link, body: object) -> None:
+        assert isinstance(peer, Daemon)
+        match body:
+            case News() | Part():
+                if self.rounds is not None and self.generation is not None:
+                    rank = rank_of(self.generation, peer.member.device)
+                    if rank is not None:
+                        self.rounds.received(rank, body)
+            case Request() | Reply():
+                self.requests.received(link, body)
+            case _:
+                self._perform(self.machine.receive(peer.member.device, body, self.world.now_s))  # type: ignore[arg-type]
+        self.world.check(self)
+
+    def _send_all(self, body: News | Part) -> None:
+        self.world.check_sends(self, body.generation)
+        for link in self.round_links.values():
+            self.world.network.send(link, self, body)
+
+    def _report_regularly(self) -> None:
+        self._report()
+        if self.rounds is not None:
+            self.machine.note_progress(self.rounds.history.samples)
+        self.later(REPORT_S, self._report_regularly)
+
+    def _report(self) -> None:
+        if self.rounds is not None and self.generation is not None:
+            news = News(self.generation.hash64(), self.rounds.machine.complete, None)
+            for link in self.round_links.values():
+                self.world.network.send(link, self, news)
+
+    # Generations
+
+    def wish(self, kind: Kind) -> None:
+        """Of the learner, or of whoever lets this device go."""
+        self._perform(self.machine.wish(kind, self.world.now_s))
+
+    def wish_leave(self) -> None:
+        """`meshtrain leave`, where somebody else can go on."""
+        generation = self.generation
+        if self.rounds is not None and generation is not None and set(generation.learning) - {self.rank}:
+            self.leaving = True
+            self.wish("leave")
+            self.later(3.0, self._leave)
+
+    def _leave(self) -> None:
+        if self.leaving:
+            self.world.kill(self, "has left")
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        deadline_s = self.machine.deadline()
+        if deadline_s is not None and deadline_s != self._armed_s:
+            self.later(max(0.0, deadline_s - self.world.now_s), partial(self._timer, deadline_s))
+        self._armed_s = deadline_s
+
+    def _timer(self, deadline_s: float) -> None:
+        if self._armed_s == deadline_s:
+            self._armed_s = None
+            self._perform(self.machine.timer(max(self.world.now_s, deadline_s)))
+            self.world.check(self)
+
+    def _perform_one(self, effect: Effect) -> None:
+        match effect:
+            case Send(device, message):
+                if (link := self.links.get(int(device, 16) - 1)) is not None:
+                    if isinstance(message, Propose):
+                        self.world.tell_once(self.name, message.generation)
+                    self.world.network.send(link, self, message)
+            case Fence(generation):
+                self._fence(generation)
+            case CatchUpFrom():
+                self._catch_up(effect)
+            case EnterGeneration(generation, enter):
+                self._enter(generation, enter)
+            case Resume(generation):
+                assert self.rounds is not None
+                self.rounds.resume()
+                self._report()
+                self.world.resumed(self, generation)
+            case LeftOut(reason):
+                self._leave_out(reason)
+            case NobodyLearns():
+                self.world.fail("no peer can run the script any more")
+            case Refusal(device, text):
+                raise AssertionError(f"{self.name}: honest daemons break no rule: peer{int(device, 16) - 1}: {text}")
+            case Waiting(reason):
+                if reason.startswith("a new generation"):
+                    self.world.tell(self.name, f"wants {reason}")
+
+    def _fence(self, generation: Generation) -> None:
+        self._catching_up += 1
+        if self.rounds is not None:
+            self.rounds.fence()
+            standing = self.rounds.standing()
+        else:
+            standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+        held = f"holding {standing.complete} rounds" if self.rounds is not None else "without a history"
+        self.world.tell(self.name, f"promises generation {generation.number}, {held}")
+        self._perform(self.machine.standing(standing, self.world.now_s))
+
+    def _catch_up(self, effect: CatchUpFrom) -> None:
+        self._catching_up += 1
+        link = self.links.get(int(effect.device, 16) - 1)
+        if link is None:
+            self._perform(self.machine.cannot_catch_up("it is not linked any more", self.world.now_s))
+        elif effect.reload or self.rounds is None:
+            took = partial(self._take_beginning, self._catching_up, effect)
+            self.requests.ask(link, CatchUp(None), CATCH_UP_TIMEOUT_S, took)
+        else:
+            self._ask_rounds(self._catching_up, link, effect.enter)
+
+    def _ask_rounds(self, catching_up: int, link: Link, enter: Enter) -> None:
+        assert self.rounds is not None
+        took = partial(self._take_rounds, catching_up, link, enter)
+        self.requests.ask(link, CatchUp(self.rounds.machine.complete), CATCH_UP_TIMEOUT_S, took)
+
+    def _take_rounds(self, catching_up: int, link: Link, enter: Enter, answer: Answer) -> None:
+        if catching_up != self._catching_up or answer is None or self.rounds is None:
+            return  # of a source that is gone the machine hears by itself
+        if isinstance(answer, CannotAnswer):
+            self._perform(self.machine.cannot_catch_up(answer.reason, self.world.now_s))
+            return
+        assert isinstance(answer, ServedRounds)
+        for served, results in answer.rounds:
+            self.rounds.take_served(served, results)
+        if self.rounds.machine.complete < enter.cut:
+            self._ask_rounds(catching_up, link, enter)
+        else:
+            self._perform(self.machine.caught_up(self.world.now_s))
+
+    def _take_beginning(self, catching_up: int, effect: CatchUpFrom, answer: Answer) -> None:
+        if catching_up != self._catching_up or answer is None:
+            return
+        if isinstance(answer, CannotAnswer):
+            self._perform(self.machine.cannot_catch_up(answer.reason, self.world.now_s))
+            return
+        assert isinstance(answer, Deal)
+        self._drop_rounds()
+        self.generation = effect.generation
+        entry = Entry(complete=effect.enter.cut, chain=effect.enter.chain, samples=answer.samples, deal=answer.state)
+        self.rounds = self._make_rounds(effect.generation, entry, loading=True)
+        self.life.load_next()
+        self._perform(self.machine.caught_up(self.world.now_s))
+
+    def _enter(self, generation: Generation, enter: Enter) -> None:
+        assert self.rounds is not None
+        self.generation = generation
+        self._use_links()
+        self.world.entered(self, generation, enter)
+        self.rounds.enter(generation, enter)
+        if self._without_learner and self.rank not in generation.learning:
+            self._without_learner = False
+            self.life.run()
+
+    def _use_links(self) -> None:
+        assert self.generation is not None
+        self.round_links = {}
+        for rank, member in self.generation.live.items():
+            link = self.links.get(int(member.device, 16) - 1)
+            if link is not None:
+                peer = link.other(self)
+                assert isinstance(peer, Daemon)
+                if peer.member.incarnation == member.incarnation:
+                    self.round_links[rank] = link
+
+    def _leave_out(self, reason: str) -> None:
+        self.world.tell(self.name, f"is left out: {reason}")
+        self.left_out += 1
+        self._catching_up += 1
+        self._without_learner = True
+        self._drop_rounds()
+        self.life.end()
+        if self.leaving:
+            self.later(0.0, self._leave)
+
+    def _drop_rounds(self) -> None:
+        if self.rounds is not None:
+            self.rounds.closed = True
+        self.rounds = None
+
+    # What others ask
+
+    def _answer(self, what: object, reply: Callable[[Answer], None]) -> None:
+        rounds = self.rounds
+        if rounds is None:
+            reply(CannotAnswer(f"{self.name} has no history"))
+        elif isinstance(what, AskState):
+            self.life.give_state(what.after_round, reply)
+        elif isinstance(what, CatchUp):
+            reply(self._rounds_after(rounds, what.complete))
+
+    def _rounds_after(self, rounds: Rounds, complete: int | None) -> Answer:
+        if complete is None:
+            return Deal(rounds.deal, rounds.samples)
+        try:
+            return ServedRounds(rounds.served_after(complete))
+        except KeyError as error:
+            return CannotAnswer(f"round {error} is not kept here any more")
+
+    @property
+    def computes(self) -> bool:
+        """It runs in a generation in which its learner computes."""
+        generation = self.machine.generation
+        running = self.machine.phase is Phase.RUNNING and generation is not None and self.rank in generation.learning
+        return running and self.learner is not None and self.learner.rounds is not None
+
+    @property
+    def learner(self) -> Learner | None:
+        """Its process, once that has called."""
+        return self.life.learner
+
+
+def device_of(number: int) -> str:
+    """The device id of a daemon."""
+    return f"{number + 1:064x}"
+
+
+def member_of(number: int, incarnation: int) -> Member:
+    """How a generation lists it."""
+    return Member(device=device_of(number), incarnation=incarnation, name=f"peer{number}")

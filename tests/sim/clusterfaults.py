@@ -1,0 +1,209 @@
+"""What befalls a cluster: a schedule of faults drawn from a seed, its run, and the shortest part of it that fails."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from meshwire.syncmode import SyncSettings, sync_settings
+from tests.sim.cluster import Cluster, Setting
+
+KINDS = (
+    *("kill", "kill", "power cut", "restart", "restart", "quick restart", "leave"),
+    *("reset", "reset", "half open", "stall", "deaf", "partition", "partition", "sleep"),
+    *("kill learner", "kill learner", "pause", "hang", "poison"),
+)
+FIXED = 0.3  # of the clusters in which every learner is waited for
+FOR_S = (0.1, 0.5, 1.0, 3.0, 8.0, 20.0)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`one`, `other`: devices. `side`: those on one side of a partition."""
+
+    at_s: float
+    kind: str
+    one: int
+    other: int
+    side: tuple[int, ...] = ()
+    for_s: float = 0.0
+
+    def __str__(self) -> str:
+        between = {"reset", "half open", "stall", "deaf"}
+        whom = f"{self.side}" if self.kind == "partition" else f"{self.one}"
+        whom += f" and {self.other}" if self.kind in between else ""
+        return f"{self.at_s:.3f} s: {self.kind} {whom} for {self.for_s:g} s"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A cluster and what befalls it; equal for equal seeds."""
+
+    seed: int
+    setting: Setting
+    faults: tuple[Fault, ...]
+    calm_at_s: float
+
+    def __str__(self) -> str:
+        setting = self.setting
+        devices = f"{setting.founders} founders and {setting.newcomers} newcomers"
+        head = f"seed {self.seed}: {devices}, {setting.sync.text()} {setting.sync.straggler}"
+        return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
+
+
+def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Schedule:
+    """Everything at random; or only such faults, and so many."""
+    random = Random(seed)
+    founders = random.choice([1, 2, 2, 3, 3, 4, 4, 5])
+    newcomers = random.choice([0, 0, 0, 1])
+    devices = founders + newcomers
+    s = random.choice([0, 0, 1, 2, 3])
+    straggler = "wait" if s == 0 else random.choice(["carry", "carry", "wait"])
+    shares = random.choice(["equal", "equal", "speed"])
+    sync: SyncSettings = sync_settings(f"ssp:{s}" if s else "bsp", straggler, shares=shares)
+    if straggler == "wait" and s and random.random() < FIXED:
+        sync = sync_settings(f"ssp:{s}", "wait", "fixed")
+    setting = Setting(
+        founders=founders,
+        newcomers=newcomers,
+        sync=sync,
+        total=random.choice([max(7, devices), 23, 60]),
+        batch=random.choice([1, 2, 3]),
+        patience_s=random.choice([1.0, 2.0]),
+        step_s=tuple(random.choice([0.6, 0.6, 0.8, 2.0]) for _ in range(devices)),
+        delays_s=random.choice([(0.001, 0.005), (0.001, 0.005, 0.02, 0.1), (0.02, 0.3)]),
+        start_s=random.choice([(0.3,), (0.3, 3.0)]),
+        load_s=random.choice([(0.1,), (0.1, 1.0, 6.0)]),
+        unapplied_max=2 * (s + 1) + random.choice([0, 6]),
+    )
+    within_s = random.choice([3.0, 8.0, 20.0])
+    count = count or random.choice([1, 2, 3, 5, 8])
+    kinds = kinds or (KINDS if random.random() < 0.6 else random.sample(KINDS, 3))
+    times_s = sorted(random.uniform(0.2, within_s) for _ in range(count))
+    if random.random() < 0.3:  # all at about the same time
+        times_s = [times_s[0] + random.uniform(0.0, 0.5) for _ in times_s]
+    faults = tuple(_fault(random, at_s, random.choice(kinds), devices) for at_s in sorted(times_s))
+    return Schedule(seed, setting, faults, within_s)
+
+
+def _fault(random: Random, at_s: float, kind: str, devices: int) -> Fault:
+    one = random.randrange(devices)
+    other = random.choice([device for device in range(devices) if device != one] or [one])
+    side = tuple(sorted(random.sample(range(devices), random.randint(1, max(1, devices - 1)))))
+    return Fault(round(at_s, 3), kind, one, other, side, random.choice(FOR_S))
+
+
+def befall(cluster: Cluster, fault: Fault) -> None:
+    """It happens now."""
+    one, network, clock = cluster.daemons[fault.one], cluster.network, cluster.clock
+    other = cluster.daemons[fault.other]
+    learner = one.learner
+    if fault.kind in ("kill", "power cut", "quick restart"):
+        cut = fault.kind == "power cut"
+        cluster.kill(one, "loses its power" if cut else "is killed", silent=cut)
+        if fault.kind == "quick restart":
+            clock.at(cluster.timeouts.relink_grace_s * 0.5, partial(cluster.restart, fault.one))
+    elif fault.kind == "restart":
+        cluster.restart(fault.one)
+    elif fault.kind == "leave":
+        one.do(one.wish_leave)
+    elif fault.kind == "sleep":
+        cluster.sleep(fault.one, fault.for_s)
+    elif fault.kind == "kill learner":
+        one.do(one.life.kill)
+    elif fault.kind in ("pause", "hang", "poison"):
+        if learner is not None:
+            cluster.tell(one.name, f"'s learner: {fault.kind} for {fault.for_s:g} s")
+            if fault.kind == "pause" and cluster.sync.visibility == "eager":  # a pause is a barrier, which flushes
+                learner.pause_s = fault.for_s
+            elif fault.kind == "hang":
+                learner.hang_s = fault.for_s
+            elif fault.kind == "poison":
+                learner.poison = True
+    elif fault.one != fault.other:
+        _befall_link(cluster, fault, other.name, network.darken, network.lighten)
+
+
+def _befall_link(
+    cluster: Cluster,
+    fault: Fault,
+    other: str,
+    darken: Callable[[int, int], None],
+    lighten: Callable[[int, int], None],
+) -> None:
+    one, name = fault.one, cluster.daemons[fault.one].name
+    if fault.kind == "reset":
+        cluster.tell(name, f"and {other}: their link is reset")
+        cluster.network.reset(one, fault.other)
+        return
+    if fault.kind == "half open":
+        cluster.tell(name, f"and {other}: their link is half open")
+        cluster.network.half_open(one, fault.other)
+        return
+    ways = [(one, fault.other), (fault.other, one)]
+    if fault.kind == "deaf":
+        cluster.tell(other, f"hears nothing of {name} for {fault.for_s:g} s")
+        ways = ways[:1]
+    elif fault.kind == "stall":
+        cluster.tell(name, f"and {other}: nothing passes for {fault.for_s:g} s")
+    else:
+        others = [number for number in range(cluster.devices) if number not in fault.side]
+        cluster.tell("the network", f"is parted into {list(fault.side)} and {others} for {fault.for_s:g} s")
+        ways = [way for pair in itertools.product(fault.side, others) for way in (pair, pair[::-1])]
+    for way in ways:
+        darken(*way)
+        cluster.clock.at(fault.for_s, partial(lighten, *way))
+
+
+def run(schedule: Schedule, *, recording: bool = False) -> Cluster:
+    """The whole of it: faults, calm, and all well again. Raises AssertionError, with the cluster as `cluster`."""
+    cluster = Cluster(schedule.seed, schedule.setting, recording=recording)
+    try:
+        for fault in schedule.faults:
+            cluster.clock.at(fault.at_s, partial(befall, cluster, fault))
+        cluster.run_until(schedule.calm_at_s)
+        calm(cluster)
+        cluster.recover()
+        cluster.check_end()
+    except (AssertionError, KeyError, ValueError) as error:
+        error.cluster = cluster  # type: ignore[union-attr]
+        error.add_note(str(schedule))
+        raise
+    return cluster
+
+
+def calm(cluster: Cluster) -> None:
+    """Failures stop: the network heals, sleepers wake, whoever is down is started again."""
+    cluster.tell("the network", "heals; whoever is down is started again")
+    cluster.network.lighten_all()
+    for number, daemon in enumerate(cluster.daemons):
+        if daemon.asleep:
+            cluster.network.wake(daemon)
+        cluster.restart(number)
+    for daemon in cluster.daemons:
+        if daemon.leaving and daemon.alive:
+            cluster.clock.at(4.0, partial(cluster.restart, daemon.number))
+
+
+def fails(schedule: Schedule) -> bool:
+    """Does it break a rule?"""
+    try:
+        run(schedule)
+    except (AssertionError, KeyError, ValueError):
+        return True
+    return False
+
+
+def shrunk(schedule: Schedule) -> Schedule:
+    """Faults are dropped one by one while it still fails."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for position in range(len(schedule.faults)):
+            faults = schedule.faults[:position] + schedule.faults[position + 1 :]
+            candidate = Schedule(schedule.seed, schedule.setting, faults, schedule.calm_at_s)
+            if fails(candidate):
+                schedule, smaller = candidate, True
+                break
+    return schedule

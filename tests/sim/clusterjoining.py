@@ -1,0 +1,205 @@
+"""One daemon's learner processes, one after the other, and their way into a job that runs (J1, J3).
+
+The counterpart of `meshtraind.learnerlife`, `meshtraind.joining` and `meshtraind.donor`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshwire.wiretypes import Wire
+from tests.sim.clusterlearner import Learner
+from tests.sim.clusternetwork import Link
+from tests.sim.clusterrequests import Answer, CannotAnswer
+from tests.sim.clusterrounds import Rounds
+
+if TYPE_CHECKING:
+    from tests.sim.clusterdaemon import Daemon
+
+STATE_TIMEOUT_S = 600.0
+POLL_S = 0.2
+LOCAL_S = 0.001  # between daemon and learner
+
+
+@dataclass(frozen=True, slots=True)
+class AskState:
+    """`meshwire.messages.generation.AskState`, answered by a `State`."""
+
+    after_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The base after a round: what it is."""
+
+    round: int
+    base: bytes
+
+
+class LearnerLife:
+    """Of one daemon.
+
+    Attributes:
+        learner: the process that has called.
+    """
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+        self._world = daemon.world
+        self._processes = 0
+        self._starting: Learner | None = None
+        self._given: State | None = None  # to others, last
+        self.learner: Learner | None = None
+
+    def found(self, rounds: Rounds) -> None:
+        """The first process begins the job with the others'."""
+        self.learner = self._new()
+        self.learner.begin(rounds, rounds.first, rounds.path[rounds.first])
+
+    def notify(self, body: Wire, chain: bytes) -> None:
+        """Tells the learner, if it is there."""
+        if self.learner is not None:
+            self._daemon.later(LOCAL_S, partial(self.learner.take, body, chain))
+
+    def kill(self) -> None:
+        """Its process is killed; the daemon sees it end."""
+        process = self.learner or self._starting
+        if process is not None and process.alive:
+            self._world.tell(self._daemon.name, "'s learner is killed")
+            self.exit(process)
+
+    def exit(self, process: Learner, after_s: float = 5 * LOCAL_S) -> None:
+        """It ends, and the daemon hears of it later."""
+        process.die()
+        self._daemon.later(after_s, partial(self._ended, process))
+
+    def _ended(self, process: Learner) -> None:
+        """Another one takes its place (J3)."""
+        if process not in (self.learner, self._starting):
+            return
+        self.end()
+        if self._daemon.rounds is not None:
+            self._daemon.rounds.dead("its process has ended")
+            self._daemon.wish("rest")
+            self.load_next()
+            self.run()
+        self._world.check(self._daemon)
+
+    def load_next(self) -> None:
+        """Another process will load: that of now has lost its connection, and ends."""
+        self._given = None
+        old, self.learner = self.learner, None
+        if old is not None and old.alive:
+            self._starting = old
+            self.exit(old)
+
+    def end(self) -> None:
+        """No process is to run until `run`."""
+        for process in (self.learner, self._starting):
+            if process is not None:
+                process.die()
+        self.learner = self._starting = None
+
+    def run(self) -> None:
+        """Starts a process, which takes a time until it calls."""
+        self.end()
+        self._starting = self._new()
+        self._daemon.later(self._world.random.choice(self._world.start_s), partial(self._attach, self._starting))
+
+    def _attach(self, process: Learner) -> None:
+        rounds = self._daemon.rounds
+        if process is self._starting and process.alive and rounds is not None:
+            self._starting, self.learner = None, process
+            Joining(self._daemon, self, process, rounds).ask()
+
+    def _new(self) -> Learner:
+        daemon = self._daemon
+        self._processes += 1
+        name = f"{daemon.number}.{daemon.member.incarnation}.{self._processes}"
+        return Learner(name, self._world.sync, daemon.later, self._world.step_s[daemon.number])
+
+    # As a donor
+
+    def give_state(self, after_round: int, reply: Callable[[Answer], None]) -> None:
+        """One that was given already is given again, if it is new enough."""
+        if self._given is not None and self._given.round >= after_round:
+            reply(self._given)
+        elif self.learner is None or self.learner.rounds is None:
+            reply(CannotAnswer("no learner is ready here"))
+        else:
+            self.learner.save(after_round, partial(self._saved, self.learner, reply))
+
+    def _saved(self, learner: Learner, reply: Callable[[Answer], None], round_: int, base: bytes) -> None:
+        if self.learner is learner:
+            self._given = State(round_, base)
+            reply(self._given)
+
+
+class Joining:
+    """One process's way into the job: a state of a donor, then the round after which that was read."""
+
+    def __init__(self, daemon: "Daemon", life: LearnerLife, process: Learner, rounds: Rounds) -> None:
+        self._daemon = daemon
+        self._life = life
+        self._process = process
+        self._rounds = rounds
+        self._after_round = rounds.loads()
+        self._refused = False
+        self._donors: list[Link] = []
+
+    def ask(self) -> None:
+        """All that compute, one after the other; again as long as none has refused."""
+        generation, links = self._daemon.generation, self._daemon.round_links
+        assert generation is not None
+        self._donors = [links[rank] for rank in generation.learning if rank in links]
+        self._ask_next()
+
+    @property
+    def _goes_on(self) -> bool:
+        return self._process is self._life.learner and self._process.alive and self._rounds is self._daemon.rounds
+
+    def _ask_next(self) -> None:
+        if not self._goes_on:
+            return
+        if self._donors:
+            donor = self._donors.pop(0)
+            asked = AskState(self._after_round)
+            self._daemon.requests.ask(donor, asked, STATE_TIMEOUT_S, partial(self._take, donor))
+        elif self._refused:
+            self._daemon.world.tell(self._daemon.name, "'s learner gets its state from nobody")
+            self._life.exit(self._process, after_s=1.0)
+        else:
+            self._daemon.later(POLL_S, self._ask_again)
+
+    def _ask_again(self) -> None:
+        if self._goes_on:
+            self.ask()
+
+    def _take(self, donor: Link, answer: Answer) -> None:
+        if isinstance(answer, State):
+            assert answer.round >= self._after_round, "J1: no older state than was asked for"
+            transfer_s = self._daemon.world.random.choice(self._daemon.world.load_s)
+            self._daemon.later(transfer_s, partial(self._fetched, donor, answer))
+        else:
+            self._refused = self._refused or answer is not None
+            self._ask_next()
+
+    def _fetched(self, donor: Link, state: State) -> None:
+        if self._daemon in donor.closed:
+            self._ask_next()
+        else:
+            self._wait_complete(state)
+
+    def _wait_complete(self, state: State) -> None:
+        if not self._goes_on:
+            return
+        if self._rounds.machine.complete < state.round:
+            self._daemon.later(POLL_S, partial(self._wait_complete, state))
+            return
+        daemon = self._daemon
+        daemon.world.tell(daemon.name, f"'s learner has loaded the base after round {state.round}")
+        self._process.begin(self._rounds, state.round, state.base)
+        self._rounds.loaded(state.round)
+        daemon.wish("learn")
+        daemon.world.check(daemon)

@@ -1,0 +1,239 @@
+"""One process of a learner in virtual time: it draws what it is dealt, computes, contributes, applies, saves, or dies.
+
+It talks to its daemon in the same words as the real one.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from meshwire.messages.learner import EpochOver, Grant, RoundDone, Start, StepLost
+from meshwire.messages.rounds import Poison
+from meshwire.supply import Batch
+from meshwire.syncmode import SyncSettings
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from tests.sim.clusterrounds import Rounds
+
+BUCKETS = 2
+Saved = Callable[[int, bytes], None]  # the round after which the base was read, and what the base is
+
+
+class Deal:
+    """Batches that the learner holds, handed out as the loader does (`meshtrain.train.deal`)."""
+
+    def __init__(self, sync: SyncSettings) -> None:
+        self._sync = sync
+        self._queue: deque[Batch] = deque()
+        self._unbound: list[Batch] = []
+        self._bound: tuple[int, list[Batch]] | None = None
+        self._granted = False
+        self._over = -1
+        self.epoch = 0
+
+    def grant(self, batches: tuple[Batch, ...], step: int) -> None:
+        self._granted = True
+        self._queue = deque(sorted([*self._queue, *batches], key=lambda batch: batch[0].epoch))
+        if self._bound is not None and self._bound[0] <= step:
+            self._bound = None
+
+    def epoch_over(self, epoch: int) -> None:
+        self._over = max(self._over, epoch)
+
+    def step_lost(self, step: int, retry: bool) -> None:
+        if retry and self._bound is not None and self._bound[0] == step:
+            self._queue.extendleft(reversed(self._bound[1]))
+            self._bound = None
+
+    def draw(self) -> Literal["drawn", "idle", "wait"]:
+        """X4: idle at an epoch's end that others have to bring about; waiting for the round on its way."""
+        while True:
+            if self._drawable():
+                self._unbound.append(self._queue.popleft())
+                return "drawn"
+            if self._over < self.epoch:
+                if not self._queue:
+                    assert not self._granted or self._bound is not None, "X2: a learner is never without samples"
+                    return "wait"
+                if self._sync.staleness == 0 or not self._sync.lockstep:
+                    return "idle"
+            self.epoch += 1
+
+    def settled(self) -> bool:
+        return self._drawable() or self._over >= self.epoch
+
+    def bind(self, step: int) -> tuple[Batch, ...]:
+        """What was drawn belongs to this step."""
+        self._bound = step, self._unbound
+        self._unbound = []
+        return tuple(self._bound[1])
+
+    @property
+    def claim(self) -> int:
+        return 2 * (self._sync.staleness + 1) + 1
+
+    def _drawable(self) -> bool:
+        return bool(self._queue) and self._queue[0][0].epoch <= self.epoch
+
+
+class Learner:
+    """`base` is the chain id of the history whose rounds up to `applied` are in it.
+
+    Args:
+        name: of this process, unlike any other's.
+        later: runs an event on this device after a time.
+        step_s: how long its next step takes.
+    """
+
+    def __init__(
+        self, name: str, sync: SyncSettings, later: Callable[[float, Callable[[], None]], None], step_s: float
+    ) -> None:
+        self.name = name
+        self._later = later
+        self._step_s = step_s
+        self._inbox: deque[tuple[RoundDone, bytes]] = deque()
+        self._saves: list[tuple[int, Saved]] = []
+        self._stepping = False
+        self._waiting = False
+        self._idle = False
+        self._applying = False
+        self._step = 0
+        self.deal = Deal(sync)
+        self.rounds: Rounds | None = None  # once it has a base
+        self.alive = True
+        self.base = b""
+        self.applied = 0
+        self.pause_s = 0.0  # before its next step
+        self.hang_s = 0.0  # in its next step
+        self.poison = False  # its next step
+
+    def begin(self, rounds: "Rounds", applied: int, base: bytes) -> None:
+        """It holds the base after `applied`."""
+        self.rounds, self.applied, self.base = rounds, applied, base
+
+    def die(self) -> None:
+        self.alive = False
+
+    def take(self, body: Wire, chain: bytes) -> None:
+        """What its daemon says. `chain`: of the round, if it is one."""
+        if not self.alive:
+            return
+        match body:
+            case Grant(batches=batches, step=step):
+                self.deal.grant(batches, step)
+                self._more_samples()
+            case EpochOver(epoch=epoch):
+                self.deal.epoch_over(epoch)
+                self._more_samples()
+            case StepLost(step=step, retry=retry):
+                self.deal.step_lost(step, retry)
+            case RoundDone():
+                self._inbox.append((body, chain))
+                self._apply()
+            case Start(step=step):
+                assert not self._stepping, "R1: one step at a time"
+                assert not self._inbox, "R1: a step begins when all rounds are applied"
+                self._stepping = True
+                self._step = step
+                self._begin()
+            case _:
+                raise AssertionError(f"a learner is not told {type(body).__name__}")
+
+    def save(self, after_round: int, saved: Saved) -> None:
+        """J1: its base, at a step boundary."""
+        self._saves.append((after_round, saved))
+        self._give_state()
+
+    def _give_state(self) -> None:
+        if not self._stepping and not self._applying:
+            due = [saved for after_round, saved in self._saves if after_round <= self.applied]
+            self._saves = [(after_round, saved) for after_round, saved in self._saves if after_round > self.applied]
+            for saved in due:
+                saved(self.applied, self.base)
+
+    # Rounds
+
+    def _apply(self) -> None:
+        if self._inbox and not self._stepping and not self._applying:
+            self._applying = True
+            self._after(0.002, self._applied)
+
+    def _applied(self) -> None:
+        assert self.rounds is not None
+        done, chain = self._inbox.popleft()
+        assert done.round == self.applied + 1, "R1: rounds are applied in order"
+        assert self.rounds.world.histories.before(chain) == self.base, (
+            "a round is applied to the base that it continues"
+        )
+        self.applied, self.base = done.round, chain
+        self._applying = False
+        self.rounds.applied(done.round)
+        self._give_state()
+        self._apply()
+
+    # Steps
+
+    def _begin(self) -> None:
+        assert self.rounds is not None
+        if self.pause_s:
+            pause_s, self.pause_s = self.pause_s, 0.0
+            self._stepping = False
+            self.rounds.idle("paused")
+            self._after(pause_s, self._back)
+            self._apply()
+            self._give_state()
+            return
+        match self.deal.draw():
+            case "wait":
+                self._waiting = True
+            case "idle":
+                self._idle, self._stepping = True, False
+                self.rounds.idle(f"the end of epoch {self.deal.epoch}")
+                self._apply()
+                self._give_state()
+            case "drawn":
+                self._compute()
+
+    def _back(self) -> None:
+        assert self.rounds is not None
+        self.rounds.back()
+
+    def _more_samples(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._begin()
+        elif self._idle and self.deal.settled():
+            self._idle = False
+            self._back()
+
+    def _compute(self) -> None:
+        forward_s = self._step_s * 0.5 + self.hang_s
+        self.hang_s = 0.0
+        poisoned, self.poison = self.poison, False
+        for bucket in range(BUCKETS):
+            at_s = forward_s + bucket * self._step_s * 0.25
+            self._after(at_s, partial(self._bucket, bucket, poisoned and bucket == BUCKETS - 1))
+        self._after(forward_s + self._step_s * 0.5, self._seal)
+
+    def _bucket(self, bucket: int, poisoned: bool) -> None:
+        assert self.rounds is not None
+        poison = Poison(bucket=bucket, parameter="w", reason="not finite") if poisoned else None
+        batches = self.deal.bind(self._step) if bucket == 0 else ()
+        blocks = tuple(block for batch in batches for block in batch)
+        self.rounds.bucket(self._step, bucket, blocks, f"{self.name}.{self._step}", self.deal.claim, poison)
+
+    def _seal(self) -> None:
+        assert self.rounds is not None
+        self._stepping = False
+        self.rounds.sealed(self._step)
+        self._apply()
+        self._give_state()
+
+    def _after(self, delay_s: float, event: Callable[[], None]) -> None:
+        self._later(delay_s, partial(self._alive, event))
+
+    def _alive(self, event: Callable[[], None]) -> None:
+        if self.alive:
+            event()
