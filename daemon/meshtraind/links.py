@@ -123,14 +123,15 @@ class Links:
         self._tasks.spawn(self._dial_all(), "dial")
 
     async def close(self) -> None:
-        """Ends every link, letting what was said last arrive."""
+        """Ends every link, letting what was said last arrive. None is made meanwhile: nobody would end it."""
+        await self._tasks.close()
+        if self._listener is not None:
+            self._listener.close()
         connections = [link.connection for link in self._linked.values()]
         for connection in connections:
             connection.close("meshtraind is stopping")
         await asyncio.gather(*(connection.closed() for connection in connections))
-        await self._tasks.close()
-        if self._listener is not None:
-            self._listener.close()
+        await self._tasks.close()  # those of a link that was made just before
 
     def dial_now(self) -> None:
         """The address book has changed."""

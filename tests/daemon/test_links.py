@@ -279,6 +279,21 @@ async def test_a_peer_that_falls_silent_is_lost_after_the_patience(
 
 
 @pytest.mark.asyncio
+async def test_no_link_is_made_while_the_others_are_being_closed(tmp_path: Path) -> None:
+    """Nobody would close it. bert does not hear of the end, which is waited for; cleo calls meanwhile."""
+    async with devices(tmp_path, "anna", "bert", "cleo") as (anna, bert, cleo):
+        relay = Relay(anna.address)
+        async with relay as at, asyncio.TaskGroup() as closing:
+            bert.dial(at)
+            await until(lambda: linked(anna, bert), "the link")
+            relay.fall_silent()
+            closed = closing.create_task(anna.links.close())
+            cleo.dial(anna.address)
+            await until(lambda: closed.done() or linked(anna, cleo), "the end of the links")
+        assert not anna.links.linked
+
+
+@pytest.mark.asyncio
 async def test_a_busy_peer_is_still_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that refuses one more request lives; when it falls silent later, that is still noticed."""
     monkeypatch.setattr(meshtraind.links, "HEARTBEAT_INTERVAL_S", 0.02)
