@@ -16,7 +16,14 @@ from meshwire.membershipstate import State
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
 from meshwire.petitions import Kind
-from meshwire.proposalchecks import enter_wrong, list_wrong, number_wrong, promise_wrong, proposal_wrong
+from meshwire.proposalchecks import (
+    enter_wrong,
+    extension_wrong,
+    list_wrong,
+    number_wrong,
+    promise_wrong,
+    proposal_wrong,
+)
 from meshwire.proposer import Proposer
 from meshwire.timeouts import Timeouts
 
@@ -187,7 +194,7 @@ class Membership:
             return
         listed = rank_of(generation, device)
         incarnation = None if listed is None else generation.members[listed].incarnation
-        wrong = proposal_wrong(generation, state.me, device, state.entered)
+        wrong = proposal_wrong(generation, state.me, device)
         wrong = wrong or number_wrong(generation.number, state.highest)
         if wrong is None and not state.links.leads_to(device, incarnation):
             wrong = "it lists its proposer with another incarnation"
@@ -204,6 +211,8 @@ class Membership:
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
             self._tell_where(device)
+        elif wrong := extension_wrong(generation, state.entered):
+            state.protest(device, f"proposal of generation {generation.number}: {wrong}")
         else:
             self._proposer.forget()
             state.promise(generation, now_s)

@@ -29,18 +29,22 @@ def list_wrong(generation: Generation) -> str | None:
     return None
 
 
-def proposal_wrong(generation: Generation, me: Member, sender: str, entered: Generation | None) -> str | None:
-    """May `me` look at this proposal at all? `sender` is a device, `entered` what `me` has entered."""
+def proposal_wrong(generation: Generation, me: Member, sender: str) -> str | None:
+    """May `me` look at this proposal at all? `sender` is a device."""
     if wrong := list_wrong(generation):
         return wrong
     if generation.proposer != sender:
         return "it was sent by somebody else than its proposer"
     if (me.device, me.incarnation) not in {(member.device, member.incarnation) for member in generation.live.values()}:
         return "it does not list this device, or an incarnation of it that is gone"
-    if entered is not None:
-        known = [member.device for member in entered.members]
-        if [member.device for member in generation.members[: len(known)]] != known:
-            return "it alters the list of members of all times"
+    return None
+
+
+def extension_wrong(generation: Generation, entered: Generation | None) -> str | None:
+    """May it follow what was entered? A proposal that is outdated anyway may come from before the newest members."""
+    known = [] if entered is None else [member.device for member in entered.members]
+    if [member.device for member in generation.members[: len(known)]] != known:
+        return "it alters the list of members of all times"
     return None
 
 

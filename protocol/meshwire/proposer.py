@@ -146,8 +146,11 @@ class Proposer:
     def _roll(self, everyone: Roll, absent: set[int]) -> Roll:
         state = self._state
         overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in state.overdue}
+        leaving = state.petitions.wishing("leave", state.change) - {
+            state.rank
+        }  # whoever proposes is in it, and repeats
         return state.next_roll(
-            without=absent | overdue | state.petitions.wishing("leave", state.change),
+            without=absent | overdue | leaving,
             joining=state.petitions.joining(state.links, everyone.members),
             learn=state.petitions.wishing("learn", state.change),
             rest=state.petitions.wishing("rest", state.change),

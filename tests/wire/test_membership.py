@@ -311,3 +311,31 @@ def test_messages_of_nobody_and_of_the_past_change_nothing() -> None:
     answers: list[type[Any]] = [Refused, Where]
     assert kinds(two.receive(STRANGER.device, Propose(generation=stranger), 1.0)) == answers
     assert phase(two) is Phase.RUNNING
+
+
+def test_whoever_leaves_is_in_what_it_proposes() -> None:
+    """Its first proposal fails while it wishes to leave: the next one lists it too, for nobody else could commit it."""
+    made = machine(0)
+    made.unlinked(THREE, "closed", 1.0)
+    made.timer(2.0)
+    made.standing(HELD, 2.0)
+    made.wish("leave", 2.1)
+    made.unlinked(TWO, "closed", 2.2)
+    effects = [effect for at_s in (3.0, 40.0) for effect in made.timer(at_s)]
+    ((_, first),) = [(fence, fence.generation) for fence in effects if isinstance(fence, Fence)]
+    assert (first.ranks, first.proposer) == ((0,), ONE)
+
+
+def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() -> None:
+    """After a partition its proposer may not know of a newcomer: it hears of the newer generation, and keeps its link."""
+    newcomer = Member(device=f"{9:064x}", incarnation=19, name="peer3")
+    made = machine(1)
+    entered = following(3, 0, members=(*MEMBERS, newcomer), ranks=(0, 1), learning=(0, 1))
+    made.receive(ONE, Propose(generation=entered), 1.0)
+    made.standing(HELD, 1.0)
+    made.receive(ONE, enter_of(entered), 1.1)
+    effects = made.receive(THREE, Propose(generation=following(2, 2, ranks=(1, 2), learning=(1, 2))), 2.0)
+    assert [device for device, _ in sent(effects, Refused)] == [THREE]
+    assert Refusal not in kinds(effects)
+    altered = following(9, 0, members=MEMBERS, ranks=(0, 1), learning=(0, 1))
+    assert Refusal in kinds(made.receive(ONE, Propose(generation=altered), 2.1)), "if it is newer, it is one"
