@@ -1,8 +1,9 @@
 """What befalls a cluster: a schedule of faults drawn from a seed, its run, and the shortest part of it that fails."""
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
@@ -186,24 +187,24 @@ def calm(cluster: Cluster) -> None:
             cluster.clock.at(4.0, partial(cluster.restart, daemon.number))
 
 
-def fails(schedule: Schedule) -> bool:
-    """Does it break a rule?"""
+def failure(schedule: Schedule) -> str | None:
+    """Which rule it breaks, without the names and numbers of this run; None if none."""
     try:
         run(schedule)
-    except (AssertionError, KeyError, ValueError):
-        return True
-    return False
+    except (AssertionError, KeyError, ValueError) as error:
+        return re.sub(r"[0-9]+", "", str(error).split("\n", 1)[0])
+    return None
 
 
 def shrunk(schedule: Schedule) -> Schedule:
-    """Faults are dropped one by one while it still fails."""
-    smaller = True
-    while smaller:
-        smaller = False
-        for position in range(len(schedule.faults)):
-            faults = schedule.faults[:position] + schedule.faults[position + 1 :]
-            candidate = Schedule(schedule.seed, schedule.setting, faults, schedule.calm_at_s)
-            if fails(candidate):
-                schedule, smaller = candidate, True
-                break
+    """Faults are dropped one by one while the same rule is broken."""
+    broken = failure(schedule)
+    position = 0
+    while broken is not None and position < len(schedule.faults):
+        faults = schedule.faults[:position] + schedule.faults[position + 1 :]
+        shorter = replace(schedule, faults=faults)
+        if failure(shorter) == broken:
+            schedule, position = shorter, 0
+        else:
+            position += 1
     return schedule

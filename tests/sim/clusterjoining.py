@@ -130,8 +130,10 @@ class LearnerLife:
         else:
             self.learner.save(after_round, partial(self._saved, self.learner, reply))
 
-    def _saved(self, learner: Learner, reply: Callable[[Answer], None], round_: int, base: bytes) -> None:
-        if self.learner is learner:
+    def _saved(self, learner: Learner, reply: Callable[[Answer], None], round_: int, base: bytes | None) -> None:
+        if base is None or self.learner is not learner:
+            reply(CannotAnswer("its learner has ended"))
+        else:
             self._given = State(round_, base)
             reply(self._given)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.sim.clusterrounds import Rounds
 
 BUCKETS = 2
-Saved = Callable[[int, bytes], None]  # the round after which the base was read, and what the base is
+Saved = Callable[[int, bytes | None], None]  # the round after which the base was read, and what it is; None: it died
 
 
 class Deal:
@@ -115,6 +115,9 @@ class Learner:
 
     def die(self) -> None:
         self.alive = False
+        saves, self._saves = self._saves, []
+        for after_round, saved in saves:
+            saved(after_round, None)
 
     def take(self, body: Wire, chain: bytes) -> None:
         """What its daemon says. `chain`: of the round, if it is one."""

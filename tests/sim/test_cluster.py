@@ -17,7 +17,7 @@ from meshwire.roundlearner import Decision, Learner, Phase
 from meshwire.supply import Supply
 from tests.sim.cluster import Cluster, main
 from tests.sim.clusterdaemon import Daemon
-from tests.sim.clusterfaults import fails, random_schedule, run, shrunk
+from tests.sim.clusterfaults import failure, random_schedule, run, shrunk
 from tests.sim.clusterscenarios import FOLDER, SCENARIOS, transcript
 
 SEEDS = 130
@@ -128,19 +128,20 @@ def test_a_rule_that_is_left_out_is_missed(monkeypatch: pytest.MonkeyPatch, brok
     """The invariants see it, in one of the schedules from `seed` on."""
     broken(monkeypatch)
     schedules = (random_schedule(number) for number in range(seed, seed + 40) if number not in KNOWN)
-    assert any(fails(schedule) for schedule in schedules)
+    assert any(failure(schedule) for schedule in schedules)
 
 
 def test_a_failing_seed_is_shrunk_to_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Faults that change nothing are dropped, and the command tells the rest as a transcript."""
     blocks_not_returned(monkeypatch)
     numbers = (number for number in range(200) if len(random_schedule(number).faults) > 2)
-    seed = next(number for number in numbers if fails(random_schedule(number)))
+    seed = next(number for number in numbers if failure(random_schedule(number)))
     schedule = random_schedule(seed)
     shorter = shrunk(schedule)
-    assert fails(shorter)
+    assert failure(shorter) == failure(schedule)
     assert len(shorter.faults) < len(schedule.faults)
     for position in range(len(shorter.faults)):
-        assert not fails(replace(shorter, faults=shorter.faults[:position] + shorter.faults[position + 1 :]))
+        fewer = shorter.faults[:position] + shorter.faults[position + 1 :]
+        assert failure(replace(shorter, faults=fewer)) != failure(schedule), "each is needed"
     assert main(["--seed", str(seed)]) == 1
     assert "AssertionError" in capsys.readouterr().out
