@@ -49,7 +49,7 @@ class Schedule:
     def __str__(self) -> str:
         setting = self.setting
         devices = f"{setting.founders} founders and {setting.newcomers} newcomers"
-        head = f"seed {self.seed}: {devices}, {setting.sync.text()} {setting.sync.straggler}"
+        head = f"seed {self.seed}: {devices}, {setting.sync.text()} {setting.sync.straggler} {setting.sync.visibility}"
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 

@@ -327,7 +327,7 @@ def test_whoever_leaves_is_in_what_it_proposes() -> None:
 
 
 def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() -> None:
-    """After a partition its proposer may not know of a newcomer: it hears of the newer generation, and keeps its link."""
+    """After a partition its proposer may not know of a newcomer: it hears of the newer one, and keeps its link."""
     newcomer = Member(device=f"{9:064x}", incarnation=19, name="peer3")
     made = machine(1)
     entered = following(3, 0, members=(*MEMBERS, newcomer), ranks=(0, 1), learning=(0, 1))
