@@ -189,6 +189,7 @@ class State:
             return
         if reload:
             self.entered = None
+            self._forget_learner()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
 
@@ -235,5 +236,11 @@ class State:
         self.overdue, self.torn = set(), {}
         self._lineage = ()
         self.petitions = Petitions()
+        self._forget_learner()
         self.outside.left(now_s, self.timeouts)
         self.effects.append(LeftOut(reason))
+
+    def _forget_learner(self) -> None:
+        """The base that was ready is not the one that is kept: the next learner loads, and says so itself."""
+        if self.wish != "leave":
+            self.wish = None

@@ -339,3 +339,22 @@ def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() 
     assert Refusal not in kinds(effects)
     altered = following(9, 0, members=MEMBERS, ranks=(0, 1), learning=(0, 1))
     assert Refusal in kinds(made.receive(ONE, Propose(generation=altered), 2.1)), "if it is newer, it is one"
+
+
+def test_a_learner_of_a_history_that_is_not_kept_is_not_ready() -> None:
+    """J1: what was wished before this device was left out is void: the next learner is to load first."""
+    made = machine(1)
+    made.wish("learn", 0.5)
+    gone_on = following(2, 0, ranks=(0, 2), learning=(0, 2))
+    effects = made.receive(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50), 1.0)
+    assert LeftOut in kinds(effects)
+    returned = following(3, 0, learning=(0, 2), parent=gone_on.digest())
+    made.receive(ONE, Propose(generation=returned), 2.0)
+    made.standing(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}), 2.0)
+    made.receive(ONE, enter_of(returned, reload=(1,)), 2.1)
+    made.caught_up(2.2)
+    made.receive(ONE, Entered(job=JOB, generation=returned.hash64()), 2.3)
+    effects = made.receive(THREE, Entered(job=JOB, generation=returned.hash64()), 2.3)
+    assert Resume in kinds(effects)
+    assert not sent(effects, Wish)
+    assert sent(made.wish("learn", 3.0), Wish), "now it has"
