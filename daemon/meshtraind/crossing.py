@@ -111,16 +111,15 @@ class Crossing:
         self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
         if self._dealing is not None:
             self._dealing.enter(generation.learning)
-        now_s = self._loop.time()
         computes = self._rank in generation.learning
-        completes = dict(enter.complete)
+        completes, now_s = dict(enter.complete), self._loop.time()
         performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))
         if computes and self._turn.loaded:
             self._turn.taken_in()
             self._turn.wants_to_start(1)
             if self._dealing is not None:
                 self._dealing.begin()
-            performer.perform(self._machine.present(now_s))
+            performer.perform([])
 
     def resume(self) -> None:
         """All have entered: what waited is sent."""

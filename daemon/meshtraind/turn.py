@@ -43,7 +43,7 @@ class Turn:
     Args:
         notify: sends the learner a notice.
         start: tells the machine that the learner begins a step.
-        resume: tells the machine that the learner has left a barrier.
+        resume: tells the machine that the learner has left a barrier, or was taken in.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Turn:
         self._gone = False
         self._away = False
         self._loading = False
+        self._returning = False  # taken in, with a round in hand
 
     def complete(self, done: RoundDone) -> None:
         """A round is complete, its means may still be encoded."""
@@ -99,6 +100,7 @@ class Turn:
     def away(self) -> None:
         """Its process has ended, or has not begun: what is complete is kept for the one to come."""
         self._away = True
+        self._returning = False
         self._pending_step = None
         self._barrier = self._barrier_round = None
         self._begun_step = 0
@@ -112,8 +114,10 @@ class Turn:
             del self._complete[round_]
 
     def taken_in(self) -> None:
-        """Its steps count again."""
+        """Its steps count again, as soon as it has applied what it holds: with `fixed`, its next step stands on more
+        than that rule shows (R8)."""
         self._loading = False
+        self._returning = True
 
     @property
     def loaded(self) -> bool:
@@ -138,6 +142,9 @@ class Turn:
 
     def advance(self) -> None:
         """Tells the learner all that it can be told."""
+        if self._returning and self._given <= self._machine.applied:
+            self._returning = False
+            self._resume()
         while (notice := self._next_notice()) is not None:
             self._notify(notice)
             if isinstance(notice, BarrierPassed):
@@ -166,7 +173,7 @@ class Turn:
         return self._pending_step is not None
 
     def _next_notice(self) -> Wire | None:
-        if self._gone or self._away:
+        if self._gone or self._away or self._returning:
             return None
         upto = self._machine.visible
         if self._barrier_round is not None:

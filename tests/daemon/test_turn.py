@@ -120,6 +120,25 @@ def test_a_barrier_passes_with_all_older_rounds_applied_and_no_newer_one(desk: D
     assert desk.told() == [Start(step=4, decided=0)]
 
 
+def test_a_learner_that_is_taken_in_applies_first_what_it_holds(desk: Desk) -> None:
+    """J1, R8: while it was absent it was given a round that `fixed` would not show it yet. It starts after that one."""
+    desk.machine.phase = Phase.ABSENT
+    desk.turn.away()
+    desk.complete(1, 2)
+    desk.turn.returned(0)
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1)]
+    desk.turn.taken_in()
+    desk.turn.wants_to_start(1)
+    desk.turn.decoded(2)
+    desk.machine.visible = 0
+    assert desk.told() == []
+    assert desk.resumed == 0
+    desk.machine.applied = desk.machine.visible = 1
+    assert desk.told() == [Start(step=1, decided=0)]
+    assert desk.resumed == 1
+
+
 def test_an_idle_learner_begins_the_same_step_again(desk: Desk) -> None:
     desk.turn.wants_to_start(3)
     assert desk.told() == [Start(step=3, decided=0)]
