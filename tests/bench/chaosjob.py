@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshtrain.localmesh import LocalDaemon
+from meshtraind.fetch import output_folder
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs
 from tests.daemon import jobs
@@ -198,8 +199,9 @@ class ChaosJob:
     def records(self) -> list[Record]:
         """All that ranks have written, in the order of time. A line that a kill cut off is left out."""
         found = []
-        for name in self.names:
-            for path in self.folder(name).rglob(RECORDS):
+        for rank, name in enumerate(self.names):
+            path = output_folder(self.folder(name), rank) / RECORDS
+            if path.exists():
                 lines = path.read_text().splitlines(keepends=True)
                 found += [Record(**json.loads(line)) for line in lines if line.endswith("}\n")]
         return sorted(found, key=lambda record: record.t_s)
