@@ -45,6 +45,11 @@ from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
 
+UNSTARTED = {  # what an end means for a device that does not take part yet, or not again
+    "succeeded": JobEvent.DAEMON_DIED,
+    "failed": JobEvent.FAIL,
+    "cancelled": JobEvent.CANCEL,
+}
 BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
 
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
@@ -193,8 +198,7 @@ class Board:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
             self._early.pop(end.job, None)
-            event = JobEvent.CANCEL if end.outcome == "cancelled" else JobEvent.FAIL
-            self.enlisting.end_unstarted(job, event, end.reason)
+            self.enlisting.end_unstarted(job, UNSTARTED[end.outcome], end.reason)
 
     # What arrives from members of running jobs
 
@@ -216,7 +220,7 @@ class Board:
                 session = self._sessions.get(id_)
                 if session is not None:
                     return self._to_session(session, device, header, body)
-                if isinstance(body, RankReport):
+                if isinstance(body, RankReport) and self._jobs[id_].rank_of(device) == body.rank:
                     self._jobs[id_].report(body)  # how the others ended, after this device has
                     self._answer_late(device, self._jobs[id_], body)
                 elif self.enlisting.promised(id_):
@@ -231,7 +235,8 @@ class Board:
         id_ = self._ids.get(header.job, "")
         session = self._sessions.get(id_)
         if session is not None:
-            self._to_generations(session, device, body)
+            if session.job.rank_of(device) is not None:  # a paired device is not a member for that
+                self._to_generations(session, device, body)
         elif id_ and self._jobs[id_].ended:
             self._tell_end(device, self._jobs[id_])
         elif isinstance(body, Where):

@@ -44,6 +44,8 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
             rounds.crossing.take_served(served)
         if rounds.complete == before:
             raise RequestError(f"the source does not hold round {before + 1} any more")
+    if rounds.crossing.standing().chains[-1] != enter.chain:
+        raise RequestError(f"the rounds up to {enter.cut} are not those that the others hold")
 
 
 async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection, job: str) -> None:

@@ -53,13 +53,15 @@ class Ledger:
 
     @classmethod
     def restored(cls, space: SampleSpace, sync: SyncSettings, state: DealState) -> "Ledger":
-        """The ledger that `state` was read from, with the ranks that were learning then."""
+        """The ledger that `state` was read from, with the ranks that were learning then. Raises ValueError."""
         ledger = cls.__new__(cls)
         ledger._space, ledger._sync = space, sync
         ledger._supply = Supply(space.total, state.epoch, state.position, state.returned)
         ledger._sizes, ledger._claim = dict(state.sizes), state.claim
         ledger._held = {rank: [] for rank in ledger._sizes}
         for rank, batch in state.held:
+            if rank not in ledger._held:
+                raise ValueError(f"rank {rank} holds samples in a deal that lists the ranks {sorted(ledger._held)}")
             ledger._held[rank].append(batch)
         return ledger
 
