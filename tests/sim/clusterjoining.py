@@ -42,12 +42,13 @@ class LearnerLife:
 
     Attributes:
         learner: the process that has called.
+        starts: of processes.
     """
 
     def __init__(self, daemon: "Daemon") -> None:
         self._daemon = daemon
         self._world = daemon.world
-        self._processes = 0
+        self.starts = 0
         self._starting: Learner | None = None
         self._given: State | None = None  # to others, last
         self.learner: Learner | None = None
@@ -115,8 +116,8 @@ class LearnerLife:
 
     def _new(self) -> Learner:
         daemon = self._daemon
-        self._processes += 1
-        name = f"{daemon.number}.{daemon.member.incarnation}.{self._processes}"
+        self.starts += 1
+        name = f"{daemon.number}.{daemon.member.incarnation}.{self.starts}"
         return Learner(name, self._world.sync, daemon.later, self._world.step_s[daemon.number])
 
     # As a donor

@@ -253,7 +253,7 @@ class Rounds:
             self.turn.taken_in()
             self.turn.wants_to_start(1)
             self.dealing.begin()
-            self.perform(self.machine.present(now_s))
+            self.perform([])
         self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
 
     def resume(self) -> None:
@@ -367,7 +367,8 @@ class Rounds:
         self.perform(self.machine.start_step(step, self.world.now_s))
 
     def _resume_learner(self) -> None:
-        raise AssertionError("no barrier here")
+        if self.machine.phase is Phase.ABSENT:
+            self.perform(self.machine.present(self.world.now_s))
 
     def _result_ready(self, round_: int, bucket: int, result: Result) -> None:
         self.perform(
