@@ -69,7 +69,7 @@ async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginni
     reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
         raise RequestError(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
-    entry = Entry(complete=enter.cut, chain=enter.chain, samples=reply.seen, deal=reply.deal)
+    entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning)
     return Beginning(model, reply.samples, entry, reply.barrier)
 
 

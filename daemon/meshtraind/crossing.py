@@ -19,6 +19,8 @@ class Crossing:
 
     Args:
         links: the connection to each other member, by rank; live.
+        counted, learning: number of the newest generation that the deal of samples follows, and whose learners compute
+            in it.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class Crossing:
         dealing: Dealing | None,
         history: RoundHistory,
         performer: Performer,
+        counted: int,
+        learning: tuple[int, ...],
     ) -> None:
         self._rank = rank
         self._links = links
@@ -44,6 +48,7 @@ class Crossing:
         self._loop = asyncio.get_running_loop()
         self._deal: DealState | None = None
         self._samples = 0
+        self._counted, self._learning = counted, learning
 
     # Out of a generation
 
@@ -65,6 +70,8 @@ class Crossing:
             chains=history.chains,
             samples=history.samples,
             linked=(),
+            counted=self._counted,
+            learning=self._learning,
         )
 
     # To the cut
@@ -105,26 +112,35 @@ class Crossing:
 
     def enter(self, generation: Generation, enter: Enter) -> None:
         """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
+        self._count(enter.counted, enter.learning)
         performer = self._performer
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
         self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
-        if self._dealing is not None:
-            self._dealing.enter(generation.learning)
-        computes = self._rank in generation.learning
+        # What a process that has died had bound is the next one's to use, once that waits to be taken in (X3).
+        computes = self._rank in generation.learning and not self._turn.loaded
         completes, now_s = dict(enter.complete), self._loop.time()
         performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))
-        if computes and self._turn.loaded:
+
+    def resume(self, generation: Generation) -> None:
+        """All have entered: what waited is sent. The deal of samples follows the generation only now, for one that some
+        have not entered may be replaced, and no round is completed in it."""
+        self._count(generation.number, generation.learning)
+        if self._rank in generation.learning and self._turn.loaded:
             self._turn.taken_in()
             self._turn.wants_to_start(1)
             if self._dealing is not None:
                 self._dealing.begin()
-            performer.perform([])
-
-    def resume(self) -> None:
-        """All have entered: what waited is sent."""
+            self._performer.perform([])
         self._executor.resume()
         self._performer.send_waiting()
+
+    def _count(self, number: int, learning: tuple[int, ...]) -> None:
+        """X3: each generation that goes on is followed once, in their order."""
+        if number > self._counted:
+            self._counted, self._learning = number, learning
+            if self._dealing is not None:
+                self._dealing.enter(learning)
 
     def _note_cut(self) -> None:
         self._deal = self._dealing.state() if self._dealing is not None else None

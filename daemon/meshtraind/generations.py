@@ -241,7 +241,7 @@ class Generations:
         rounds = self._host.rounds
         assert rounds is not None
         self._fenced_at_s = None
-        rounds.crossing.resume()
+        rounds.crossing.resume(generation)
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
         self._host.resumed()
 

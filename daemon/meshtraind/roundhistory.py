@@ -21,12 +21,16 @@ class Entry:
         chain: of the last of them.
         samples: in them.
         deal: what the ledger of samples held then; None at the start.
+        counted, learning: the newest generation that the deal is to follow, and whose learners compute in it (X3); 0:
+            the one in which the rounds begin.
     """
 
     complete: int = 0
     chain: bytes = START
     samples: int = 0
     deal: DealState | None = None
+    counted: int = 0
+    learning: tuple[int, ...] = ()
 
 
 class RoundHistory:

@@ -115,7 +115,7 @@ class Rounds:
             Dealing(
                 samples,
                 rank=rank,
-                learning=generation.learning,
+                learning=entry.learning if entry.counted else generation.learning,
                 sync=spec.sync,
                 notify=notify,
                 state=entry.deal,
@@ -147,6 +147,8 @@ class Rounds:
             dealing=self._dealing,
             history=self._history,
             performer=self._performer,
+            counted=entry.counted or generation.number,
+            learning=entry.learning if entry.counted else generation.learning,
         )
         if trace is not None:
             self._executor.on_chunk_sent = lambda header: trace.chunk(header)

@@ -103,6 +103,7 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
     """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
     kept = keep(standings, proposer)
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
+    follows = max((held for rank, held in standings.items() if rank not in kept.reload), key=_counted, default=None)
     return Enter(
         job=generation.job,
         generation=generation.hash64(),
@@ -111,7 +112,13 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
         source=kept.source,
         complete=tuple(sorted(complete.items())),
         reload=kept.reload,
+        counted=0 if follows is None else follows.counted,
+        learning=() if follows is None else follows.learning,
     )
+
+
+def _counted(standing: Standing) -> int:
+    return standing.counted
 
 
 def worst_linked(standings: Mapping[int, Standing], proposer: int) -> tuple[int, int] | None:

@@ -219,7 +219,7 @@ class Daemon(Node):
                 self._enter(generation, enter)
             case Resume(generation):
                 assert self.rounds is not None
-                self.rounds.resume()
+                self.rounds.resume(effect.generation)
                 self._report()
                 self.world.resumed(self, generation)
             case LeftOut(reason):
@@ -282,7 +282,8 @@ class Daemon(Node):
         assert isinstance(answer, Deal)
         self._drop_rounds()
         self.generation = effect.generation
-        entry = Entry(complete=effect.enter.cut, chain=effect.enter.chain, samples=answer.samples, deal=answer.state)
+        enter = effect.enter
+        entry = Entry(enter.cut, enter.chain, answer.samples, answer.state, enter.counted, enter.learning)
         self.rounds = self._make_rounds(effect.generation, entry, loading=True)
         self.life.load_next()
         self._perform(self.machine.caught_up(self.world.now_s))

@@ -102,8 +102,15 @@ class Rounds:
         self.history = RoundHistory(entry)
         self.turn = Turn(self.machine, self._tell, self._start_step, self._resume_learner)
         self.dealing = Dealing(
-            world.space, rank=rank, learning=generation.learning, sync=sync, notify=self._tell, state=entry.deal
+            world.space,
+            rank=rank,
+            learning=entry.learning if entry.counted else generation.learning,
+            sync=sync,
+            notify=self._tell,
+            state=entry.deal,
         )
+        self.counted = entry.counted or generation.number
+        self.learning = entry.learning if entry.counted else generation.learning
         self.exchange = Exchange(
             generation.ranks, rank, BUCKETS, entry.complete, send, self._result_ready, self._decoded
         )
@@ -225,6 +232,8 @@ class Rounds:
             chains=history.chains,
             samples=history.samples,
             linked=(),
+            counted=self.counted,
+            learning=self.learning,
         )
 
     def served_after(self, complete: int) -> tuple[tuple[ServedRound, list[Result]], ...]:
@@ -244,24 +253,30 @@ class Rounds:
         self._note_cut()
 
     def enter(self, generation: Generation, enter: Enter) -> None:
+        self._count(enter.counted, enter.learning)
         self.generation, self.stage = enter.generation, Stage.ENTERED
         self.exchange.enter(generation.ranks, enter.cut)
-        self.dealing.enter(generation.learning)
-        computes, now_s = self._rank in generation.learning, self.world.now_s
+        computes, now_s = self._rank in generation.learning and not self.turn.loaded, self.world.now_s
         self.perform(self.machine.enter(generation.ranks, enter.cut, dict(enter.complete), now_s, computes=computes))
-        if computes and self.turn.loaded:
+
+    def resume(self, generation: Generation) -> None:
+        self._count(generation.number, generation.learning)
+        if self._rank in generation.learning and self.turn.loaded:
             self.turn.taken_in()
             self.turn.wants_to_start(1)
             self.dealing.begin()
             self.perform([])
         self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
-
-    def resume(self) -> None:
         self.exchange.resume()
         self.stage = Stage.RUNNING
         unsent, self.unsent = self.unsent, []
         for message in unsent:
             self._send(message)
+
+    def _count(self, number: int, learning: tuple[int, ...]) -> None:
+        if number > self.counted:
+            self.counted, self.learning = number, learning
+            self.dealing.enter(learning)
 
     def _note_cut(self) -> None:
         self.deal, self.samples = self.dealing.state(), self.history.samples

@@ -30,6 +30,8 @@ class Standing(Wire):
     chains: Annotated[tuple[Chain, ...], Field(max_length=limits.CHAINS_MAX)]  # h_k of the newest rounds, the last: h_c
     samples: Annotated[int, Field(ge=0)]  # in the rounds up to c
     linked: tuple[Rank, ...]  # live links, by rank of the proposed generation
+    counted: Annotated[int, Field(ge=0)] = 0  # number of the newest generation that the deal of samples follows (X3)
+    learning: tuple[Rank, ...] = ()  # of that one
 
 
 @message("generation.propose")
@@ -69,6 +71,8 @@ class Enter(Wire):
     source: Rank
     complete: Annotated[tuple[tuple[Rank, RoundCount], ...], Field(max_length=limits.MEMBERS_MAX)]  # as promised
     reload: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # these bring no history that is kept
+    counted: Annotated[int, Field(ge=0)] = 0  # the newest one that the deal of any other of them follows
+    learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
 
 
 @message("generation.entered")
