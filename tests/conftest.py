@@ -34,7 +34,16 @@ KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver
 
 T = TypeVar("T")
 
+PURE = ("wire", "sim")  # folders of tests that start nothing
+
 failed = pytest.StashKey[bool]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start processes want the machine for themselves: they run one after the other, beside the pure ones."""
+    for item in items:
+        if item.path.parent.name not in PURE:
+            item.add_marker(pytest.mark.xdist_group("machine"))
 
 
 @pytest.hookimpl(wrapper=True)
