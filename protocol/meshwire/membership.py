@@ -298,6 +298,9 @@ class Membership:
         state.highest = max(state.highest, other.number)
         state.outside.heard(device, where)
         if state.entered is None:
+            went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
+            if went_on and state.me not in other.live.values():
+                self._leave(f"generation {other.number} went on while this device caught up", now_s)
             return
         match relation(state.entered, state.lineage, other, where.ancestors):
             case Relation.OLDER:

@@ -4,8 +4,9 @@ import asyncio
 import os
 import socket
 import stat
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -66,9 +67,10 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket must be short
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
 
 
 @asynccontextmanager

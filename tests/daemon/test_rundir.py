@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,10 @@ AS_ROOT = os.name == "posix" and os.geteuid() == 0
 
 
 @pytest.fixture(autouse=True)
-def runtime_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    folder = tmp_path / "runtime"
-    folder.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    return folder
+def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:  # the path of a socket must be short
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield Path(folder)
 
 
 def mode(path: Path) -> int:
