@@ -40,7 +40,7 @@ failed = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes want the machine for themselves: they run one after the other, beside the pure ones."""
+    """Tests that start processes want the machine for themselves: one after the other, beside the pure ones."""
     for item in items:
         if item.path.parent.name not in PURE:
             item.add_marker(pytest.mark.xdist_group("machine"))

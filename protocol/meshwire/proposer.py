@@ -135,8 +135,9 @@ class Proposer:
             state.overdue |= {member.device for member in late}
             reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
         if state.phase is Phase.CATCHING_UP:  # petitions of before are being fulfilled
-            late = state.until_s is not None and self._reached(state.until_s, now_s)
-            return [*reasons, "this device has not caught up in time"] if late else reasons
+            if state.until_s is not None and self._reached(state.until_s, now_s):
+                reasons.append("this device has not caught up in time")
+            return reasons
         for kind, text in (("leave", "leaves"), ("learn", "is ready to compute"), ("rest", "computes no more")):
             if ranks := state.petitions.wishing(kind, state.change):  # type: ignore[arg-type]
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")

@@ -23,6 +23,8 @@ from tests.sim.clusterscenarios import FOLDER, SCENARIOS, transcript
 
 SEEDS = 130
 PARTS = 5
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:
     """R, V, G, J, X at every event; once failures stop, all run in one generation and compute, within the deadline."""

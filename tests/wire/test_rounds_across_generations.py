@@ -252,7 +252,7 @@ def test_own_decisions_are_told_again(before: Callable[[RoundMachine], list[Effe
 
 
 def test_who_computes_no_more_takes_back_what_it_had_bound() -> None:
-    """X3: its samples were dealt to others when its rank left those that compute, so no round above the cut has them."""
+    """X3: its samples were dealt to others when its rank left those that compute: no round above the cut has them."""
     one = machine()
     step(one, 1)
     one.absent("it died", 0.0, loading=True)
