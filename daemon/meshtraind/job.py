@@ -26,9 +26,10 @@ class HashBoard:
         self.unequal_round: int | None = None
 
     def expect(self, ranks: Iterable[int]) -> None:
-        """From now on these compute."""
+        """From now on these compute. What others have told may be of rounds that do not count any more (G4)."""
         self._ranks = set(ranks)
-        for round_ in list(self._open):
+        for round_, hashes in list(self._open.items()):
+            self._open[round_] = {rank: sha256 for rank, sha256 in hashes.items() if rank in self._ranks}
             self._compare(round_)
 
     def add(self, message: BaseHash) -> set[int]:
@@ -40,14 +41,14 @@ class HashBoard:
         return odd
 
     def _compare(self, round_: int) -> set[int]:
-        hashes = self._open[round_]
-        if not self._ranks <= hashes.keys():
+        told = self._open[round_]
+        if not self._ranks <= told.keys():
             return set()
         del self._open[round_]
+        hashes = {rank: told[rank] for rank in sorted(self._ranks)}
         self.compared += 1
-        of_lowest_rank = hashes[min(hashes)]
-        counts = Counter(hashes.values())
-        right = max(counts, key=lambda sha256: (counts[sha256], sha256 == of_lowest_rank))
+        counts = Counter(hashes.values())  # in the order of the ranks, and of equal counts the first is the greatest
+        right = max(counts, key=lambda sha256: counts[sha256], default=b"")
         odd = {rank for rank, sha256 in hashes.items() if sha256 != right}
         if odd and self.unequal_round is None:
             self.unequal_round = round_

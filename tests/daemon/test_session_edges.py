@@ -16,14 +16,14 @@ from meshtrain.client import RequestError as Refused
 from meshtrain.localmesh import LocalDaemon, LocalMesh
 from meshtraind.agreement import Agreement
 from meshtraind.connection import Connection, RequestError
-from meshtraind.job import Job
+from meshtraind.job import HashBoard, Job
 from meshtraind.links import Links
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header
 from meshwire.jobs import new_job_id
-from meshwire.messages.job import BarrierReached, Found, Generation, Member
+from meshwire.messages.job import BarrierReached, BaseHash, Found, Generation, Member
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
@@ -125,6 +125,24 @@ def test_a_member_cannot_be_in_barriers_without_end() -> None:
     wrong = [agreement.news(BarrierReached(job=JOB, rank=1, number=n)) for n in range(limits.BARRIERS_OPEN_MAX + 1)]
     assert not any(wrong[:-1])
     assert wrong[-1] == f"rank 1 is in more than {limits.BARRIERS_OPEN_MAX} barriers"
+
+
+def test_replicas_are_compared_among_those_that_compute() -> None:
+    """O9, G4: whoever leaves may have told of a round that the others make without it. Of equal parts the lowest rank's
+    is right."""
+    board = HashBoard((0, 1, 2))
+
+    def told(rank: int, round_: int, what: int) -> set[int]:
+        return board.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes([what]) * 32))
+
+    assert not told(0, 7, 1)
+    board.expect((1,))
+    assert not told(1, 7, 2)
+    assert board.equal is True
+    board.expect((1, 2))
+    assert not told(2, 8, 3)
+    assert told(1, 8, 4) == {2}
+    assert board.unequal_round == 8
 
 
 @pytest.fixture(scope="module")
