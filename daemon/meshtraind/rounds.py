@@ -231,6 +231,7 @@ class Rounds:
         self._turn.away()
         if self._dealing is not None:
             self._dealing.learner_lost()
+        self._performer.learner_died()
         self._performer.keeps_unapplied = False
         self._perform(self._machine.absent(reason, self._now(), gone=True))
 

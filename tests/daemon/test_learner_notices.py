@@ -36,6 +36,7 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.plan import plan_buckets
+from meshwire.roundevents import RoundComplete
 from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
 
@@ -182,6 +183,20 @@ async def test_only_the_step_that_was_begun_ends(step: int) -> None:
         assert not desk.failed
         desk.say(stepped(step))
         assert desk.failed == [f"rank 0 (n0): the learner has ended step {step}, which was not at its end"]
+
+
+@pytest.mark.asyncio
+async def test_a_new_learner_is_in_no_round_of_the_one_that_died() -> None:
+    """J3: both count their steps from 1, and a round names the learner's own step that is in it."""
+    async with Desk(2, "ssp:2") as desk:
+        desk.compute(1)
+        rounds = desk.rounds
+        bind = rounds._performer._own[1]
+        rounds.dead("its process has ended")
+        rounds.loads()
+        done = RoundComplete(1, False, "", {0: bind}, {}, used=b"\x01", integers=(), squared_norm=0.0)
+        rounds._performer.perform([done])
+        assert rounds._turn._complete[1].step == 0
 
 
 @pytest.mark.asyncio
