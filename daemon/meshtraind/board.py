@@ -50,9 +50,11 @@ UNSTARTED = {  # what an end means for a device that does not take part yet, or 
     "failed": JobEvent.FAIL,
     "cancelled": JobEvent.CANCEL,
 }
+OUTCOMES: dict[JobState, Literal["succeeded", "cancelled"]] = {  # all other ends are failures to those who ask
+    JobState.SUCCEEDED: "succeeded",
+    JobState.CANCELLED: "cancelled",
+}
 BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
-
-COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 
 
 class Board:
@@ -263,13 +265,7 @@ class Board:
     def _tell_end(self, device: str, job: Job) -> None:
         if job.left:
             return
-        outcome: Literal["succeeded", "failed", "cancelled"] = (
-            "succeeded"
-            if job.state is JobState.SUCCEEDED
-            else "cancelled"
-            if job.state is JobState.CANCELLED
-            else "failed"
-        )
+        outcome = OUTCOMES.get(job.state, "failed")
         end = End(job=job.spec.job, outcome=outcome, reason=job.error or "the job has ended", now=False)
         self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
 

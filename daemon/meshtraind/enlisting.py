@@ -18,6 +18,7 @@ from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.jobs import JobEvent, JobState, job_number
+from meshwire.lineage import rank_of
 from meshwire.messages.generation import Where
 from meshwire.messages.job import Commit, End, FilesProgress, Generation, Offer, OfferReply, Promise
 
@@ -252,7 +253,7 @@ class Enlisting:
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
         left = self._left.get(where.job)
-        rank = next((r for r, m in enumerate(where.generation.members) if m.device == self._node.device), None)
+        rank = rank_of(where.generation, self._node.device)
         if left is None or rank is None or where.job in self._board.jobs or self._board.closing:
             return
         del self._left[where.job]

@@ -66,6 +66,7 @@ class Performer:
         stage: set by whoever leads from one generation to the next.
         generation: in which rounds are completed now.
         finished: the learner takes no further step.
+        committed: the newest round that every member has announced complete (G5).
         keeps_unapplied: there is a learner, or one that loads, which is to apply what is complete.
     """
 
@@ -105,7 +106,7 @@ class Performer:
         self._unsent: list[Message] = []  # until all have entered
         self._performing = False
         self._closed = False
-        self._committed = 0
+        self.committed = 0
         self._past = 0  # rounds up to it were decided by learners that have died
         self._forgotten = history.complete
         self.generation = generation
@@ -131,11 +132,6 @@ class Performer:
             self._performing = False
         self._forget()
         self._arm()
-
-    @property
-    def committed(self) -> int:
-        """The newest round that every member has announced complete (G5)."""
-        return self._committed
 
     def send_waiting(self) -> None:
         """All have entered the generation: what was to be told since is sent."""
@@ -175,7 +171,7 @@ class Performer:
             case RoundComplete():
                 self._round_complete(effect)
             case Committed(round_):
-                self._committed = round_
+                self.committed = round_
             case LearnerCutOff(round_, reason):
                 log.warning("job %s: the learner was cut off: %s", self._spec.job, reason)
                 if round_ is not None:
@@ -221,9 +217,9 @@ class Performer:
 
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
-        self._history.forget(self._committed)
+        self._history.forget(self.committed)
         kept_for_learner = self.keeps_unapplied and not self.finished
-        upto = min(self._committed, self._machine.applied) if kept_for_learner else self._committed
+        upto = min(self.committed, self._machine.applied) if kept_for_learner else self.committed
         for round_ in range(self._forgotten + 1, upto + 1):
             self._executor.forget(round_)
         self._forgotten = max(self._forgotten, upto)

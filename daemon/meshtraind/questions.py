@@ -9,7 +9,7 @@ import logging
 from meshtraind.blobwriter import BlobError
 from meshtraind.board import Board
 from meshtraind.checkpoints import CheckpointError, list_checkpoints
-from meshtraind.checkpointsearch import ship
+from meshtraind.checkpointsearch import READ_TIMEOUT_S, ship
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.history import HistoryError
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 30.0
 PEER_TIMEOUT_S = 10.0
-CHECKPOINTS_TIMEOUT_S = 300.0  # a slow disk reads some gigabytes
 WATCH_INTERVAL_S = 1.0
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
@@ -179,7 +178,7 @@ class Questions:
                     raise RequestError(str(error)) from error
             elif forward:
                 try:
-                    reply = await self._ask(member, body, CHECKPOINTS_TIMEOUT_S)
+                    reply = await self._ask(member, body, READ_TIMEOUT_S)
                 except RequestError as error:
                     log.info("cannot list the checkpoints of %s: %s", member.name, error)
                     unasked.append(member.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from meshwire import limits
 from meshwire.chain import START, chain
 from meshwire.messages.generation import DealState, ServedRound
+from meshwire.messages.job import Generation
 from meshwire.roundevents import RoundComplete
 
 SERVED_BYTES_MAX = limits.CONTROL_BYTES_MAX // 2  # of one reply
@@ -31,6 +32,10 @@ class Entry:
     deal: DealState | None = None
     counted: int = 0
     learning: tuple[int, ...] = ()
+
+    def follows(self, begins_in: Generation) -> tuple[int, tuple[int, ...]]:
+        """X3: number and learning ranks of the newest generation that the deal follows, if rounds begin in this one."""
+        return (self.counted, self.learning) if self.counted else (begins_in.number, begins_in.learning)
 
 
 class RoundHistory:

@@ -111,18 +111,8 @@ class Rounds:
             complete=self._history.complete,
         )
         self._turn = Turn(self._machine, notify, self._start_step, self._resume)
-        self._dealing = (
-            Dealing(
-                samples,
-                rank=rank,
-                learning=entry.learning if entry.counted else generation.learning,
-                sync=spec.sync,
-                notify=notify,
-                state=entry.deal,
-            )
-            if samples is not None
-            else None
-        )
+        counted, learning = entry.follows(generation)
+        self._dealing = Dealing(samples, rank, learning, spec.sync, notify, entry.deal) if samples is not None else None
         self._performer = Performer(
             spec=spec,
             links=links,
@@ -147,15 +137,13 @@ class Rounds:
             dealing=self._dealing,
             history=self._history,
             performer=self._performer,
-            counted=entry.counted or generation.number,
-            learning=entry.learning if entry.counted else generation.learning,
+            counted=counted,
+            learning=learning,
         )
         if trace is not None:
             self._executor.on_chunk_sent = lambda header: trace.chunk(header)
         if loading:
-            self._executor.fence()
-            self._performer.fence()
-            self._perform(self._machine.fence(self._now()))
+            self.crossing.fence()
             self.dead("its script has not loaded yet")
         self.samples = 0
         self.closed = False

@@ -392,4 +392,4 @@ class Session:
 
     def _task_failed(self, name: str, error: BaseException) -> None:
         log.error("%s failed", name, exc_info=error)
-        self.end("failed", f"{self._who()}: {name} failed: {type(error).__name__}: {error}", now=True)
+        self.end("failed", self._named(f"{name} failed: {type(error).__name__}: {error}"), now=True)

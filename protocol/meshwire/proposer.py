@@ -148,9 +148,8 @@ class Proposer:
     def _roll(self, everyone: Roll, absent: set[int]) -> Roll:
         state = self._state
         overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in state.overdue}
-        leaving = state.petitions.wishing("leave", state.change) - {
-            state.rank
-        }  # whoever proposes is in it, and repeats
+        # Whoever proposes is in the generation, and repeats that it wishes to leave.
+        leaving = state.petitions.wishing("leave", state.change) - {state.rank}
         return state.next_roll(
             without=absent | overdue | leaving,
             joining=state.petitions.joining(state.links, everyone.members),

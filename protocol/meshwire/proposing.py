@@ -4,11 +4,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwire import limits
+from meshwire.chain import START
 from meshwire.lineage import rank_of
 from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.job import Generation, Member
-
-NO_CHAIN = bytes(16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
     """
     with_history = {rank: standing for rank, standing in standings.items() if standing.generation is not None}
     if not with_history:
-        return Kept(0, NO_CHAIN, proposer, tuple(sorted(standings)))
+        return Kept(0, START, proposer, tuple(sorted(standings)))
     number = max(standing.number for standing in with_history.values())
     newest = {rank: standing for rank, standing in with_history.items() if standing.number == number}
     first = max(newest, key=lambda rank: (rank == proposer, newest[rank].complete, -rank))

@@ -101,16 +101,15 @@ class Rounds:
         self.path = {entry.complete: entry.chain}  # chain ids by round
         self.history = RoundHistory(entry)
         self.turn = Turn(self.machine, self._tell, self._start_step, self._resume_learner)
+        self.counted, self.learning = entry.follows(generation)
         self.dealing = Dealing(
             world.space,
             rank=rank,
-            learning=entry.learning if entry.counted else generation.learning,
+            learning=self.learning,
             sync=sync,
             notify=self._tell,
             state=entry.deal,
         )
-        self.counted = entry.counted or generation.number
-        self.learning = entry.learning if entry.counted else generation.learning
         self.exchange = Exchange(
             generation.ranks, rank, BUCKETS, entry.complete, send, self._result_ready, self._decoded
         )

@@ -11,11 +11,10 @@ import pytest
 
 from meshwire import proposing
 from meshwire.messages.generation import Standing
-from meshwire.roundcore import RoundCore
-from meshwire.roundevents import Effect
 from meshwire.roundlearner import Decision, Learner, Phase
 from meshwire.supply import Supply
 from meshwire.syncmode import sync_settings
+from tests.sim.brokenrules import no_freeze
 from tests.sim.cluster import Cluster, Setting, main
 from tests.sim.clusterdaemon import Daemon
 from tests.sim.clusterfaults import Schedule, failure, random_schedule, run, shrunk
@@ -57,19 +56,6 @@ def no_chain_check(patch: pytest.MonkeyPatch) -> None:
         return standing.generation is not None and standing.complete <= history.complete
 
     patch.setattr(proposing, "lies_on", by_count)
-
-
-def no_freeze(patch: pytest.MonkeyPatch) -> None:
-    """G2: after its promise a daemon completes what it has all parts of."""
-    settle = RoundCore._settle
-
-    def melted(self: RoundCore, now_s: float) -> list[Effect]:
-        fenced, self._fenced = self._fenced, False
-        effects = settle(self, now_s)
-        self._fenced = fenced
-        return effects
-
-    patch.setattr(RoundCore, "_settle", melted)
 
 
 def restart_resumes(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from meshwire.roundevents import Effect, RoundComplete
 from meshwire.roundlearner import RoundSettings
 from meshwire.rounds import RoundMachine
 from meshwire.roundtable import RoundTable
+from tests.sim.brokenrules import no_freeze
 from tests.sim.generationcluster import Change, GenerationCluster
 from tests.sim.roundcluster import Mishap, Timing
 from tests.sim.test_clusters import MODES
@@ -91,19 +92,6 @@ def test_every_history_keeps_the_rules_and_goes_on(part: int) -> None:
 
 
 Broken = Callable[[pytest.MonkeyPatch], None]
-
-
-def no_freeze(patch: pytest.MonkeyPatch) -> None:
-    """G2: after its promise a daemon completes what it has all parts of."""
-    settle = RoundCore._settle
-
-    def melted(self: RoundCore, now_s: float) -> list[Effect]:
-        fenced, self._fenced = self._fenced, False
-        effects = settle(self, now_s)
-        self._fenced = fenced
-        return effects
-
-    patch.setattr(RoundCore, "_settle", melted)
 
 
 def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
