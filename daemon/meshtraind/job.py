@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from meshtraind.history import HistoryError, JobHistory
@@ -25,12 +25,18 @@ class HashBoard:
         self.compared = 0
         self.unequal_round: int | None = None
 
-    def expect(self, ranks: Iterable[int]) -> None:
-        """From now on these compute. What others have told may be of rounds that do not count any more (G4)."""
+    def expect(self, ranks: Iterable[int]) -> dict[int, set[int]]:
+        """From now on these compute. What others have told may be of rounds that do not count any more (G4).
+
+        Returns by round the ranks that are found to differ, where it was only others that had not told yet.
+        """
         self._ranks = set(ranks)
+        differ = {}
         for round_, hashes in list(self._open.items()):
             self._open[round_] = {rank: sha256 for rank, sha256 in hashes.items() if rank in self._ranks}
-            self._compare(round_)
+            if odd := self._compare(round_):
+                differ[round_] = odd
+        return differ
 
     def add(self, message: BaseHash) -> set[int]:
         """Takes one rank's hash after one round. Returns the ranks that are found to differ from the others by it."""
@@ -66,6 +72,9 @@ class Job:
     Args:
         rank: this device's index in `members`.
         folder: DATA/jobs/ID.
+
+    Attributes:
+        on_odd: called with a round and the ranks whose base after it was not that of the others (O9).
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class Job:
         self.ended_at_s: float | None = None
         self.reports: dict[int, RankReport] = {}
         self.hashes = HashBoard(range(len(members)))
+        self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self.waiting = ""  # for people: what a change of the generation waits for
         self.left = False  # by a person's word; the others go on, and hear no end from here
@@ -131,9 +141,15 @@ class Job:
         self._out = False
         self.generation = generation
         self.members = generation.members
-        self.hashes.expect(generation.learning)
         self._save()
         self.touch()
+        for round_, odd in self.hashes.expect(generation.learning).items():
+            self.on_odd(round_, odd)
+
+    def take_hash(self, message: BaseHash) -> None:
+        """One rank's, after one round."""
+        if odd := self.hashes.add(message):
+            self.on_odd(message.round, odd)
 
     def report(self, report: RankReport) -> None:
         """Takes a rank's news."""

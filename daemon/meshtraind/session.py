@@ -97,10 +97,12 @@ class Session:
             changed=self._generation_changed,
             fail=self._fail,
             why_none=lambda: self._metrics.why_none(job),
+            turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
         )
         self.passage = Passage(
             node, job, links, self.learner, self._agreement, donor, checkpointing, memory, rtt_s, self._tasks, wishes
         )
+        job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
 
     # Life
@@ -286,7 +288,7 @@ class Session:
 
     def _tell_hash(self, body: LearnerHash) -> None:
         message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
-        self._take_hash(message)
+        self.job.take_hash(message)
         self._tell_all(message)
 
     @property
@@ -310,7 +312,7 @@ class Session:
         elif isinstance(body, End):
             self.end(body.outcome, body.reason, now=body.now, tell=False)
         elif isinstance(body, BaseHash):
-            self._take_hash(body)
+            self.job.take_hash(body)
         elif isinstance(body, NEWS_TYPES):
             if wrong := self._agreement.news(body):
                 return wrong
@@ -336,15 +338,11 @@ class Session:
         if self.rounds is not None and not self.job.ended and self.rounds.takes(header.generation):
             self.rounds.chunk_received(rank, header)
 
-    def _take_hash(self, message: BaseHash) -> None:
+    def _replicas_differ(self, round_: int, odd: set[int]) -> None:
         job = self.job
-        odd = job.hashes.add(message)
-        if odd:
-            log.error(
-                "job %s: after round %d the bases of the ranks %s differ", job.spec.job, message.round, sorted(odd)
-            )
+        log.error("job %s: after round %d the bases of the ranks %s differ", job.spec.job, round_, sorted(odd))
         if job.rank in odd and job.state is JobState.RUNNING and self.passage.generations is not None:
-            self._why_ended = f"its base after round {message.round} was not that of the others (O9)"
+            self._why_ended = f"its base after round {round_} was not that of the others (O9)"
             self._tasks.spawn(self._learners.kill(), "repair the replica")
 
     # Helpers

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -143,6 +143,35 @@ def test_replicas_are_compared_among_those_that_compute() -> None:
     assert not told(2, 8, 3)
     assert told(1, 8, 4) == {2}
     assert board.unequal_round == 8
+
+
+def test_a_replica_that_is_found_to_differ_when_another_member_is_lost_is_repaired_at_once() -> None:
+    """O9: nobody will tell of that round again, and until the next hash it would go on with the wrong base."""
+    board = HashBoard((0, 1, 2))
+    for rank, what in ((0, 1), (1, 2)):
+        assert not board.add(BaseHash(job=JOB, rank=rank, round=7, sha256=bytes([what]) * 32))
+    assert board.expect((0, 1)) == {7: {1}}
+    assert board.expect((0, 1)) == {}
+
+
+def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: Path) -> None:
+    """O9: the session repairs its own."""
+    members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
+    first = Generation.first(JOB, members[0].device, members)
+    history = SimpleNamespace(put=lambda _record: None)
+    spec = SimpleNamespace(
+        job=JOB, name="x", script="x", args=(), codec="fp16", seed=0, submitter=members[0].device, created_at_s=0.0,
+        sync=SimpleNamespace(text=lambda: "bsp"),
+    )  # fmt: skip
+    job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history))
+    told: list[tuple[int, set[int]]] = []
+    job.on_odd = lambda round_, odd: told.append((round_, odd))
+    job.take(first)
+    for rank, what in ((0, 1), (1, 2)):
+        job.take_hash(BaseHash(job=JOB, rank=rank, round=7, sha256=bytes([what]) * 32))
+    assert not told
+    job.take(first.model_copy(update={"number": 2, "ranks": (0, 1), "learning": (0, 1)}))
+    assert told == [(7, {1})]
 
 
 @pytest.fixture(scope="module")
