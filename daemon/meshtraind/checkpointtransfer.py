@@ -12,9 +12,8 @@ from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobDamagedError, explained
 from meshtraind.checkpoints import Checkpoint
 from meshtraind.connection import Connection, RequestError
-from meshtraind.fetch import fetch_blob
+from meshtraind.fetch import Pace, fetch_blob
 from meshtraind.threads import in_thread
-from meshtraind.throttle import Throttle
 from meshwire import limits
 from meshwire.checkpoint import unit_file
 from meshwire.files import human_bytes
@@ -62,7 +61,7 @@ def offer(checkpoint: Checkpoint, store: BlobStore) -> SavedState:
     refs = tuple(record.blob() for record in manifest.units)
     for unit, blob in enumerate(refs):
         lend(manifest.job, checkpoint.unit_path(unit), blob, store)
-    return SavedState(round=manifest.round, units=refs)
+    return SavedState(round=manifest.round, chain=bytes.fromhex(manifest.chain), units=refs)
 
 
 def forget_state(job: str, units: Sequence[BlobRef], store: BlobStore) -> None:
@@ -98,13 +97,13 @@ async def fetch_state(
     store: BlobStore,
     folder: Path,
     emit: Emit,
-    bytes_per_s: float | None = None,
+    pace: Pace | None = None,
 ) -> None:
     """Gets all units into `folder`, as files for the learner. Called again, it fetches only what is still missing.
 
     Args:
         emit: told about once a second how far it is.
-        bytes_per_s: the most that is asked for, so that a running job keeps its speed; None: no limit.
+        pace: so that a running job keeps its speed; None: as fast as it goes.
 
     Raises:
         BlobError: the disk refuses, or has no room for it.
@@ -115,12 +114,11 @@ async def fetch_state(
     if progress.total_bytes > limits.DATA_BYTES_MAX:
         raise RequestError(f"{donor.name} offers a state of {human_bytes(progress.total_bytes)}")
     digests = [blob.sha256 for blob in units]
-    throttle = Throttle(bytes_per_s)
     await in_thread(lambda _: store.hold(job, digests, passing=True))
     await in_thread(lambda _: store.ensure_space(_missing_bytes(units, store)))
     for unit, blob in enumerate(units):
         try:
-            await fetch_blob(donor, job, blob, store, progress.add, throttle.take)
+            await fetch_blob(donor, job, blob, store, progress.add, pace)
         except BlobDamagedError as error:
             raise RequestError(f"unit {unit} of the state from {donor.name}: {error}") from error
     await in_thread(lambda _: _lay_out(units, folder, store))

@@ -7,6 +7,7 @@ from meshtraind.blobs import BlobStore
 from meshtraind.checkpoints import Checkpoint
 from meshtraind.checkpointtransfer import offer, store_state
 from meshtraind.cleanup import STATE
+from meshtraind.connection import RequestError
 from meshtraind.job import Job
 from meshtraind.saving import Saving
 from meshwire.messages.generation import AskState, SavedState
@@ -19,13 +20,22 @@ class Donor:
 
     Args:
         checkpoint: the newest one that this learner has written.
+        chain_after: h_k of a complete round; None when it is too long ago.
     """
 
-    def __init__(self, job: Job, store: BlobStore, saving: Saving, checkpoint: Callable[[], Checkpoint | None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        store: BlobStore,
+        saving: Saving,
+        checkpoint: Callable[[], Checkpoint | None],
+        chain_after: Callable[[int], bytes | None],
+    ) -> None:
         self._job = job
         self._store = store
         self._saving = saving
         self._checkpoint = checkpoint
+        self._chain_after = chain_after
         self._lock = asyncio.Lock()
         self._states = 0
         self._newest: SavedState | None = None
@@ -45,8 +55,11 @@ class Donor:
         folder = self._job.folder / STATE / f"saved-{self._states}"
         await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
         saved = await self._saving.save(after_round, folder, SAVE_TIMEOUT_S)
+        chain = self._chain_after(saved.round)
+        if chain is None:
+            raise RequestError(f"it took its learner too long to write the state after round {saved.round}")
         units = await asyncio.to_thread(store_state, self._job.spec.job, folder, saved.units, self._store)
-        return SavedState(round=saved.round, units=units)
+        return SavedState(round=saved.round, chain=chain, units=units)
 
     def forget(self) -> None:
         """This learner is lost, and the history that it was in may be, too."""

@@ -4,10 +4,11 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobBusyError, BlobWriter
@@ -25,11 +26,30 @@ BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts 
 BUSY_POLL_S = 0.2
 LOG_POLL_S = 0.1
 
-Pace = Callable[[int], Awaitable[None]]  # waits until so many bytes may be asked for
+
+class Pace(Protocol):
+    """How fast a peer is asked."""
+
+    @property
+    def pieces(self) -> int:
+        """That may be asked for at once."""
+
+    @property
+    def piece_bytes(self) -> int:
+        """Of the next one, at most FETCH_BYTES_MAX."""
+
+    def piece(self, size_bytes: int) -> AbstractAsyncContextManager[None]:
+        """Entered when it may be asked for, left when it is here."""
 
 
-async def _at_once(_size_bytes: int) -> None:
+class _Free:
     """The network sets the pace."""
+
+    pieces = PIECES_IN_FLIGHT
+    piece_bytes = limits.FETCH_BYTES_MAX
+
+    def piece(self, _size_bytes: int) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
 
 async def fetch_blob(
@@ -38,12 +58,13 @@ async def fetch_blob(
     blob: BlobRef,
     store: BlobStore,
     on_bytes: Callable[[int], None] | None = None,
-    pace: Pace = _at_once,
+    pace: Pace | None = None,
 ) -> None:
     """Receives a blob into the store, from where it broke off, or waits until another job has received it.
 
     Args:
         on_bytes: called with the bytes that are here now and were not before; with 0 as a sign of life.
+        pace: None: as fast as it goes.
 
     Raises:
         BlobError: the disk refuses, or the bytes are not what their name says.
@@ -53,7 +74,7 @@ async def fetch_blob(
     deadline_s = time.monotonic() + BUSY_TIMEOUT_S
     while not store.has(blob.sha256, blob.size_bytes):
         try:
-            await _receive(peer, job, blob, store, count, pace)
+            await _receive(peer, job, blob, store, count, pace or _Free())
             return
         except BlobBusyError:
             if time.monotonic() > deadline_s:
@@ -80,9 +101,11 @@ async def _receive(
         tasks = TaskSet(f"fetch {blob.sha256.hex()[:12]}", on_error=told_elsewhere)
         try:
             while writer.offset < blob.size_bytes:
-                while next_bytes < blob.size_bytes and len(pieces) < PIECES_IN_FLIGHT:
-                    pieces.append(tasks.spawn(_fetch_piece(peer, job, blob, next_bytes, pace), f"from {next_bytes}"))
-                    next_bytes += limits.FETCH_BYTES_MAX
+                while next_bytes < blob.size_bytes and len(pieces) < pace.pieces:
+                    piece_bytes = min(pace.piece_bytes, blob.size_bytes - next_bytes)
+                    piece = _fetch_piece(peer, job, blob, next_bytes, piece_bytes, pace)
+                    pieces.append(tasks.spawn(piece, f"from {next_bytes}"))
+                    next_bytes += piece_bytes
                 data = memoryview((await pieces.popleft()).data)
                 if not data:
                     raise RequestError(f"the peer's blob {blob.sha256.hex()[:12]} ends after {writer.offset} bytes")
@@ -101,16 +124,11 @@ def _count_nothing(_size_bytes: int) -> None:
     """For who does not show progress."""
 
 
-async def _fetch_piece(peer: Connection, job: str, blob: BlobRef, offset_bytes: int, pace: Pace) -> Fetched:
-    wanted = Fetch(
-        job=job,
-        what="blob",
-        sha256=blob.sha256,
-        offset_bytes=offset_bytes,
-        max_bytes=min(limits.FETCH_BYTES_MAX, blob.size_bytes - offset_bytes),
-    )
-    await pace(wanted.max_bytes)
-    async with window_of(peer).room_for(wanted.max_bytes):
+async def _fetch_piece(
+    peer: Connection, job: str, blob: BlobRef, offset_bytes: int, size_bytes: int, pace: Pace
+) -> Fetched:
+    wanted = Fetch(job=job, what="blob", sha256=blob.sha256, offset_bytes=offset_bytes, max_bytes=size_bytes)
+    async with pace.piece(size_bytes), window_of(peer).room_for(size_bytes):
         reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
     if not isinstance(reply, Fetched):
         raise RequestError("the peer answered a fetch with something else")

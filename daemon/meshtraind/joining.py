@@ -7,12 +7,13 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meshtraind.agreement import Emit
 from meshtraind.blobs import BlobStore
 from meshtraind.checkpointtransfer import fetch_state
 from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.courtesy import Courtesy
 from meshtraind.job import Job
+from meshtraind.startstate import Emit
 from meshwire import limits
 from meshwire.manifest import ModelManifest, first_difference
 from meshwire.messages.generation import AskState, SavedState
@@ -27,12 +28,17 @@ COMPLETE_TIMEOUT_S = 600.0
 POLL_S = 0.2
 
 
+class _NotKeptError(RequestError):
+    """A state whose newest round is not on the history that is kept."""
+
+
 class Joining:
     """One learner's way into a job that runs. Every method raises RequestError with a text for the script.
 
     Args:
         manifest: the model that the others train.
         donors: connections to the members whose learners compute, best first; asked for when needed.
+        carried_bytes: the chunks that this device has passed on so far.
         ready: called with the round after which the learner's state was read, when it has loaded it.
     """
 
@@ -43,6 +49,7 @@ class Joining:
         manifest: ModelManifest,
         donors: Callable[[], list[Connection]],
         store: BlobStore,
+        carried_bytes: Callable[[], int],
         ready: Callable[[int], None],
     ) -> None:
         self._job = job
@@ -50,9 +57,14 @@ class Joining:
         self._manifest = manifest
         self._donors = donors
         self._store = store
+        self._carried_bytes = carried_bytes
         self._ready = ready
         self._folder = job.folder / STATE
         self._round = 0
+        self._pace: Courtesy | None = None  # while a state is on its way
+        self._chains: dict[
+            int, bytes | None
+        ] = {}  # of the rounds since it was asked for: what comes must be one's base
 
     async def model(self, body: LearnerModel, emit: Emit) -> None:
         """Raises RequestError when it is another model than the others'."""
@@ -65,6 +77,7 @@ class Joining:
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
         """Gets a state of what is complete now, or later, from a member that computes."""
         asked = AskState(job=self._job.spec.job, after_round=self._rounds.loads())
+        self._note_chain(asked.after_round)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + DONOR_TIMEOUT_S
         while True:
@@ -72,10 +85,13 @@ class Joining:
             for donor in self._donors():
                 try:
                     return await self._load_from(donor, asked, len(body.units), emit)
+                except _NotKeptError as error:  # it will hear so, and compute no more, or give a later one
+                    emit(Waiting(reason=f"another state than that of {donor.name}: {error}"))
                 except (RequestError, TimeoutError) as error:
                     errors.append(f"{donor.name}: {error}")
                 except ConnectionLost as error:  # there may be another link soon
                     emit(Waiting(reason=f"another link to {donor.name}: {error}"[: limits.ERROR_CHARS_MAX]))
+                    deadline_s = loop.time() + DONOR_TIMEOUT_S
             if errors or loop.time() > deadline_s:
                 raise RequestError("no peer has given its state: " + ("; ".join(errors) or "none computes"))
             emit(Waiting(reason="a peer whose learner computes"))
@@ -90,17 +106,44 @@ class Joining:
             raise RequestError(f"it offers the state after round {saved.round}, not after {asked.after_round}")
         if len(saved.units) != units:
             raise RequestError(f"it has {len(saved.units)} units of state, this peer {units}")
-        await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit)
+        await self._check_history(saved, donor, emit)
+        self._pace = Courtesy(self._carried_bytes, lambda: self._rounds.hold_others_up)
+        try:
+            await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit, self._pace)
+        finally:
+            self._pace = None
         self._round = saved.round
+        self._chains.clear()
         return StateTask(units=tuple(range(len(saved.units))), folder=str(self._folder), write=False, round=saved.round)
+
+    async def _check_history(self, saved: SavedState, donor: Connection, emit: Emit) -> None:
+        """G4: the donor may have completed a round that no other holds, and then be lost: the round counts for nobody.
+
+        Raises _NotKeptError; ConnectionLost when the donor was lost before the others had completed the round.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + COMPLETE_TIMEOUT_S
+        while self._rounds.complete < saved.round:
+            if donor.closing:
+                raise ConnectionLost(f"it was lost before others held round {saved.round}")
+            if loop.time() > deadline_s:
+                raise RequestError(f"waited {COMPLETE_TIMEOUT_S:.0f} s for round {saved.round}")
+            emit(Waiting(reason=f"round {saved.round}, after which the state of {donor.name} was read"))
+            await asyncio.sleep(POLL_S)
+        own = self._chains.get(saved.round) or self._rounds.chain_after(saved.round)
+        if own != saved.chain:
+            raise _NotKeptError(f"round {saved.round} is not there what it is here (G4)")
+
+    def round_complete(self, round_: int) -> None:
+        """The next round is complete here."""
+        if self._pace is not None:
+            self._pace.round_complete()
+        if self._chains:
+            self._note_chain(round_)
+
+    def _note_chain(self, round_: int) -> None:
+        self._chains[round_] = self._rounds.chain_after(round_)
 
     async def ready(self, emit: Emit) -> None:
         """The learner holds the state: it is taken in with the next generation."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + COMPLETE_TIMEOUT_S
-        while self._rounds.complete < self._round:
-            if loop.time() > deadline_s:
-                raise RequestError(f"waited {COMPLETE_TIMEOUT_S:.0f} s for round {self._round}")
-            emit(Waiting(reason=f"round {self._round}, after which the state was read"))
-            await asyncio.sleep(POLL_S)
         self._ready(self._round)

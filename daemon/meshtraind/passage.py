@@ -92,7 +92,7 @@ class Passage:
         self._rtt_s = rtt_s
         self._tasks = tasks
         self._wishes = wishes
-        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail, checkpointing.round_complete)
+        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail, self._round_complete)
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._left = asyncio.Event()
         self.memory = memory
@@ -176,13 +176,23 @@ class Passage:
                 rounds.loaded(round_)
                 self.generations.wish("learn")
 
-        joining = Joining(self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, loaded)
+        joining = Joining(
+            self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._carried_bytes, loaded
+        )
         self._learner.begin_anew(rounds, joining)
 
     def _donors(self) -> list[Connection]:
         generation = self._job.generation
         ranks = generation.learning if generation is not None else ()
         return [self._links[rank] for rank in ranks if rank in self._links]
+
+    def _carried_bytes(self) -> int:
+        return sum(link.chunk_payload_bytes_sent for link in self._links.values())
+
+    def _round_complete(self, rounds: "Rounds", round_: int) -> None:
+        self._checkpointing.round_complete(rounds, round_)
+        if isinstance(self._learner.preparation, Joining) and rounds is self.rounds:
+            self._learner.preparation.round_complete(round_)
 
     # What a change of generation brings
 

@@ -76,6 +76,11 @@ class RoundHistory:
         """h_k of the newest rounds, the last: h_c."""
         return tuple(self._chains)
 
+    def chain_after(self, round_: int) -> bytes | None:
+        """h_k of a complete round; None when it is too long ago."""
+        back = self.complete - round_
+        return self._chains[-1 - back] if 0 <= back < len(self._chains) else None
+
     def forget(self, upto: int) -> None:
         """Every member holds the rounds up to this one."""
         for round_ in [round_ for round_ in self._rounds if round_ <= upto]:

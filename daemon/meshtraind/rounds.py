@@ -291,6 +291,15 @@ class Rounds:
         """In all complete rounds."""
         return self._history.samples
 
+    @property
+    def hold_others_up(self) -> bool:
+        """No more rounds can be kept for a learner that loads: all members wait for it (R5, M1)."""
+        return self._machine.decided >= self._machine.applied + self._machine.settings.unapplied_max
+
+    def chain_after(self, round_: int) -> bytes | None:
+        """h_k of a complete round (G4); None when it is too long ago."""
+        return self._history.chain_after(round_)
+
     def entry(self) -> Entry:
         """Where who would go on from the newest complete round begins."""
         history = self._history

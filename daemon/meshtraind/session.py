@@ -74,7 +74,7 @@ class Session:
         memory = SharedMemory()
         saving = Saving(lambda body: self.learner.notify(body), lambda: self.learner.ready)
         checkpointing = Checkpointing(job, node.software, saving, self._tasks, lambda: self.passage.model())
-        donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest)
+        donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after)
         self.learner = LearnerLink(
             Place(
                 job=job,
@@ -290,6 +290,9 @@ class Session:
         message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
         self.job.take_hash(message)
         self._tell_all(message)
+
+    def _chain_after(self, round_: int) -> bytes | None:
+        return self.rounds.chain_after(round_) if self.rounds is not None else None
 
     @property
     def rounds(self) -> "Rounds | None":

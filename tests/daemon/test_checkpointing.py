@@ -240,18 +240,20 @@ async def test_several_ask_at_once_and_each_gets_its_own(desk: Desk, tmp_path: P
 @pytest.mark.asyncio
 async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Path) -> None:
     """J1: the learner is not disturbed for what lies on the disk."""
-    donor = Donor(desk.job, BlobStore(tmp_path / "blobs"), desk.saving, lambda: desk.checkpointing.newest)
+    store = BlobStore(tmp_path / "blobs")
+    chains = {22: b"a" * 16, 30: b"b" * 16}
+    donor = Donor(desk.job, store, desk.saving, lambda: desk.checkpointing.newest, chains.get)
     desk.complete(20 - ROUNDS_AHEAD)
     save = await desk.asked()
     desk.complete(20)
     desk.answer(save, 20)
     await desk.idle()
     given = await donor.state(AskState(job=JOB, after_round=15))
-    assert given.round == 20
+    assert (given.round, given.chain) == (20, bytes([20]) * 16)
     assert len(desk.told) == 1
     asking = desk.tasks.spawn(donor.state(AskState(job=JOB, after_round=21)), "a member that asks")
     desk.answer(await desk.asked(2), 22)
-    assert (await asking).round == 22
+    assert ((await asking).round, (await asking).chain) == (22, b"a" * 16), "its asker has to know on which history"
     assert await donor.state(AskState(job=JOB, after_round=22)) == await asking
     donor.forget()
     desk.checkpointing.forget()

@@ -22,7 +22,6 @@ from meshtraind.fetch import serve
 from meshtraind.node import Node
 from meshtraind.questions import Questions
 from meshtraind.threads import Stopped
-from meshtraind.throttle import Throttle
 from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, GenerationRecord, unit_file
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
@@ -441,35 +440,6 @@ async def test_a_donor_whose_disk_has_rotted_is_named(
     with pytest.raises(RequestError, match="unit 1 of the state from anna: blob"):
         await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert not (tmp_path / "state").exists()
-
-
-@pytest.mark.asyncio
-async def test_a_transfer_keeps_to_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running job keeps its speed: at no moment has more gone than the pace allows, but for one piece."""
-    loop, now_s = asyncio.get_running_loop(), 0.0
-    monkeypatch.setattr(loop, "time", lambda: now_s)
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now_s
-        slept.append(seconds)
-        now_s += seconds
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    throttle, gone = Throttle(100.0), 0
-    for _ in range(10):
-        await throttle.take(50)
-        assert gone <= now_s * 100
-        gone += 50
-    assert now_s == pytest.approx(4.5)
-    now_s += 100
-    slept.clear()
-    for _ in range(3):
-        await throttle.take(50)
-    assert slept == pytest.approx([0.5, 0.5]), "a pause saves nothing up"
-    await Throttle(None).take(10**12)
-    with pytest.raises(ValueError, match="nothing would ever come"):
-        Throttle(0)
 
 
 # Who asks

@@ -13,7 +13,7 @@ from meshtraind.agreement import Agreement
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
-from meshtraind.job import Job
+from meshtraind.job import Job, Way
 from meshtraind.joining import Joining
 from meshtraind.learnerlife import LearnerLife
 from meshtraind.memory import SharedMemoryError
@@ -128,10 +128,15 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
             round_of_others(desk, round_)
         assert not desk.rounds._executor._memory.rounds
         assert desk.rounds.loads() == 30
+        assert not desk.rounds.hold_others_up
         for round_ in range(31, 35):
             round_of_others(desk, round_)
         assert sorted(desk.rounds._executor._memory.rounds) == [31, 32, 33, 34], "kept for the base that it loads"
         assert desk.rounds._machine.may_null()[1].endswith("rounds up to 34 can be kept for it")
+        assert desk.rounds.hold_others_up, "so whatever it fetches, it fetches at once"
+        chains = [desk.rounds.chain_after(round_) for round_ in range(36)]
+        assert len(set(chains)) == 36
+        assert chains[34:] == [desk.rounds.entry().chain, None]
         desk.rounds.loaded(32)
         assert sorted(desk.rounds._executor._memory.rounds) == [33, 34]
         assert not desk.failed
@@ -141,6 +146,7 @@ class Offers:
     """A member that gives its state, or the link to which is lost at first."""
 
     name = "bert"
+    closing = False
 
     def __init__(self, *answers: Wire | Exception) -> None:
         self.answers = list(answers)
@@ -152,17 +158,40 @@ class Offers:
         return answer
 
 
-async def ask_state(donor: Offers, monkeypatch: pytest.MonkeyPatch) -> StateTask:
+def chain_of(round_: int) -> bytes:
+    """As all that go on know it."""
+    return round_.to_bytes(16, "little")
+
+
+def state_of(round_: int, chain: bytes | None = None) -> SavedState:
+    return SavedState(round=round_, chain=chain or chain_of(round_), units=(UNIT,))
+
+
+async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTask:
+    """By a device whose rounds go on, one in each millisecond."""
+    rounds = SimpleNamespace(complete=7, loads=lambda: 7, chain_after=chain_of)
+
     async def fetched(*_args: object) -> None:
         pass
 
+    async def go_on() -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            rounds.complete += 1
+            asker.round_complete(rounds.complete)
+
     monkeypatch.setattr(joining, "fetch_state", fetched)
     monkeypatch.setattr(joining, "POLL_S", 0.001)
-    job, rounds = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=Path("none")), SimpleNamespace(loads=lambda: 7)
+    job, nothing = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=Path("none")), cast(Any, None)
     asker = Joining(
-        cast(Any, job), cast(Any, rounds), cast(Any, None), lambda: cast(Any, [donor]), cast(Any, None), lambda _: None
+        cast(Any, job), cast(Any, rounds), nothing, lambda: cast(Any, donors), nothing, lambda: 0, lambda _: None
     )
-    return await asker.state(LearnerState(units=(bytes(32),)), lambda _event: None)
+    tasks = TaskSet("test")
+    tasks.spawn(go_on(), "rounds")
+    try:
+        return await asker.state(LearnerState(units=(bytes(32),)), lambda _event: None)
+    finally:
+        await tasks.close()
 
 
 UNIT = BlobRef(sha256=bytes(32), size_bytes=1)
@@ -172,7 +201,7 @@ UNIT = BlobRef(sha256=bytes(32), size_bytes=1)
 async def test_a_link_that_breaks_while_a_state_is_loaded_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three lost links, and the device would have forwarded for the rest of the job."""
     lost = [ConnectionLost("the connection broke")] * 5
-    task = await ask_state(Offers(*lost, SavedState(round=9, units=(UNIT,))), monkeypatch)
+    task = await ask_state(monkeypatch, Offers(*lost, state_of(9)))
     assert task.round == 9
 
 
@@ -180,7 +209,25 @@ async def test_a_link_that_breaks_while_a_state_is_loaded_costs_no_process(monke
 async def test_a_state_of_too_early_a_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds after it are not kept here: it ended the job as an error of the exchange."""
     with pytest.raises(RequestError, match="bert: it offers the state after round 6, not after 7"):
-        await ask_state(Offers(SavedState(round=6, units=(UNIT,))), monkeypatch)
+        await ask_state(monkeypatch, Offers(state_of(6)))
+
+
+@pytest.mark.asyncio
+async def test_a_state_of_another_history_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G4: its donor had completed round 12 with members that are lost; those that go on have another round 12."""
+    task = await ask_state(monkeypatch, Offers(state_of(12, chain=b"another round 12"), state_of(14)))
+    assert task.round == 14
+
+
+@pytest.mark.asyncio
+async def test_a_state_of_a_round_that_nobody_else_holds_yet_is_loaded_only_if_others_will(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G4: a donor that is lost meanwhile may have been the only one to hold it; then another one is asked."""
+    lost = Offers(state_of(10**9), ConnectionLost("the connection broke"), ConnectionLost("the connection broke"))
+    lost.closing = True
+    task = await ask_state(monkeypatch, lost, Offers(state_of(30)))
+    assert task.round == 30
 
 
 # Processes that are started and ended at once
@@ -415,13 +462,13 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
         seed=0, created_at_s=0.0,
     )  # fmt: skip
     history = SimpleNamespace(put=lambda _record: None)
-    job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history))
+    job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history), Way.RETURNS)
     job.advance(JobEvent.ACCEPT)
     node = SimpleNamespace(device=members[0].device, links={members[1].device: SimpleNamespace(connection=Peer())})
     node.blobs = SimpleNamespace(release=lambda _job: None, trim=lambda: None)
     tasks = TaskSet("test")
     returning = Enlisting(cast(Any, node), cast(Any, None), tasks, {})
-    fetching = tasks.spawn(returning._take_in(job, members[1].device, begins=False), "files")
+    fetching = tasks.spawn(returning._take_in(job, members[1].device), "files")
     if ends:
         while len(tried) < 2:
             await asyncio.sleep(0.001)

@@ -180,6 +180,7 @@ class SavedState(Wire):
     """Reply: the blobs of all units, in their order."""
 
     round: RoundCount
+    chain: Chain  # h_k of that round, by which the asker knows whether it is on the history that is kept (G4)
     units: tuple[BlobRef, ...]
 
 
