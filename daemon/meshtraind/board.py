@@ -9,7 +9,7 @@ from meshtraind.cleanup import clean_up, clean_up_all
 from meshtraind.connection import Connection, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.history import RESUME
-from meshtraind.job import Job
+from meshtraind.job import Job, Way
 from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
 from meshtraind.learnerenvironment import learner_threads
@@ -71,6 +71,7 @@ class Board:
         self._jobs: dict[str, Job] = {}
         self._ids: dict[int, str] = {}  # by number in frame headers
         self._sessions: dict[str, Session] = {}
+        self._members: set[str] = set()  # of all their jobs, as told last
         self._early: dict[str, list[tuple[str, Header, Wire]]] = {}  # members that were told to start sooner than we
         self.closing = False
         self.on_members: Callable[[set[str]], None] = lambda _devices: None
@@ -140,11 +141,12 @@ class Board:
         for device, header, body in self._early.pop(job.spec.job, []):
             self._to_session(session, device, header, body)
 
-    async def come_back(self, job: Job, device: str, where: Where) -> None:
-        """This device returns to a job, of which another has told."""
+    async def come_back(self, job: Job, device: str, where: Where | None) -> None:
+        """This device comes into a job that others have begun; `device` may have told where they are."""
         session = self._open_session(job, None, {})
         await session.come_back()
-        self._to_generations(session, device, where)
+        if where is not None:
+            self._to_generations(session, device, where)
 
     def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> Session:
         peers = [
@@ -172,8 +174,11 @@ class Board:
         return session
 
     def _tell_members(self) -> None:
-        members = (member.device for session in self._sessions.values() for member in session.job.members)
-        self.on_members(set(members))
+        self._members = self._job_members()
+        self.on_members(self._members)
+
+    def _job_members(self) -> set[str]:
+        return {member.device for session in self._sessions.values() for member in session.job.members}
 
     async def _forget(self, session: Session) -> None:
         """Lets go of a session and its files when it has closed."""
@@ -183,6 +188,8 @@ class Board:
         self._tell_members()
         if not session.job.ended:
             return  # this daemon stops, and will return to it
+        for device in session.passage.guests:
+            self._tell_end(device, session.job)
         await asyncio.to_thread(forget, folder)
         succeeded = session.job.state is JobState.SUCCEEDED
         await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs, succeeded=succeeded)
@@ -237,7 +244,8 @@ class Board:
         id_ = self._ids.get(header.job, "")
         session = self._sessions.get(id_)
         if session is not None:
-            if session.job.rank_of(device) is not None:  # a paired device is not a member for that
+            asks = isinstance(body, AskIn) and session.job.spec.peers_max is not None
+            if asks or session.passage.is_member(device):  # a paired device is not a member for that
                 self._to_generations(session, device, body)
         elif id_ and self._jobs[id_].ended:
             self._tell_end(device, self._jobs[id_])
@@ -248,11 +256,13 @@ class Board:
         generations = session.passage.generations
         if generations is not None and not session.job.ended:
             generations.notice(device, body)
+            if self._job_members() != self._members:
+                self._tell_members()  # somebody has joined
 
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member needs that lacks rounds, or loads. Raises RequestError."""
         session = self._sessions.get(body.job)
-        if session is None or session.job.rank_of(device) is None:
+        if session is None or not session.passage.is_member(device):
             raise RequestError(f"job {body.job} does not run there")
         return await session.passage.asked(body)
 
@@ -267,7 +277,8 @@ class Board:
             return
         outcome = OUTCOMES.get(job.state, "failed")
         end = End(job=job.spec.job, outcome=outcome, reason=job.error or "the job has ended", now=False)
-        self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
+        if device in self._node.links:
+            self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
 
     async def leave(self, id_: str) -> None:
         """A person takes this device out of a job. Raises RequestError where the others could not go on."""
@@ -287,6 +298,8 @@ class Board:
 
     def _to_session(self, session: Session, device: str, header: Header, body: Wire) -> str | None:
         rank = session.job.rank_of(device)
+        if rank is None and session.job.spec.peers_max is not None:
+            return None  # it has joined, and heard of it sooner than this member
         if rank is None or rank == session.job.rank:
             return f"{device[:8]} is not a member of job {session.job.spec.job}"
         if getattr(body, "rank", rank) != rank:
@@ -300,7 +313,8 @@ class Board:
             return None
         rank = session.job.rank_of(device)
         if rank is None:
-            return f"{device[:8]} is not a member of job {session.job.spec.job}"
+            newcomer = session.job.spec.peers_max is not None
+            return None if newcomer else f"{device[:8]} is not a member of job {session.job.spec.job}"
         return session.chunk_announced(rank, header)
 
     def chunk_received(self, device: str, header: Header) -> None:
@@ -309,15 +323,15 @@ class Board:
         if session is not None and (rank := session.job.rank_of(device)) is not None:
             session.chunk_received(rank, header)
 
-    def peer_lost(self, device: str, connection: Connection, reason: str) -> None:
+    def peer_lost(self, device: str, reason: str) -> None:
         """A link is gone; there may be a newer one. Jobs that have not begun end with it."""
         for session in list(self._sessions.values()):
             if not session.job.ended:
-                session.passage.link_lost(device, connection, reason)
+                session.passage.link_lost(device, reason)
         if device in self._node.links:
             return
         for job in self._jobs.values():
-            if job.state in BEFORE_START and device == job.spec.submitter:
+            if job.state in BEFORE_START and job.way is Way.BEGINS and device == job.spec.submitter:
                 self._early.pop(job.spec.job, None)
                 text = f"lost the submitter before the job began: {reason}"
                 self.enlisting.end_unstarted(job, JobEvent.FAIL, text)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
 from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.founding import Founding
 from meshtraind.job import Job
 from meshtraind.node import Node
 from meshtraind.tasks import TaskSet
 from meshwire.jobs import job_number
+from meshwire.lineage import rank_of
 from meshwire.membership import Membership
 from meshwire.membershipevents import (
     CatchUpFrom,
@@ -27,14 +29,16 @@ from meshwire.membershipevents import (
     Refusal,
     Resume,
     Send,
+    TurnedAway,
     Waiting,
 )
-from meshwire.messages.generation import Enter, Standing
+from meshwire.messages.generation import AskIn, Enter, Standing
 from meshwire.messages.job import Generation
 from meshwire.petitions import Kind
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
+    from meshtraind.crossing import Crossing
     from meshtraind.rounds import Rounds
 
 log = logging.getLogger(__name__)
@@ -47,7 +51,15 @@ class Host(Protocol):
 
     @property
     def rounds(self) -> "Rounds | None":
+        """None while this member brings no history, and before its learner has prepared."""
+
+    @property
+    def crossing(self) -> "Crossing | Founding | None":
         """None while this member brings no history."""
+
+    @property
+    def founding(self) -> bool:
+        """Whether round 1 has not begun here."""
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         """Makes the rounds of a member without history, at the cut. Raises RequestError."""
@@ -60,6 +72,9 @@ class Host(Protocol):
 
     def left_out(self, reason: str) -> None:
         """The history that this member has is not kept: rounds and learner are dropped."""
+
+    def turned_away(self, reason: str) -> None:
+        """This device wanted to join, and there is no room any more."""
 
     def nobody_learns(self) -> None:
         """No member's learner is left that could compute."""
@@ -96,10 +111,12 @@ class Generations:
             self._loop.time(),
             generation=job.generation,
             known=[member.device for member in job.members],
+            members_max=job.spec.peers_max or len(job.members),
         )
         self._timer: asyncio.TimerHandle | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._fenced_at_s: float | None = None
+        self._asking: dict[str, AskIn] = {}  # before round 1, when there is nothing yet that they could be given
         self._closed = False
 
     def start(self) -> None:
@@ -109,17 +126,21 @@ class Generations:
 
     def link_made(self, device: str, incarnation: int) -> None:
         """There is a link to this device, or another one than before."""
+        self._asking.pop(device, None)
         if not self._closed:
             self._perform(self._machine.linked(device, incarnation, self._loop.time()))
 
     def link_lost(self, device: str, reason: str) -> None:
         """There is none any more."""
+        self._asking.pop(device, None)
         if not self._closed:
             self._perform(self._machine.unlinked(device, reason, self._loop.time()))
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
-        if not self._closed:
+        if isinstance(body, AskIn) and self._host.founding:
+            self._asking[device] = body
+        elif not self._closed:
             self._perform(self._machine.receive(device, body, self._loop.time()))
 
     def wish(self, kind: Kind) -> None:
@@ -127,10 +148,26 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.wish(kind, self._loop.time()))
 
+    def begun(self) -> None:
+        """Round 1 begins: who asked in before is taken in now."""
+        asking, self._asking = self._asking, {}
+        for device, body in asking.items():
+            self.notice(device, body)
+
+    def step_out(self, reason: str) -> None:
+        """This member has nothing to bring into the rounds, and asks to be taken in."""
+        if not self._closed:
+            self._perform(self._machine.step_out(reason, self._loop.time()))
+
     def promised(self, generation: int) -> bool:
         """Whether the generation with this hash is the newest that this member has promised."""
         promised = self._machine.promised
         return promised is not None and promised.hash64() == generation
+
+    def lists(self, device: str) -> bool:
+        """Whether the newest generation promised counts this device among the members of all times."""
+        promised = self._machine.promised
+        return promised is not None and rank_of(promised, device) is not None
 
     def progress(self) -> None:
         """From time to time: how far the rounds are, by which the sides of a partition are weighed."""
@@ -170,6 +207,8 @@ class Generations:
                 log.warning("job %s: left out: %s", job, reason)
                 self._give_up_catching_up()
                 self._host.left_out(reason)
+            case TurnedAway(reason):
+                self._host.turned_away(reason)
             case NobodyLearns():
                 self._host.nobody_learns()
             case Refusal(device, text):
@@ -188,10 +227,10 @@ class Generations:
         self._give_up_catching_up()
         if self._fenced_at_s is None:
             self._fenced_at_s = time.monotonic()
-        rounds = self._host.rounds
-        if rounds is not None:
-            rounds.crossing.fence()
-            standing = rounds.crossing.standing()
+        crossing = self._host.crossing
+        if crossing is not None:
+            crossing.fence()
+            standing = crossing.standing()
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         self._perform(self._machine.standing(standing, self._loop.time()))
@@ -223,9 +262,9 @@ class Generations:
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.take(generation)
         self._use_links()
-        rounds = self._host.rounds
-        assert rounds is not None
-        rounds.crossing.enter(generation, enter)
+        crossing = self._host.crossing
+        assert crossing is not None
+        crossing.enter(generation, enter)
         fenced_s = time.monotonic() - (self._fenced_at_s or time.monotonic())
         members = ", ".join(
             member.name + ("" if rank in generation.learning else " (loading)")
@@ -238,10 +277,10 @@ class Generations:
         self._host.entered(generation)
 
     def _resume(self, generation: Generation) -> None:
-        rounds = self._host.rounds
-        assert rounds is not None
+        crossing = self._host.crossing
+        assert crossing is not None
         self._fenced_at_s = None
-        rounds.crossing.resume(generation)
+        crossing.resume(generation)
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
         self._host.resumed()
 

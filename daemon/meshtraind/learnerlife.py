@@ -23,24 +23,17 @@ class Ending(Enum):
     DONE = "its script has ended well"
     RESTART = "it is started again"
     FORWARD = "it is not started again: this peer forwards what the others send"
-    FAIL = "the job ends with it"
 
 
-def after_exit(code: int, restarts: int, *, first: bool) -> Ending:
-    """Decides.
-
-    A script that fails by itself before it was in one round is wrong, or does not suit this device: the job says so at
-    once. One that was killed, or that fails on its way back into a job that others go on with, is another matter.
+def after_exit(code: int, restarts: int) -> Ending:
+    """Decides. A script that is wrong fails everywhere, and with the last learner ends the job.
 
     Args:
         code: as `Learner.wait` returns it.
         restarts: so far.
-        first: it began the job with the others, and no learner of this device was in any round.
     """
     if code == 0:
         return Ending.DONE
-    if first and code > 0:
-        return Ending.FAIL
     return Ending.RESTART if restarts < RESTARTS_MAX else Ending.FORWARD
 
 
@@ -53,7 +46,6 @@ class LearnerLife:
         memory: that the next process shares with this daemon.
 
     Attributes:
-        founding: the first process begins the job with the others'.
         restarts: after failures, since the last one that was earned again.
         starts: of processes, after failures and for other reasons.
         run: of processes that follow each other; whoever raises it ends the one before.
@@ -71,7 +63,6 @@ class LearnerLife:
         self._ended = False
         self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
         self._rounds_before = 0
-        self.founding = True
         self.restarts = 0
         self.starts = 0
         self.run = 0
@@ -112,7 +103,7 @@ class LearnerLife:
         if rounds - self._rounds_before >= PROGRESS_ROUNDS:
             self.restarts = 0
         self._rounds_before = rounds
-        ending = after_exit(code, self.restarts, first=self.founding and self.starts == 1 and not rounds)
+        ending = after_exit(code, self.restarts)
         if ending is Ending.RESTART:
             self.restarts += 1
         return ending

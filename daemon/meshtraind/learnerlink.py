@@ -98,10 +98,11 @@ class LearnerLink:
         self.rounds: Rounds | None = None
         self._in_barrier: asyncio.Task[None] | None = None
 
-    def begin_anew(self, rounds: "Rounds", joining: Joining) -> None:
-        """Another process will call, and load its state from a member that computes."""
+    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | Joining) -> None:
+        """Another process will call, and load its state from a member that computes; before round 1, prepare with the
+        others."""
         self.let_go("another learner takes its place")
-        self.preparation = joining
+        self.preparation = preparation
         self.rounds = rounds
 
     def let_go(self, reason: str) -> None:

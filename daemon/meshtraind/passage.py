@@ -6,6 +6,7 @@ And what members that lack rounds, or load a state, ask of it.
 import asyncio
 import contextlib
 import importlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from meshtraind.catchup import Beginning, answer_catch_up, answer_fetch_round
 from meshtraind.checkpointing import Checkpointing
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
+from meshtraind.founding import Founding
 from meshtraind.generations import Generations
+from meshtraind.inviting import Inviting
 from meshtraind.job import Job
 from meshtraind.joining import Joining
 from meshtraind.learnerlink import LearnerLink
@@ -29,7 +32,10 @@ from meshwire.messages.job import Generation, Model
 from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
+    from meshtraind.crossing import Crossing
     from meshtraind.rounds import Rounds
+
+log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
 
@@ -46,6 +52,7 @@ class LearnerWishes:
         changed: another generation was entered.
         fail: end the job with a reason.
         why_none: why learners have failed, as far as is known.
+        turned_away: end it here alone, for a reason: the others have taken as many devices as they may.
     """
 
     begin: Callable[[], None]
@@ -53,6 +60,7 @@ class LearnerWishes:
     changed: Callable[[], None]
     fail: Callable[[str], None]
     why_none: Callable[[], str]
+    turned_away: Callable[[str], None]
 
 
 class Passage:
@@ -65,7 +73,7 @@ class Passage:
 
     Attributes:
         memory: shared with the learner's process that is to be started next.
-        generations: None until all members are ready, for until then a lost one ends the job.
+        generations: None before `begin_with_all` or `come_back`.
     """
 
     def __init__(
@@ -93,10 +101,23 @@ class Passage:
         self._tasks = tasks
         self._wishes = wishes
         self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail, self._round_complete)
+        self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._left = asyncio.Event()
         self.memory = memory
         self.generations: Generations | None = None
+        peers_max = job.spec.peers_max
+        self._inviting = None if peers_max is None else Inviting(node, job, peers_max, lambda: self.rounds, tasks)
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Devices that are about to join."""
+        return () if self._inviting is None else self._inviting.asked
+
+    def is_member(self, device: str) -> bool:
+        """Whether it was ever in the job, or is to be from the next generation on."""
+        coming = self.generations is not None and self.generations.lists(device)
+        return coming or self._job.rank_of(device) is not None
 
     @property
     def rounds(self) -> "Rounds | None":
@@ -105,23 +126,49 @@ class Passage:
 
     def first_rounds(self) -> "Rounds":
         """Those of a job that begins. Raises RequestError when the learner has not described its model."""
-        preparation = self._learner.preparation
+        preparation, founding = self._learner.preparation, self._founding
         assert isinstance(preparation, Preparation)
-        if preparation.manifest is None or preparation.plan is None:
+        if preparation.manifest is None or preparation.plan is None or founding is None:
             raise RequestError("the learner is ready before it has described its model")
-        return self._maker.first(
-            preparation.manifest, preparation.plan, preparation.samples, self.memory, preparation.entry
+        rounds = self._maker.first(
+            preparation.manifest,
+            preparation.plan,
+            preparation.samples,
+            self.memory,
+            founding.first,
+            preparation.entry,
         )
+        founding.made(rounds)
+        return rounds
 
     def model(self) -> Model:
         """That is trained, once there are rounds."""
         return self._maker.model()
 
+    def begin_with_all(self) -> None:
+        """The first generation is entered; learners are about to prepare."""
+        self._founding = Founding(self._job, self._agreement)
+        self._watch_members()
+
     def begin(self) -> None:
-        """All members are ready. From now on one that is lost is gone on without."""
-        if self.rounds is not None and not self._job.ended:
+        """All members are ready: round 1."""
+        if self.rounds is not None and self._founding is not None and not self._job.ended:
+            self._founding = None
             self.rounds.begin()
-            self._watch_members()
+            assert self.generations is not None
+            self.generations.begun()
+
+    @property
+    def founding(self) -> bool:
+        """Whether this device begins the job with the others, and round 1 has not begun here."""
+        return self._founding is not None
+
+    @property
+    def crossing(self) -> "Crossing | Founding | None":
+        """What leads from one generation into the next; None: this member brings no history."""
+        if self._founding is not None:
+            return self._founding
+        return self.rounds.crossing if self.rounds is not None else None
 
     async def come_back(self) -> None:
         """Asks to be taken into a job with which others have gone on."""
@@ -134,7 +181,7 @@ class Passage:
         """Whether others can go on with the job."""
         if self.generations is None:
             return False
-        if self.rounds is None:
+        if self.rounds is None and not self.founding:
             return True  # they have
         generation = self._job.generation
         return generation is not None and bool(set(generation.learning) - {self._job.rank})
@@ -144,7 +191,7 @@ class Passage:
         if self.generations is None:
             return
         self._left.clear()
-        taking_part = self.rounds is not None
+        taking_part = self.rounds is not None or self.founding
         self.generations.wish("leave")
         if taking_part:
             with contextlib.suppress(TimeoutError):  # then they notice when the links close
@@ -153,11 +200,19 @@ class Passage:
     def _watch_members(self) -> None:
         self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
         self.generations.start()
+        if self._inviting is not None:
+            self._tasks.spawn(self._inviting.run(), "invite")
 
     # What the learner's process does
 
     def learner_died(self) -> bool:
-        """What it had bound is void; another one would load a state. False where there is nothing to go on with."""
+        """What it had bound is void; another one would load a state. False where there is nothing to go on with.
+
+        Before round 1 the others have none to give: the next one is started when they have begun.
+        """
+        if self.generations is not None and self.founding:
+            self.generations.wish("rest")
+            return True
         if self.rounds is None or self.generations is None:
             return False
         self.rounds.dead("its process has ended")
@@ -198,6 +253,7 @@ class Passage:
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         """This member takes part from the cut on, and its learner is to load a state of after it."""
+        self._founding = None
         self._drop_rounds()
         self._job.take(generation)
         self.memory = SharedMemory()
@@ -218,16 +274,39 @@ class Passage:
 
     def resumed(self) -> None:
         """All members have entered: each tells how far it is (G5)."""
+        generation = self._job.generation
+        if self._founding is not None and generation is not None and not self._job.ending:
+            if self._job.rank not in generation.learning:
+                assert self.generations is not None
+                self.generations.step_out("its learner has ended before round 1")
+            elif self._agreement.is_void:
+                self._prepare_again(self._founding)
         self._wishes.changed()
+
+    def _prepare_again(self, founding: Founding) -> None:
+        """The learner may have loaded what others have not, of a giver that is lost."""
+        log.info("job %s: the script begins anew, for whose state it has loaded was lost", self._job.spec.job)
+        founding.dropped()
+        self._drop_rounds()
+        self.memory = SharedMemory()
+        store = self._node.blobs
+        preparation = Preparation(self._job, self._links, self.memory, self._agreement, store)
+        self._learner.begin_anew(None, preparation)
+        self._wishes.begin()
 
     def left_out(self, reason: str) -> None:
         """What this member has is not on the history that is kept: its learner will load another base."""
         self._without_learner = True
+        self._founding = None
         self._job.drop_out()
         self._learner.let_go(f"this device was left out: {reason}")
         self._drop_rounds()
         self._wishes.end()
         self._left.set()
+
+    def turned_away(self, reason: str) -> None:
+        """This device wanted to join, and there is no room any more."""
+        self._wishes.turned_away(reason)
 
     def nobody_learns(self) -> None:
         """No learner is left anywhere that holds the base."""
@@ -249,15 +328,10 @@ class Passage:
         if self.generations is not None:
             self.generations.link_made(device, incarnation)
 
-    def link_lost(self, device: str, connection: Connection, reason: str) -> None:
+    def link_lost(self, device: str, reason: str) -> None:
         """A link has ended; there may be a newer one."""
-        rank = next((rank for rank, link in self._links.items() if link is connection), None)
-        if self.generations is not None:
-            if device not in self._node.links:
-                self.generations.link_lost(device, reason)
-        elif rank is not None:
-            name = self._job.members[rank].name
-            self._wishes.fail(f"lost rank {rank} ({name}) before the training began: {reason}")
+        if self.generations is not None and device not in self._node.links:
+            self.generations.link_lost(device, reason)
 
     async def asked(self, body: Asked) -> Wire:
         """What a member that lacks rounds, or loads, asks for. Raises RequestError."""

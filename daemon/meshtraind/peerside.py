@@ -7,7 +7,7 @@ from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.questions import Questions
 from meshwire.header import Header
-from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
 from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
 from meshwire.wiretypes import Wire
 
@@ -36,6 +36,8 @@ class PeerSide:
         match body:
             case Offer():
                 return self._board.enlisting.offered(body, _device(conn))
+            case Invite():
+                return await self._board.enlisting.invited(body, _device(conn))
             case Prepare():
                 return self._board.enlisting.prepared(body.generation)
             case Fetch():
@@ -53,7 +55,7 @@ class PeerSide:
         raise RequestError(f"a peer may not ask for {type(body).__name__}")
 
     def lost(self, conn: Connection, reason: str) -> None:
-        self._board.peer_lost(_device(conn), conn, reason)
+        self._board.peer_lost(_device(conn), reason)
 
 
 def _device(conn: Connection) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 
-from meshtraind.agreement import Agreement, Emit
+from meshtraind.agreement import Agreement
 from meshtraind.blobs import BlobStore
 from meshtraind.cleanup import STATE
 from meshtraind.connection import Connection, RequestError
@@ -13,6 +13,7 @@ from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.resuming import Resuming
 from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
+from meshtraind.startstate import Emit
 from meshwire.codec import CODECS
 from meshwire.exchange import EncodedLayout
 from meshwire.footprint import fits, retained_bytes
@@ -87,10 +88,10 @@ class Preparation:
             )
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
-        """What the learner has to write (rank 0) or to load, so that all start equal (J1)."""
+        """What the learner has to write (the giver) or to load, so that all start equal (J1)."""
         if self._resuming is not None:
             return self._resuming.task(body)
-        return await self._agreement.agree_on_state(body.units, self._folder, self._links.get(0), self._store, emit)
+        return await self._agreement.agree_on_state(body.units, self._folder, self._links, self._store, emit)
 
     async def ready(self, emit: Emit) -> None:
         """Returns when every member's learner has its state."""

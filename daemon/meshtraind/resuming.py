@@ -5,9 +5,18 @@ from pathlib import Path
 from meshtraind.cleanup import RESUME
 from meshtraind.connection import RequestError
 from meshtraind.roundhistory import Entry
+from meshwire.chain import START
 from meshwire.checkpoint import MANIFEST_FILE, CheckpointManifest
 from meshwire.messages.job import ResumePoint
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask
+
+
+def begins_after(point: ResumePoint | None) -> tuple[int, bytes]:
+    """The round after which a job begins, and its chain hash, which all members know before they have read a file.
+
+    A checkpoint's files stand for all that came before it.
+    """
+    return (0, START) if point is None else (point.round, point.files.sha256[: len(START)])
 
 
 class Resuming:
@@ -20,6 +29,7 @@ class Resuming:
 
     def __init__(self, folder: Path, point: ResumePoint) -> None:
         self.folder = folder / RESUME
+        self._point = point
         self._name = f"the checkpoint of job {point.job} after round {point.round}"
         try:
             self._manifest = CheckpointManifest.decode((self.folder / MANIFEST_FILE).read_bytes())
@@ -33,7 +43,8 @@ class Resuming:
             raise RequestError(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
         if body.manifest.digest().hex() != saved.model:
             raise RequestError(f"the script prepares another model or optimizer than that of {self._name}")
-        return Entry(saved.round, bytes.fromhex(saved.chain), saved.samples, saved.deal)
+        complete, chain = begins_after(self._point)
+        return Entry(complete, chain, saved.samples, saved.deal)
 
     def task(self, body: LearnerState) -> StateTask:
         """What the learner loads."""

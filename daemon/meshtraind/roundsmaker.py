@@ -59,11 +59,10 @@ class RoundsMaker:
         plan: Plan,
         samples: SampleSpace | None,
         memory: SharedMemory,
+        generation: Generation,
         entry: Entry | None = None,
     ) -> "Rounds":
         """In the generation that begins the job. `entry`: after which round, if not before the first."""
-        generation = self._job.generation
-        assert generation is not None
         begins = entry or Entry()
         return self._make(manifest, plan, samples, memory, generation, begins, loading=False, trace_name="trace.jsonl")
 

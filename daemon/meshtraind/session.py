@@ -110,13 +110,13 @@ class Session:
     def start(self) -> None:
         """Begins the job with all others: the learner is spawned."""
         self.job.advance(JobEvent.START)
+        self.passage.begin_with_all()
         self._tasks.spawn(self._run(self._learners.run), "learner")
         self._tasks.spawn(self._report_regularly(), "report")
 
     async def come_back(self) -> None:
         """Asks to be taken into the job, with which others have gone on; the learner follows then."""
         self.job.advance(JobEvent.START)
-        self._learners.founding = False
         self._tasks.spawn(self._report_regularly(), "report")
         await self.passage.come_back()
 
@@ -138,11 +138,13 @@ class Session:
         self._check_all_done()
 
     def _cannot_start(self, why: str) -> None:
-        if not self.passage.may_leave:
+        self._metrics.failure = self._metrics.failure or why
+        if self.passage.founding:
+            self.passage.learner_died()
+        elif not self.passage.may_leave:
             self.end("failed", why, now=True)
             return
         log.error("job %s: %s\n%s", self.job.spec.job, why, Ending.FORWARD.value)
-        self._metrics.failure = self._metrics.failure or why
         self._metrics.part = "forwards"
 
     def _goes_on_after(self, code: int) -> bool:
@@ -162,15 +164,19 @@ class Session:
         self._why_ended = None
         why = self._named(explained)
         self._metrics.failure = self._metrics.failure or why
-        if ending is Ending.FAIL or not self.passage.learner_died():
+        founding = self.passage.founding
+        if (founding and self._agreement.broken) or not self.passage.learner_died():
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.gone("it failed")
             self._fail(why)
             return False
-        log.warning("job %s: %s\n%s", job.spec.job, why, ending.value)
+        if job.ending:  # it was the last one that held the base
+            return False
+        when = ", when the others have begun" if founding else ""
+        log.warning("job %s: %s\n%s%s", job.spec.job, why, ending.value, when)
         self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
-        return ending is Ending.RESTART and not job.ending  # it was the last one that held the base
+        return ending is Ending.RESTART and not founding
 
     def _begin_learner(self) -> None:
         if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
@@ -280,11 +286,8 @@ class Session:
         finished = self.rounds is not None and self.rounds.finished
         same = start == self._learners.starts and self._learners.running
         if same and not finished and self.job.state is JobState.RUNNING:
-            if self.passage.generations is None:
-                self._fail(self._named("the script has closed its connection to meshtraind"))
-            else:
-                log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
-                await self._learners.kill()
+            log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
+            await self._learners.kill()
 
     def _tell_hash(self, body: LearnerHash) -> None:
         message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
@@ -344,7 +347,7 @@ class Session:
     def _replicas_differ(self, round_: int, odd: set[int]) -> None:
         job = self.job
         log.error("job %s: after round %d the bases of the ranks %s differ", job.spec.job, round_, sorted(odd))
-        if job.rank in odd and job.state is JobState.RUNNING and self.passage.generations is not None:
+        if job.rank in odd and job.state is JobState.RUNNING:
             self._why_ended = f"its base after round {round_} was not that of the others (O9)"
             self._tasks.spawn(self._learners.kill(), "repair the replica")
 

@@ -10,8 +10,9 @@ What the rules leave open, and how it is settled here, stands in RULES.md after 
 
 from collections.abc import Collection
 
+from meshwire import limits
 from meshwire.lineage import Relation, ballot, keeps_history, rank_of, relation
-from meshwire.membershipevents import Effect, Message, Phase, Waiting
+from meshwire.membershipevents import Effect, Message, Phase, TurnedAway, Waiting
 from meshwire.membershipstate import State
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
@@ -32,7 +33,8 @@ class Membership:
     """One daemon's membership in one job. Every input returns the effects to perform, in order.
 
     With `generation` (the first one of the job, committed) rounds go on from the start; without, this device asks the
-    linked ones of `known` to take it in. Feed `linked` for every live link at once.
+    linked ones of `known` to take it in. Feed `linked` for every live link at once. `members_max`: so many devices may
+    ever be in the job; whoever comes later is turned away.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class Membership:
         *,
         generation: Generation | None = None,
         known: Collection[str] = (),
+        members_max: int = limits.MEMBERS_MAX,
     ) -> None:
-        self._state = State(me, job, timeouts, now_s, generation, known)
+        self._state = State(me, job, timeouts, now_s, generation, known, members_max)
         self._proposer = Proposer(self._state)
         self._told: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
         self._waiting = ""
@@ -135,6 +138,12 @@ class Membership:
         A source that is gone needs no answer: a new generation follows.
         """
         if self._state.phase is Phase.CATCHING_UP:
+            self._leave(reason, now_s)
+        return self._settle(now_s)
+
+    def step_out(self, reason: str, now_s: float) -> list[Effect]:
+        """This device has nothing to bring into the rounds: it asks to be taken in, and gets what it lacks."""
+        if self._state.phase is not Phase.OUT:
             self._leave(reason, now_s)
         return self._settle(now_s)
 
@@ -301,6 +310,9 @@ class Membership:
             went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
             if went_on and state.me not in other.live.values():
                 self._leave(f"generation {other.number} went on while this device caught up", now_s)
+            elif state.phase is Phase.OUT and state.has_no_room(other):
+                names = ", ".join(member.name for member in other.members)
+                state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
             return
         match relation(state.entered, state.lineage, other, where.ancestors):
             case Relation.OLDER:

@@ -113,6 +113,7 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
         reload=kept.reload,
         counted=0 if follows is None else follows.counted,
         learning=() if follows is None else follows.learning,
+        founded=any(held.founded for rank, held in standings.items() if rank not in kept.reload),
     )
 
 

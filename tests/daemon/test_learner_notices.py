@@ -116,7 +116,7 @@ class Desk:
         maker = RoundsMaker(job, self.links, 0.001, self.link.notify, fail)
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
-        self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory, entry)
+        self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory, generation, entry)
         self.link._ready = True
         self.link.rounds.begin()
 

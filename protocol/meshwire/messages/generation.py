@@ -1,7 +1,7 @@
 """Messages of a running job's membership: from the proposal of a generation until all have entered it (G1 to G7).
 
-All are notices between daemons but `CatchUp`, `AskModel`, `AskState` and `FetchRound`. The first generation of a job is
-made by its submitter (`meshwire.messages.job`): prepare, promise, commit.
+All are notices between daemons but `Invite`, `CatchUp`, `AskModel`, `AskState` and `FetchRound`. The first generation
+of a job is made by its submitter (`meshwire.messages.job`): prepare, promise, commit.
 """
 
 from typing import Annotated, Literal
@@ -11,7 +11,7 @@ from pydantic import Field
 from meshwire import limits
 from meshwire.jobs import JobId
 from meshwire.messages.envelope import message
-from meshwire.messages.job import BlobRef, Generation, Member, Rank, Text
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import Wire
@@ -32,6 +32,7 @@ class Standing(Wire):
     linked: tuple[Rank, ...]  # live links, by rank of the proposed generation
     counted: Annotated[int, Field(ge=0)] = 0  # number of the newest generation that the deal of samples follows (X3)
     learning: tuple[Rank, ...] = ()  # of that one
+    founded: bool = True  # it knows that all learners have their start state (G9)
 
 
 @message("generation.propose")
@@ -73,6 +74,7 @@ class Enter(Wire):
     reload: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # these bring no history that is kept
     counted: Annotated[int, Field(ge=0)] = 0  # the newest one that the deal of any other of them follows
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
+    founded: bool = True  # one of them knows that all learners have their start state (G9)
 
 
 @message("generation.entered")
@@ -134,6 +136,15 @@ class ServedRound(Wire):
     chain: Chain
     poisoned: Bytes  # bitmap over the buckets: these have no result
     size_bytes: Annotated[int, Field(ge=0)]  # encoded
+
+
+@message("generation.invite")
+class Invite(Wire):
+    """Request to a device that was never in the job: will you join? `OfferReply` follows when it has the job's files,
+    or will not; then it asks in."""
+
+    spec: JobSpec
+    generation: Generation  # that the asker is in
 
 
 @message("generation.catchup")

@@ -51,12 +51,12 @@ class JobSpec(Wire):
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     bucket_bytes: Annotated[int, Field(ge=1024, le=limits.BUCKET_BYTES_MAX)]
-    hash_every: Annotated[
-        int, Field(ge=0)
-    ]  # compare the replicas' base hashes every so many rounds; 0: at the end only
+    hash_every: Annotated[int, Field(ge=0)]  # rounds between comparisons of the replicas' bases; 0: at the end only
     trace: bool
     checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
     resume: ResumePoint | None = None
+    peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None
+    """Devices join while it runs until so many were in it; None: only those of its start are ever in it."""
 
 
 class Member(Wire):
@@ -181,35 +181,39 @@ class Model(Wire):
 
 @message("job.state")
 class StateIndex(Wire):
-    """Rank 0 to all: digests of its start state, one per unit of transfer (J1), in manifest order."""
+    """The giver, the lowest rank that computes, to all: digests of its start state by unit (J1), as in the manifest."""
 
     job: JobId
     units: tuple[Digest, ...]
+    rank: Rank = 0
 
 
 @message("job.state.want")
 class StateWant(Wire):
-    """Member to rank 0: which units differ here (none: equal start)."""
+    """Member to the giver: which units differ here (none: equal start)."""
 
     job: JobId
     rank: Rank
     units: tuple[int, ...]
+    giver: Rank = 0
 
 
 @message("job.state.offer")
 class StateOffer(Wire):
-    """Rank 0 to the members that asked: the blobs that hold the wanted units."""
+    """The giver to the members that asked: the blobs that hold the wanted units."""
 
     job: JobId
     units: tuple[tuple[int, BlobRef], ...]
+    rank: Rank = 0
 
 
 @message("job.state.ready")
 class StateReady(Wire):
-    """Member to all: this rank starts from rank 0's state; round 1 begins when all have said so."""
+    """Member to all: this rank starts from the giver's state; round 1 begins when all that compute have said so."""
 
     job: JobId
     rank: Rank
+    giver: Rank = 0
 
 
 LogName = Annotated[str, Field(max_length=limits.LOG_NAME_CHARS_MAX)]
@@ -324,6 +328,7 @@ class JobSummary(Wire):
     learning: Ranks = ()  # of them: whose learners compute
     returned: Ranks = ()  # of those present: who was lost before
     waiting_for: Text | None = None  # what a change of the generation waits for
+    not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
 
 
 @message("job.found")
