@@ -9,8 +9,15 @@ from meshwire.messages.job import Member
 from meshwire.messages.link import Software
 
 
-def choose_members(node: Node, on: Iterable[str], count: int | None) -> tuple[tuple[Member, ...], list[str]]:
-    """Who takes part, in ring order, and notes for the person. Raises RequestError naming who cannot."""
+def choose_members(
+    node: Node, on: Iterable[str], count: int | None, count_max: int | None = None
+) -> tuple[tuple[Member, ...], list[str]]:
+    """Who takes part, in ring order, and notes for the person. Raises RequestError naming who cannot.
+
+    Args:
+        on: exactly these, by names or ids; empty: all that are linked, or as many as the counts say.
+        count: how many; with `count_max` at least so many, and at most that.
+    """
     devices = {node.device: (node.member, node.software)}
     for device, link in sorted(node.links.items(), key=lambda item: item[1].hello.name):
         member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
@@ -28,7 +35,7 @@ def choose_members(node: Node, on: Iterable[str], count: int | None) -> tuple[tu
                     f"--peers {count}: only {len(chosen)} devices with torch are linked, this one included; "
                     "see `meshtrain peers`, add one with `meshtrain pair`"
                 )
-            chosen = chosen[:count]
+            chosen = chosen[: count_max or count]
     notes = []
     for device in chosen:
         member, software = devices[device]

@@ -1,4 +1,4 @@
-"""This device's way into jobs: an offer, its files, the promise and the start; or the return to one that went on."""
+"""This device's way into jobs: an offer, its files, the promise and the start; or later, to return to it or to join."""
 
 import asyncio
 import logging
@@ -10,7 +10,7 @@ from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import clean_up, discard
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.intake import Intake
-from meshtraind.job import Job
+from meshtraind.job import Job, Way
 from meshtraind.jobfile import JobFile
 from meshtraind.node import Node
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
@@ -19,8 +19,8 @@ from meshwire import limits
 from meshwire.codec import CODECS
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.lineage import rank_of
-from meshwire.messages.generation import Where
-from meshwire.messages.job import Commit, End, FilesProgress, Generation, Offer, OfferReply, Promise
+from meshwire.messages.generation import Invite, Where
+from meshwire.messages.job import Commit, End, FilesProgress, Generation, JobSpec, Offer, OfferReply, Promise
 
 if TYPE_CHECKING:
     from meshtraind.board import Board
@@ -100,10 +100,8 @@ class Enlisting:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None:
             refusal = f"there is a job {spec.job} already"
-        elif spec.codec not in CODECS:
-            refusal = f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
-        elif node.software.torch is None:
-            refusal = "it has no torch: run `pip install '.[torch]'` there"
+        else:
+            refusal = self._unsuitable(spec)
         if refusal is not None:
             return OfferReply(refusal=refusal)
         assert rank is not None
@@ -112,7 +110,15 @@ class Enlisting:
         self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
         return OfferReply(refusal=None)
 
-    async def _take_in(self, job: Job, source_device: str, *, begins: bool = True) -> None:
+    def _unsuitable(self, spec: JobSpec) -> str | None:
+        """Why this device could not run the job, whoever asks."""
+        if spec.codec not in CODECS:
+            return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
+        if self._node.software.torch is None:
+            return "it has no torch: run `pip install '.[torch]'` there"
+        return None
+
+    async def _take_in(self, job: Job, source_device: str) -> None:
         """Fetches the files from a device that has them, and tells the submitter."""
         spec = job.spec
         last_s = 0.0
@@ -127,8 +133,8 @@ class Enlisting:
                 self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
 
         try:
-            if begins:
-                await self._fetch(job, source_device, on_progress, begins=True)
+            if job.way is Way.BEGINS:
+                await self._fetch(job, source_device, on_progress)
             else:
                 await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
@@ -137,30 +143,31 @@ class Enlisting:
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
         if job.ended:
             place = spec.job, job.folder, self._node.blobs
-            if begins:
-                await asyncio.to_thread(discard, *place)
-            else:  # its results and checkpoints of before stay
+            if job.way is Way.RETURNS:  # its results and checkpoints of before stay
                 await asyncio.to_thread(clean_up, *place, succeeded=False)
+            else:
+                await asyncio.to_thread(discard, *place)
             return
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
 
-    async def _fetch(self, job: Job, device: str, on_progress: OnProgress, *, begins: bool) -> None:
+    async def _fetch(self, job: Job, device: str, on_progress: OnProgress) -> None:
         source = None
         if device != self._node.device:
             link = self._node.links.get(device)
             if link is None:
                 raise ConnectionLost("the link to where the files are was lost")
             source = link.connection
+        begins = job.way is Way.BEGINS
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
 
     async def _fetch_from_any(self, job: Job, device: str, on_progress: OnProgress) -> None:
-        """For a device that returns: links may break, others have the files as well, and nobody waits for it."""
+        """For a device that comes later: links may break, others have the files as well, and nobody waits for it."""
         while True:
             others = [member.device for member in job.members if member.device != self._node.device]
             for source in sorted(others, key=lambda other: other != device):
                 try:
-                    await self._fetch(job, source, on_progress, begins=False)
+                    await self._fetch(job, source, on_progress)
                 except (ConnectionLost, TimeoutError) as error:
                     log.debug("job %s: %s", job.spec.job, error)
                 else:
@@ -244,11 +251,10 @@ class Enlisting:
 
     # Returning to a job that others have gone on with
 
-    async def _return(self, job: Job, where: Where, device: str) -> None:
-        await self._take_in(job, device, begins=False)
-        if job.state is not JobState.READY:
-            return
-        await self._board.come_back(job, device, where)
+    async def _come_later(self, job: Job, device: str, where: Where | None) -> None:
+        await self._take_in(job, device)
+        if job.state is JobState.READY:
+            await self._board.come_back(job, device, where)
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
@@ -259,6 +265,55 @@ class Enlisting:
         del self._left[where.job]
         log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
         folder = self._node.job_folder(where.job)
-        job = Job(left.spec, where.generation.members, rank, folder, self._node.history)
+        job = Job(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS)
         self._board.add(job)
-        self._tasks.spawn(self._return(job, where, device), f"return to {where.job}")
+        self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
+
+    # Joining a job that others have begun
+
+    async def invited(self, invite: Invite, device: str) -> OfferReply:
+        """A member asks this device to join. Several may: they get the same answer, once the files are here."""
+        spec = invite.spec
+        known = self._board.jobs.get(spec.job)
+        refusal = self._why_not_join(invite, known)
+        if refusal is not None:
+            return OfferReply(refusal=refusal)
+        job = self._join(invite, device) if known is None or known.ended else known
+        while job.state in (JobState.OFFERED, JobState.FETCHING):
+            await job.news(PROGRESS_INTERVAL_S)
+        why_ended = job.error or "it has given the job up"
+        return OfferReply(refusal=why_ended if job.ended else None)
+
+    def _why_not_join(self, invite: Invite, known: Job | None) -> str | None:
+        spec, generation, node = invite.spec, invite.generation, self._node
+        if self._board.closing:
+            return "meshtraind is stopping there"
+        unlinked = [
+            member.name
+            for member in generation.live.values()
+            if member.device != node.device
+            and ((link := node.links.get(member.device)) is None or link.hello.incarnation != member.incarnation)
+        ]
+        if unlinked:
+            return (
+                f"{node.name} has no link to {', '.join(unlinked)}: pair these with {node.name} "
+                "(`meshtrain pair` on one, `meshtrain pair CODE` on the other)"
+            )
+        if known is not None and not known.ended:
+            return None
+        if known is not None and known.started_at_s is not None:
+            return f"the job has ended there: {known.error or known.state}"
+        if self._board.running >= limits.JOBS_RUNNING_MAX:
+            return f"{limits.JOBS_RUNNING_MAX} jobs run there already"
+        return self._unsuitable(spec)
+
+    def _join(self, invite: Invite, device: str) -> Job:
+        """Its rank is the next one for now, and for good when the others take it in."""
+        spec, members = invite.spec, invite.generation.members
+        log.info("job %s: this device joins it, which others have begun", spec.job)
+        self._left.pop(spec.job, None)
+        folder, history = self._node.job_folder(spec.job), self._node.history
+        job = Job(spec, (*members, self._node.member), len(members), folder, history, Way.JOINS)
+        self._board.add(job)
+        self._tasks.spawn(self._come_later(job, device, None), f"join {spec.job}")
+        return job

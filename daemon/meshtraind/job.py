@@ -5,11 +5,13 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from enum import Enum
 from pathlib import Path
 
 from meshtraind.history import HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
+from meshwire.lineage import rank_of
 from meshwire.messages.job import BaseHash, Generation, JobSpec, JobSummary, Member, RankReport
 
 log = logging.getLogger(__name__)
@@ -66,24 +68,41 @@ class HashBoard:
         return None if not self.compared else self.unequal_round is None
 
 
+class Way(Enum):
+    """How a daemon comes into a job."""
+
+    BEGINS = "with all others, at its start"
+    RETURNS = "it was in it before"
+    JOINS = "others have begun it"
+
+
 class Job:
     """One job on this daemon, from offer to history.
 
     Args:
-        rank: this device's index in `members`.
+        rank: this device's index in `members`. Of one that joins it may change until it is taken in.
         folder: DATA/jobs/ID.
+        way: how this daemon comes into the job.
 
     Attributes:
         on_odd: called with a round and the ranks whose base after it was not that of the others (O9).
     """
 
     def __init__(
-        self, spec: JobSpec, members: tuple[Member, ...], rank: int, folder: Path, history: JobHistory
+        self,
+        spec: JobSpec,
+        members: tuple[Member, ...],
+        rank: int,
+        folder: Path,
+        history: JobHistory,
+        way: Way = Way.BEGINS,
     ) -> None:
         self.spec = spec
         self.members = members
         self.rank = rank
+        self.way = way
         self.folder = folder
+        self._device = members[rank].device
         self._history = history
         self.state = JobState.OFFERED
         self.error: str | None = None
@@ -95,6 +114,7 @@ class Job:
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self.waiting = ""  # for people: what a change of the generation waits for
+        self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
         self.left = False  # by a person's word; the others go on, and hear no end from here
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
@@ -134,7 +154,10 @@ class Job:
     def take(self, generation: Generation) -> None:
         """This device is in a new generation, the first included."""
         before = self._present()
-        if self.generation is None and generation.number > 1:
+        rank = rank_of(generation, self._device)
+        assert rank is not None, "not listed"
+        self.rank = rank
+        if self.generation is None and self.way is Way.RETURNS:
             self._seen.add(self.rank)  # this daemon returns to the job, and knows nothing of what the others did
         self._returned |= (set(generation.ranks) - before) & self._seen
         self._seen |= set(generation.ranks)
@@ -210,6 +233,7 @@ class Job:
             learning=tuple(sorted(present & set(generation.learning))) if generation is not None else (),
             returned=tuple(sorted(self._returned & present)),
             waiting_for=None if self.ended else self.waiting[: limits.ERROR_CHARS_MAX] or None,
+            not_joining=() if self.ended else self.not_joining,
         )
 
     def _save(self) -> None:

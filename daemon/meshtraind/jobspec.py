@@ -68,6 +68,7 @@ def make_spec(
         trace=body.trace,
         checkpoint_every=body.checkpoint_every,
         resume=None if resumed is None else resumed.point,
+        peers_max=body.peers_max,
     )
 
 

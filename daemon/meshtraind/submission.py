@@ -62,7 +62,9 @@ class Submission:
             owner: in its name the blobs are held that the members fetch from here.
         """
         body, emit = self._body, self._emit
-        members, notes = choose_members(self._node, body.on, body.peers)
+        members, notes = choose_members(self._node, body.on, body.peers, body.peers_max)
+        if body.peers_max is not None and body.peers_max > len(members):
+            notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
         if isinstance(body, Submit) and body.dry_run:
             files = await asyncio.to_thread(describe_size, body)
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
@@ -107,7 +109,8 @@ class Submission:
     async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
         resumed = await self._bring(body.resume, owner, notes)
         await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed)
-        return spec_again(resumed, self._node.device)
+        spec = spec_again(resumed, self._node.device)
+        return spec if body.peers is None else spec.model_copy(update={"peers_max": body.peers_max})
 
     async def _bring(self, resume: ResumeFrom, owner: str, notes: list[str]) -> Resumed:
         resumed = await CheckpointSearch(self._node, owner, self._emit).bring(resume)

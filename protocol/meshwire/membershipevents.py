@@ -71,6 +71,13 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """This device was never in the job, and there is no room in it any more."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NobodyLearns:
     """The generation that was entered has no learning member, the one before had: nobody holds the base for certain."""
 
@@ -92,4 +99,4 @@ class Refusal:
     text: str
 
 
-Effect = Send | Fence | CatchUpFrom | EnterGeneration | Resume | LeftOut | NobodyLearns | Waiting | Refusal
+Effect = Send | Fence | CatchUpFrom | EnterGeneration | Resume | LeftOut | TurnedAway | NobodyLearns | Waiting | Refusal

@@ -36,9 +36,11 @@ class State:
         now_s: float,
         generation: Generation | None,
         known: Collection[str],
+        members_max: int,
     ) -> None:
         self.me = me
         self.job = job
+        self.members_max = members_max
         self.timeouts = timeouts
         self.links = MemberLinks(me)
         self.petitions = Petitions()
@@ -105,6 +107,10 @@ class State:
         generations = (generation for generation in (self.entered, self.promised) if generation is not None)
         members = (member for generation in generations for member in generation.live.values())
         return any(m.device == device and incarnation in (None, m.incarnation) for m in members)
+
+    def has_no_room(self, generation: Generation) -> bool:
+        """Was this device never in the job, and are there as many as it takes?"""
+        return rank_of(generation, self.me.device) is None and len(generation.members) >= self.members_max
 
     def name(self, device: str) -> str:
         """For people."""

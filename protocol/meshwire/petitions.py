@@ -32,10 +32,12 @@ class Petitions:
         self._asks = {device: ask for device, ask in self._asks.items() if ask[1] > promised_at_s}
         self._wishes = {device: wish for device, wish in self._wishes.items() if wish[1] > promised_at_s}
 
-    def joining(self, links: MemberLinks, members: tuple[Member, ...]) -> tuple[Member, ...]:
-        """Who asks, is linked, and has a rank or can get one."""
+    def joining(
+        self, links: MemberLinks, members: tuple[Member, ...], members_max: int = limits.MEMBERS_MAX
+    ) -> tuple[Member, ...]:
+        """Who asks, is linked, and has a rank or can get one of the `members_max`."""
         known = {member.device for member in members}
-        room = limits.MEMBERS_MAX - len(members)
+        room = max(0, members_max - len(members))
         asks = [member for _, (member, _) in sorted(self._asks.items()) if links.holds(member)]
         newcomers = [member for member in asks if member.device not in known][:room]
         return tuple(member for member in asks if member.device in known or member in newcomers)

@@ -141,7 +141,7 @@ class Proposer:
         for kind, text in (("leave", "leaves"), ("learn", "is ready to compute"), ("rest", "computes no more")):
             if ranks := state.petitions.wishing(kind, state.change):  # type: ignore[arg-type]
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
-        if joining := state.petitions.joining(state.links, members):
+        if joining := state.petitions.joining(state.links, members, state.members_max):
             reasons.append(f"{_names(list(joining))} asks in")
         return reasons
 
@@ -152,7 +152,7 @@ class Proposer:
         leaving = state.petitions.wishing("leave", state.change) - {state.rank}
         return state.next_roll(
             without=absent | overdue | leaving,
-            joining=state.petitions.joining(state.links, everyone.members),
+            joining=state.petitions.joining(state.links, everyone.members, state.members_max),
             learn=state.petitions.wishing("learn", state.change),
             rest=state.petitions.wishing("rest", state.change),
         )

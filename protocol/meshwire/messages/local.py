@@ -145,7 +145,7 @@ class Submit(Wire):
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     on: Chosen  # empty: all linked
-    peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None  # how many, this device included
+    peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None  # how many (at least), this device included
     sync: str
     straggler: str | None = None  # None, here and below: not asked for
     visibility: str | None = None
@@ -160,6 +160,7 @@ class Submit(Wire):
     dry_run: bool
     checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
     resume: ResumeFrom | None = None  # its seed is that of the job which goes on
+    peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # as of `JobSpec`
 
 
 @message("resubmit")
@@ -169,6 +170,7 @@ class Resubmit(Wire):
     resume: ResumeFrom
     on: Chosen = ()
     peers: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None
+    peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None
 
 
 @message("submit.progress")
