@@ -1,6 +1,6 @@
 """The links of one daemon as its membership sees them: who is there, and since when somebody is missed."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from meshwire.messages.job import Generation, Member
 
@@ -17,7 +17,7 @@ class MemberLinks:
     def __contains__(self, device: str) -> bool:
         return device in self._up
 
-    def __iter__(self) -> Iterable[str]:
+    def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._up))
 
     def opened(self, device: str, incarnation: int) -> None:

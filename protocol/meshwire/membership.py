@@ -138,6 +138,7 @@ class Membership:
         A source that is gone needs no answer: a new generation follows.
         """
         if self._state.phase is Phase.CATCHING_UP:
+            self._state.outside.failed()
             self._leave(reason, now_s)
         return self._settle(now_s)
 
@@ -297,7 +298,7 @@ class Membership:
             state.protest(device, "asks in for another device or incarnation")
         elif state.entered is not None:
             self._tell_where(device)
-            state.petitions.ask(ask.member, now_s)
+            state.petitions.ask(ask, now_s)
 
     def _on_where(self, device: str, where: Where, now_s: float) -> None:
         state, other = self._state, where.generation
@@ -368,10 +369,11 @@ class Membership:
         if state.wish == "leave":
             return ""
         devices, why_not = outside.target(state.links)
-        if devices and now_s >= outside.ask_at_s:
+        if devices and outside.asks_now(state.links, now_s):
+            linked = tuple(sorted(state.links))[: limits.PEERS_MAX]
             for device in devices:
-                state.send(device, AskIn(job=state.job, member=state.me))
-            outside.asked(devices, now_s, state.timeouts)
+                state.send(device, AskIn(job=state.job, member=state.me, linked=linked))
+            outside.asked(devices, linked, now_s, state.timeouts)
             devices, why_not = outside.target(state.links)
         if devices:
             self._wake_s = outside.ask_at_s

@@ -16,6 +16,8 @@ class Outside:
         self._known = {*known} - {me}
         self._heard: dict[str, Where] = {}
         self._tries = 0
+        self._failures = 0  # of this device's, to begin where the others are, one after the other
+        self._named: set[str] = set()  # who was told to be linked here since it was time to ask
         self._in_since_s: float | None = None
         self.ask_at_s = now_s
 
@@ -43,9 +45,14 @@ class Outside:
     def left(self, now_s: float, timeouts: Timeouts) -> None:
         """Out (again): only a long time inside makes the next wait short."""
         if self._in_since_s is not None and now_s - self._in_since_s >= STEADY_S:
-            self._tries = 0
+            self._tries = self._failures = 0
         self._in_since_s = None
-        self.ask_at_s = now_s + timeouts.ask_s(self._tries)
+        self._named = set()
+        self.ask_at_s = now_s + timeouts.ask_s(self._tries, self._failures)
+
+    def failed(self) -> None:
+        """It was taken in, for which all others stood still, and could not begin: the next time will be later."""
+        self._failures += 1
 
     def target(self, links: MemberLinks) -> tuple[tuple[str, ...], str]:
         """Whom to ask now, and why nobody if so.
@@ -65,12 +72,21 @@ class Outside:
                 return (), f"no link to {member.name}, a member of generation {best.generation.number}"
         return tuple(member.device for member in others), ""
 
-    def asked(self, devices: Collection[str], now_s: float, timeouts: Timeouts) -> None:
-        """They answer by a proposal, or by saying anew where they are; what they said before counts no more."""
+    def asks_now(self, links: MemberLinks, now_s: float) -> bool:
+        """Is it time, or are there links to members of which those that were asked do not know yet?"""
+        more = {device for device in self._known if device in links} - self._named
+        return now_s >= self.ask_at_s or (bool(self._named) and bool(more))
+
+    def asked(self, devices: Collection[str], linked: Collection[str], now_s: float, timeouts: Timeouts) -> None:
+        """They were told who is linked. They answer by a proposal, or by saying anew where they are; what they said
+        before counts no more."""
         for device in devices:
             self.forget(device)
-        self._tries += 1
-        self.ask_at_s = now_s + timeouts.ask_s(self._tries)
+        if now_s >= self.ask_at_s:
+            self._named = set()
+            self._tries += 1
+            self.ask_at_s = now_s + timeouts.ask_s(self._tries, self._failures)
+        self._named |= {*linked}
 
 
 def _better(where: Where, best: Where) -> bool:

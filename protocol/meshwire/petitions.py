@@ -1,10 +1,12 @@
 """What others want from the next generation: devices that ask in, members that wish to learn, rest or leave."""
 
+from collections.abc import Collection
 from typing import Literal
 
 from meshwire import limits
 from meshwire.lineage import rank_of
 from meshwire.memberlinks import MemberLinks
+from meshwire.messages.generation import AskIn
 from meshwire.messages.job import Generation, Member
 
 Kind = Literal["learn", "rest", "leave"]
@@ -14,14 +16,15 @@ class Petitions:
     """A generation that is entered settles all that was heard before it was promised; who is not content asks again."""
 
     def __init__(self) -> None:
-        self._asks: dict[str, tuple[Member, float]] = {}
+        self._asks: dict[str, tuple[AskIn, float]] = {}
         self._wishes: dict[str, tuple[Kind, float]] = {}
 
-    def ask(self, member: Member, now_s: float) -> None:
+    def ask(self, ask: AskIn, now_s: float) -> None:
         """A device wants to be taken in. It brings no history, and what it wished before is void."""
-        self._wishes.pop(member.device, None)
-        if member.device in self._asks or len(self._asks) < limits.PEERS_MAX:
-            self._asks[member.device] = member, now_s
+        device = ask.member.device
+        self._wishes.pop(device, None)
+        if device in self._asks or len(self._asks) < limits.PEERS_MAX:
+            self._asks[device] = ask, now_s
 
     def wish(self, device: str, kind: Kind, now_s: float) -> None:
         """A member's newest wish."""
@@ -33,14 +36,21 @@ class Petitions:
         self._wishes = {device: wish for device, wish in self._wishes.items() if wish[1] > promised_at_s}
 
     def joining(
-        self, links: MemberLinks, members: tuple[Member, ...], members_max: int = limits.MEMBERS_MAX
+        self, links: MemberLinks, members: tuple[Member, ...], reached: Collection[str], members_max: int
     ) -> tuple[Member, ...]:
-        """Who asks, is linked, and has a rank or can get one of the `members_max`."""
+        """Who asks, is linked to all `reached` devices and to each other, and has a rank or can get one of the
+        `members_max`. Rounds are fenced for nobody else: without a link between any two of them none could go on."""
         known = {member.device for member in members}
         room = max(0, members_max - len(members))
-        asks = [member for _, (member, _) in sorted(self._asks.items()) if links.holds(member)]
-        newcomers = [member for member in asks if member.device not in known][:room]
-        return tuple(member for member in asks if member.device in known or member in newcomers)
+        chosen: dict[str, AskIn] = {}
+        for device, (ask, _) in sorted(self._asks.items()):
+            fits = device in known or room > 0
+            linked = {*reached, *chosen} - {device} <= {*ask.linked}
+            mutual = all(device in other.linked for other in chosen.values())
+            if fits and linked and mutual and links.holds(ask.member):
+                room -= device not in known
+                chosen[device] = ask
+        return tuple(ask.member for ask in chosen.values())
 
     def wishing(self, kind: Kind, generation: Generation) -> set[int]:
         """The ranks in `generation` that wish so, if it is not so yet."""

@@ -141,7 +141,7 @@ class Proposer:
         for kind, text in (("leave", "leaves"), ("learn", "is ready to compute"), ("rest", "computes no more")):
             if ranks := state.petitions.wishing(kind, state.change):  # type: ignore[arg-type]
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
-        if joining := state.petitions.joining(state.links, members, state.members_max):
+        if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
         return reasons
 
@@ -152,10 +152,17 @@ class Proposer:
         leaving = state.petitions.wishing("leave", state.change) - {state.rank}
         return state.next_roll(
             without=absent | overdue | leaving,
-            joining=state.petitions.joining(state.links, everyone.members, state.members_max),
+            joining=self._joining(everyone, absent),
             learn=state.petitions.wishing("learn", state.change),
             rest=state.petitions.wishing("rest", state.change),
         )
+
+    def _joining(self, everyone: Roll, absent: set[int]) -> tuple[Member, ...]:
+        """Who asks in and can be taken in; not who was listed just now and did not do its part."""
+        state = self._state
+        reached = {everyone.members[rank].device for rank in everyone.ranks if rank not in absent}
+        joining = state.petitions.joining(state.links, everyone.members, reached - state.overdue, state.members_max)
+        return tuple(member for member in joining if member.device not in state.overdue)
 
     def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float, now_s: float) -> float:
         """After its turn (G7), not while somebody may be back within the grace, and in a minority much later."""

@@ -60,9 +60,13 @@ class Timeouts:
         """6 patience: a side with fewer than half of the learners waits so long for the others before it goes on."""
         return 6 * self.patience_s
 
-    def ask_s(self, tries: int) -> float:
-        """0, 1, 2, 4 .. 60 s: the wait before a device asks in for the (tries+1)-th time (G7)."""
-        return 0.0 if tries == 0 else min(ASK_S_MAX, 2.0 ** min(tries - 1, 10))
+    def ask_s(self, tries: int, failures: int = 0) -> float:
+        """0, 1, 2, 4 .. 60 s: the wait before a device asks in for the (tries+1)-th time (G7).
+
+        The limit doubles, up to about an hour, with each of the `failures` to begin after it was taken in.
+        """
+        longest_s = ASK_S_MAX * 2.0 ** min(failures, 6)
+        return 0.0 if tries == 0 else min(longest_s, 2.0 ** min(tries - 1, 12))
 
     def describe(self) -> Mapping[str, float]:
         """For `meshtrain status -v`: seconds by what is waited for."""

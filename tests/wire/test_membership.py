@@ -1,9 +1,11 @@
 """The membership machine step by step, and what it makes of bad input."""
 
+import itertools
 from typing import Any
 
 import pytest
 
+from meshwire.memberlinks import MemberLinks
 from meshwire.membership import Membership
 from meshwire.membershipevents import (
     CatchUpFrom,
@@ -17,9 +19,11 @@ from meshwire.membershipevents import (
     Refusal,
     Resume,
     Send,
+    TurnedAway,
 )
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
+from meshwire.petitions import Petitions
 from meshwire.timeouts import Timeouts
 
 JOB = "j" + "0" * 11
@@ -121,15 +125,106 @@ def test_a_restarted_member_comes_back_under_its_rank_and_loads() -> None:
     one = machine(0)
     one.unlinked(THREE, "closed", 1.0)
     back = MEMBERS[2].model_copy(update={"incarnation": 99})
-    effects = one.linked(THREE, 99, 1.1) + one.receive(THREE, AskIn(job=JOB, member=back), 1.1)
+    effects = one.linked(THREE, 99, 1.1) + one.receive(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO)), 1.1)
     proposed = sent(effects, Propose)[-1][1].generation
     if proposed.ranks == (0, 1):  # it was proposed away before it could ask
         one.standing(HELD, 1.2)
         one.receive(TWO, promise_of(proposed, 1), 1.2)
         effects = one.receive(TWO, Entered(job=JOB, generation=proposed.hash64()), 1.3)
-        effects += one.receive(THREE, AskIn(job=JOB, member=back), 1.4)
+        effects += one.receive(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO)), 1.4)
         proposed = sent(effects, Propose)[-1][1].generation
     assert (proposed.members[2], proposed.ranks, proposed.learning) == (back, (0, 1, 2), (0, 1))
+
+
+def guest(number: int) -> Member:
+    return Member(device=f"{number + 1:064x}", incarnation=1, name=f"peer{number}")
+
+
+def ask_in(one: Membership, member: Member, *linked: str, now_s: float = 1.0) -> list[Generation]:
+    """What is proposed when a device asks in."""
+    effects = one.linked(member.device, member.incarnation, now_s)
+    effects += one.receive(member.device, AskIn(job=JOB, member=member, linked=linked), now_s)
+    return [proposed.generation for _, proposed in sent(effects, Propose)]
+
+
+def test_who_cannot_reach_all_members_is_not_taken_in_and_disturbs_nobody() -> None:
+    """G7: every proposal fences the rounds, and this one could only fail. It repeats its ask when it has the links."""
+    one, newcomer = machine(0), guest(5)
+    assert not ask_in(one, newcomer, ONE, TWO)
+    assert phase(one) is Phase.RUNNING
+    assert one.deadline() is None
+    assert ask_in(one, newcomer, ONE, TWO, THREE)[0].ranks == (0, 1, 2, 3)
+
+
+def test_of_devices_that_ask_in_those_are_taken_that_reach_each_other() -> None:
+    """G7."""
+    links, petitions, first, second = MemberLinks(MEMBERS[0]), Petitions(), guest(5), guest(6)
+    for member in (*MEMBERS, first, second):
+        links.opened(member.device, member.incarnation)
+
+    def ask(member: Member, *linked: str) -> tuple[Member, ...]:
+        petitions.ask(AskIn(job=JOB, member=member, linked=linked), 1.0)
+        return petitions.joining(links, MEMBERS, {ONE, TWO}, 5)
+
+    assert ask(first, ONE, TWO) == (first,)
+    assert ask(second, ONE, TWO, first.device) == (first,)
+    assert ask(first, ONE, TWO, second.device) == (first, second)
+    assert petitions.joining(links, MEMBERS, {ONE, TWO}, 4) == (first,), "there is room for one"
+
+
+def test_who_says_that_it_reaches_all_and_does_not_is_listed_once() -> None:
+    """G7: a link may be up on one side only. Before it asks again, the members go on without it."""
+    one, newcomer = machine(0), guest(5)
+    (proposed, *_) = ask_in(one, newcomer, ONE, TWO, THREE)
+    one.standing(HELD, 1.0)
+    for device, rank in ((TWO, 1), (THREE, 2)):
+        one.receive(device, promise_of(proposed, rank, linked=tuple({0, 1, 2} - {rank})), 1.1)
+    standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=(0,))
+    promised = Promised(job=JOB, generation=proposed.hash64(), standing=standing)
+    effects = one.receive(newcomer.device, promised, 1.2)
+    ((_, again), *_) = sent(effects, Propose)
+    assert again.generation.ranks == (0, 1, 2)
+    one.standing(HELD, 1.2)
+    for device, rank in ((TWO, 1), (THREE, 2)):
+        effects = one.receive(device, promise_of(again.generation, rank), 1.3)
+    for device in (TWO, THREE):
+        effects += one.receive(device, Entered(job=JOB, generation=again.generation.hash64()), 1.4)
+    assert Resume(again.generation) in effects
+    assert not sent(effects + one.timer(100.0), Propose)
+
+
+def test_a_device_that_asks_in_tells_of_every_link_that_comes_later_and_of_none_twice() -> None:
+    """G7: else it would wait for the next time, up to a minute, or ask as often as its links flap."""
+    known = [member.device for member in MEMBERS]
+    three = Membership(MEMBERS[2], JOB, TIMEOUTS, 0.0, generation=None, known=known)
+    ((device, ask),) = sent(three.linked(ONE, MEMBERS[0].incarnation, 0.0), AskIn)
+    assert (device, ask.linked) == (ONE, (ONE,))
+    asks = sent(three.linked(TWO, MEMBERS[1].incarnation, 0.1), AskIn)
+    assert [(device, set(ask.linked)) for device, ask in asks] == [(ONE, {ONE, TWO}), (TWO, {ONE, TWO})]
+    assert three.deadline() == pytest.approx(1.0)
+    for now_s in (0.2, 0.4):
+        three.unlinked(TWO, "closed", now_s)
+        assert not sent(three.linked(TWO, MEMBERS[1].incarnation, now_s + 0.1), AskIn)
+
+
+def test_a_device_that_cannot_begin_where_the_others_are_asks_ever_less_often() -> None:
+    """G7: each time all stand still for it, and what is wrong (its memory, its version) does not mend itself."""
+    three, now_s, asked_s = machine(2, None), 0.0, [0.0]
+    for number in range(2, 16):
+        proposed = following(number, 0, learning=(0, 1))
+        three.receive(ONE, Propose(generation=proposed), now_s)
+        three.standing(HELD.model_copy(update={"generation": None}), now_s)
+        three.receive(ONE, enter_of(proposed, reload=(2,)), now_s)
+        assert LeftOut in kinds(three.cannot_catch_up("no memory", now_s))
+        at_s = three.deadline()
+        assert at_s is not None
+        now_s = at_s
+        assert sent(three.timer(now_s), AskIn)
+        asked_s.append(now_s)
+    waits_s = [after - before for before, after in itertools.pairwise(asked_s)]
+    assert waits_s[:3] == [1.0, 2.0, 4.0]
+    assert waits_s == sorted(waits_s)
+    assert waits_s[-1] == 3840.0
 
 
 def test_a_better_proposal_withdraws_a_promise() -> None:
@@ -265,7 +360,7 @@ def test_a_proposal_that_cannot_be_is_an_error_of_its_sender(proposed: Generatio
     "message",
     [
         enter_of(following(2, 0)),  # without a promise
-        AskIn(job=JOB, member=STRANGER),  # for another device
+        AskIn(job=JOB, member=STRANGER, linked=()),  # for another device
         Where(job=JOB, generation=following(2, 0, ranks=(2, 1)), ancestors=(), samples=0),
         Where(job=JOB, generation=following(2**31, 0), ancestors=(), samples=0),
         Refused(job=JOB, generation=1, number=2**31, reason=""),
@@ -324,6 +419,42 @@ def test_whoever_leaves_is_in_what_it_proposes() -> None:
     effects = [effect for at_s in (3.0, 40.0) for effect in made.timer(at_s)]
     ((_, first),) = [(fence, fence.generation) for fence in effects if isinstance(fence, Fence)]
     assert (first.ranks, first.proposer) == ((0,), ONE)
+
+
+def test_no_more_devices_join_than_the_job_takes() -> None:
+    """`--peers N:MAX`: of two that ask at once the one with the lower id gets the last rank, the other is told so."""
+    newcomers = [Member(device=f"{n:064x}", incarnation=n + 10, name=f"peer{n}") for n in (8, 9)]
+    made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=FIRST, members_max=4)
+    for member in (*MEMBERS[1:], *newcomers):
+        made.linked(member.device, member.incarnation, 0.0)
+    made.unlinked(THREE, "closed", 0.0)  # a member that is lost keeps its rank
+    effects = made.timer(TIMEOUTS.relink_grace_s)
+    (*_, (_, away)) = sent(effects, Propose)
+    assert away.generation.ranks == (0, 1)
+    for newcomer in reversed(newcomers):
+        made.receive(newcomer.device, AskIn(job=JOB, member=newcomer), 1.0)
+    made.standing(HELD, 1.0)
+    made.receive(TWO, promise_of(away.generation, 1), 1.0)
+    effects = made.receive(TWO, Entered(job=JOB, generation=away.generation.hash64()), 1.1)
+    proposed = {device: propose.generation for device, propose in sent(effects, Propose)}
+    assert newcomers[1].device not in proposed
+    full = proposed[newcomers[0].device]
+    assert (full.members, full.ranks, full.learning) == ((*MEMBERS, newcomers[0]), (0, 1, 3), (0, 1))
+
+    late = Membership(newcomers[1], JOB, TIMEOUTS, 0.0, known=[ONE], members_max=4)
+    late.linked(ONE, MEMBERS[0].incarnation, 0.0)
+    where = Where(job=JOB, generation=full, ancestors=(), samples=0)
+    (turned_away,) = [effect for effect in late.receive(ONE, where, 1.0) if isinstance(effect, TurnedAway)]
+    assert "all the 4 devices" in turned_away.reason
+
+
+def test_a_device_that_may_still_join_or_that_returns_is_not_turned_away() -> None:
+    newcomer = Member(device=f"{9:064x}", incarnation=19, name="peer9")
+    for me, members_max in ((newcomer, 4), (MEMBERS[1], 3)):
+        made = Membership(me, JOB, TIMEOUTS, 0.0, known=[ONE], members_max=members_max)
+        made.linked(ONE, MEMBERS[0].incarnation, 0.0)
+        where = Where(job=JOB, generation=following(2, 0, ranks=(0, 2), learning=(0, 2)), ancestors=(), samples=0)
+        assert TurnedAway not in kinds(made.receive(ONE, where, 1.0))
 
 
 def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() -> None:

@@ -27,6 +27,7 @@ def test_asking_in_backs_off() -> None:
     waits_s = [Timeouts().ask_s(tries) for tries in range(9)]
     assert waits_s == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert Timeouts().ask_s(10**6) == ASK_S_MAX
+    assert [Timeouts().ask_s(10**6, failures) for failures in (1, 2, 10**6)] == [120.0, 240.0, 3840.0]
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])

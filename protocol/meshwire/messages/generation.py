@@ -14,7 +14,7 @@ from meshwire.messages.envelope import message
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
-from meshwire.wiretypes import Wire
+from meshwire.wiretypes import DeviceId, Wire
 
 GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
 Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -101,6 +101,7 @@ class AskIn(Wire):
 
     job: JobId
     member: Member
+    linked: Annotated[tuple[DeviceId, ...], Field(max_length=limits.PEERS_MAX)]  # who cannot reach all is not taken in
 
 
 @message("generation.wish")
