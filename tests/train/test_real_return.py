@@ -240,9 +240,36 @@ def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_pa
     job.until(lambda: (seen := job.summary("bert")) and seen.state == "succeeded", "the end on bert")
 
 
-def test_a_script_that_fails_on_all_peers_ends_the_job(mesh: ChaosMesh, tmp_path: Path) -> None:
+def test_who_is_lost_before_round_1_returns_to_it(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """G9: a learner, and the submitter, which was to give its state. The one that is left begins, and both load."""
+    go = tmp_path / "go"
+    job = Broken(mesh, tmp_path, broken_start=f"while not os.path.exists({str(go)!r}): time.sleep(0.01)")
+    job.until(lambda: all(mesh.daemons[name].learners() for name in NAMES), "all scripts to be started")
+    assert mesh.daemons["bert"].kill_learner()
+    alone = lambda others: any(one.computing == others for one in job.entered("cleo"))  # noqa: E731
+    job.until(lambda: alone({"anna", "cleo"}), "bert's learner to be left out")
+    mesh.daemons["anna"].kill()
+    job.until(lambda: alone({"cleo"}), "anna to be left out")
+    mesh.daemons["anna"].start()
+    mesh.daemons["anna"].wait()
+    went_s = time.monotonic()
+    go.touch()
+    for name in ("anna", "bert"):
+        job.returns(name, went_s)
+    job.finish()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"broken_start": 'raise RuntimeError("this script is wrong")'},
+        {"broken_step": 'if epoch >= 1: raise RuntimeError("this script is wrong")'},
+    ],
+    ids=["before round 1", "later"],
+)
+def test_a_script_that_fails_on_all_peers_ends_the_job(mesh: ChaosMesh, tmp_path: Path, broken: dict[str, str]) -> None:
     """With its first traceback, and without restarts: nobody is left to load a base from."""
-    job = Broken(mesh, tmp_path, broken_step='if epoch >= 1: raise RuntimeError("this script is wrong")')
+    job = Broken(mesh, tmp_path, **broken)
     for name in NAMES:
         deadline_s = time.monotonic() + jobs.TIMEOUT_S
         while (seen := job.summary(name)) is None or seen.ended_at_s is None:

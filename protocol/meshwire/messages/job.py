@@ -55,8 +55,7 @@ class JobSpec(Wire):
     trace: bool
     checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
     resume: ResumePoint | None = None
-    peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None
-    """Devices join while it runs until so many were in it; None: only those of its start are ever in it."""
+    peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # ever in it; None: nobody joins
 
 
 class Member(Wire):
