@@ -41,12 +41,12 @@ TRUST = "A paired device may run code on this one, with the rights of the user t
 def status(
     data_dir: DataDir = None,
     json: Json = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the timeouts that follow.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the timeouts, and who does not join.")] = False,
 ) -> None:
     """Show this device. Its name, links, running jobs with all their devices, and warnings.
 
-    With -v also how long it waits for what, before a job goes on without a device: all of it follows from `up
-    --patience` and from the measured round trip.
+    With -v also how long it waits for what, before a job goes on without a device (all of it follows from `up
+    --patience` and from the measured round trip), and which devices could join a job, but do not.
     """
     with connected(data_dir) as client:
         reply = ask(client, GetStatus(), Status, name="status")
@@ -66,6 +66,9 @@ def status(
         if not has_ended(job):
             print()
             print_peers(job)
+            if verbose:
+                for name, why in job.not_joining:
+                    print(f"  {printable(name)} does not join: {printable(why)}")
     for warning in reply.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if not reply.peers_paired:

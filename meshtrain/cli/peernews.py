@@ -99,10 +99,18 @@ def _arrivals(before: JobSummary, after: JobSummary) -> list[str]:
         )
     if names := _names(after, (rank for rank in came if rank >= len(before.members))):
         lines.append(f"{joined(names)} joined, loading (generation {after.generation})")
-    if names := _names(after, (rank for rank in after.learning if rank not in before.learning)):
-        compute = "compute" if len(names) > 1 else "computes"
-        lines.append(f"{joined(names)} {compute} again (generation {after.generation})")
+    ready = [rank for rank in after.learning if rank not in before.learning]
+    first = [rank for rank in ready if rank not in after.returned and not _restarts(after, rank)]
+    for ranks, when in (((rank for rank in ready if rank not in first), "again"), (first, "now, too")):
+        if names := _names(after, ranks):
+            compute = "compute" if len(names) > 1 else "computes"
+            lines.append(f"{joined(names)} {compute} {when} (generation {after.generation})")
     return lines
+
+
+def _restarts(job: JobSummary, rank: int) -> int:
+    report = _reports(job).get(rank)
+    return 0 if report is None else report.restarts
 
 
 def _names(job: JobSummary, ranks: Iterable[int]) -> list[str]:

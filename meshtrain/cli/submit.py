@@ -17,6 +17,7 @@ from meshtrain.cli.jobs import find_job
 from meshtrain.cli.logs import follow_job
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.options import DataDir, Json
+from meshtrain.cli.peerscount import peers_wanted
 from meshtrain.cli.progress import Stages
 from meshtrain.cli.resume import check_alone, resume_from
 from meshtrain.cli.terminal import plain, print_json, printable_lines, say
@@ -57,8 +58,13 @@ def submit(
         str | None, typer.Option("--name", "-n", metavar="NAME", help="Name of the job; else the script's.")
     ] = None,
     peers: Annotated[
-        int | None,
-        typer.Option("--peers", metavar="N", min=1, max=limits.MEMBERS_MAX, help="On how many, this one included."),
+        str | None,
+        typer.Option(
+            "--peers",
+            metavar="N|N:MAX",
+            help="On N, this one included. N:MAX: on N or more, and devices that are paired or wake up later join, up "
+            "to MAX in all (2:8; 2: for any number).",
+        ),
     ] = None,
     on: Annotated[str | None, typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.")] = None,
     data: Annotated[
@@ -162,10 +168,11 @@ def submit(
     Ships the working directory without what .gitignore names. Everything after SCRIPT is the script's. The exit code
     is the job's outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
     """
+    count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:
         raise UsageError("--peers and --on exclude each other", "--on with as many names as you want")
     if script is None:
-        raise typer.Exit(_resubmit(context, resume, _names(on), peers, data_dir, detach=detach, json=json))
+        raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
     settings = _settings(sync, straggler, visibility, own, shares, codec, checkpoint_every)
@@ -197,7 +204,8 @@ def submit(
             args=tuple(args or ()),
             env=environment,
             on=chosen,
-            peers=peers,
+            peers=count,
+            peers_max=count_max,
             sync=sync,
             straggler=straggler,
             visibility=visibility,
@@ -234,18 +242,20 @@ def _resubmit(
     context: typer.Context,
     resume: str | None,
     on: tuple[str, ...],
-    peers: int | None,
+    peers: tuple[int | None, int | None],
     data_dir: Path | None,
     *,
     detach: bool,
     json: bool,
 ) -> int:
     """A job goes on as it was. Returns the exit code."""
+    count, count_max = peers
     if resume is None:
         raise UsageError("which script?", "meshtrain submit train.py")
     check_alone(context, resume)
     with connected(data_dir) as client, Stages() as stages:
-        submitted = _send(client, Resubmit(resume=resume_from(client, resume), on=on, peers=peers), stages)
+        body = Resubmit(resume=resume_from(client, resume), on=on, peers=count, peers_max=count_max)
+        submitted = _send(client, body, stages)
     return _started(submitted, submitted.notes, data_dir, detach=detach, json=json)
 
 

@@ -46,7 +46,9 @@ from meshwire.messages.local import (
     PairJoin,
     Peers,
     PeerSummary,
+    Resubmit,
     Submit,
+    Submitted,
     Unpair,
     Watch,
     Watched,
@@ -57,6 +59,7 @@ from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import (
     BERT,
     JOB,
+    MEMBERS,
     SOFTWARE,
     STATUS,
     Answer,
@@ -185,6 +188,11 @@ def test_a_failure_of_the_daemon_is_shown_as_it_is(endpoint: Endpoint) -> None:
         (["pair", "12"], "six digits"),
         (["pair", "--at", "host"], "--at goes with a code"),
         (["submit", "--peers", "2", "--on", "a", "train.py"], "exclude each other"),
+        (["submit", "--peers", "two", "train.py"], "neither N, N:MAX nor N:"),
+        (["submit", "--peers", ":3", "train.py"], "neither N, N:MAX nor N:"),
+        (["submit", "--peers", "0:3", "train.py"], "1 to 64 devices, not 0"),
+        (["submit", "--peers", "2:65", "train.py"], "1 to 64 devices, not 65"),
+        (["submit", "--peers", "3:2", "train.py"], "--peers 2:3"),
         (["submit", "-e", "KEY", "train.py"], "K=V"),
         (["submit", "--on", "a,,b", "train.py"], "empty name"),
         (["submit", "train.py", "x" * 70_000], "at most 64.0 KiB"),
@@ -243,6 +251,15 @@ def test_status_v_shows_the_patience_and_what_follows_from_it(endpoint: Endpoint
     ]
     assert len(lines) == at + 1 + len(timeouts.describe())
     assert "patience" not in run("status").stdout
+
+
+def test_status_v_says_which_devices_do_not_join_and_why(endpoint: Endpoint) -> None:
+    """`--peers N:MAX`: a missing pairing is found there, not by whoever waits for the device."""
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
+    why = "dora has no link to bert: pair these"
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, not_joining=(("dora", why),)))
+    assert f"  dora does not join: {why}" in run("status", "-v").stdout.splitlines()
+    assert "dora" not in run("status").stdout
 
 
 def test_peers_are_one_line_each_whatever_they_call_themselves(endpoint: Endpoint) -> None:
@@ -474,6 +491,22 @@ def test_submit_ships_the_folder_and_everything_after_the_script_is_the_scripts(
     assert "sending files to bert\n" in shown.stderr
     assert "note: torch differs\n" in shown.stderr
     assert f"meshtrain logs -f {JOB}" in shown.stderr
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("typed", "peers", "peers_max"), [("3", 3, None), ("2:8", 2, 8), ("2:2", 2, 2), ("2:", 2, limits.MEMBERS_MAX)]
+)
+def test_submit_says_how_many_devices_a_job_may_have(
+    endpoint: Endpoint, typed: str, peers: int, peers_max: int | None
+) -> None:
+    endpoint.answers[Submit] = accepting({})
+    endpoint.answers[Resubmit] = Submitted(job=JOB, members=MEMBERS, notes=())
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.FAILED))
+    assert run("submit", "--peers", typed, "-d", "train.py").exit_code == 0
+    assert run("submit", "--peers", typed, "-d", "--resume", JOB).exit_code == 0
+    for body in (*endpoint.of_type(Submit), *endpoint.of_type(Resubmit)):
+        assert (body.peers, body.peers_max) == (peers, peers_max)
 
 
 @pytest.mark.usefixtures("project")

@@ -58,6 +58,15 @@ def test_a_loss_and_a_return_are_three_lines() -> None:
     assert news(AGAIN, AGAIN) == []
 
 
+def test_who_joins_was_not_away() -> None:
+    """`--peers N:MAX`: it gets the next rank, loads, and computes."""
+    two = job(1, (0, 1), members=MEMBERS)
+    loading = job(2, (0, 1, 2), (0, 1), cleo=report(2))
+    assert news(two, loading) == ["cleo joined, loading (generation 2)"]
+    assert part_of(loading, 2) == "loading"
+    assert news(loading, job(3, (0, 1, 2), cleo=report(2))) == ["cleo computes now, too (generation 3)"]
+
+
 def test_whoever_looks_seldom_misses_steps_and_not_the_result() -> None:
     assert news(LOST, AGAIN) == ["cleo computes again (generation 4)"]
     assert news(FIRST, job(5, (0,))) == ["bert and cleo were lost; anna goes on (generation 5)"]

@@ -431,11 +431,12 @@ def test_no_more_devices_join_than_the_job_takes() -> None:
     effects = made.timer(TIMEOUTS.relink_grace_s)
     (*_, (_, away)) = sent(effects, Propose)
     assert away.generation.ranks == (0, 1)
+    linked = (ONE, TWO, *(newcomer.device for newcomer in newcomers))
     for newcomer in reversed(newcomers):
-        made.receive(newcomer.device, AskIn(job=JOB, member=newcomer), 1.0)
+        made.receive(newcomer.device, AskIn(job=JOB, member=newcomer, linked=linked), 1.0)
     made.standing(HELD, 1.0)
-    made.receive(TWO, promise_of(away.generation, 1), 1.0)
-    effects = made.receive(TWO, Entered(job=JOB, generation=away.generation.hash64()), 1.1)
+    effects = made.receive(TWO, promise_of(away.generation, 1), 1.0)
+    effects += made.receive(TWO, Entered(job=JOB, generation=away.generation.hash64()), 1.1)
     proposed = {device: propose.generation for device, propose in sent(effects, Propose)}
     assert newcomers[1].device not in proposed
     full = proposed[newcomers[0].device]
