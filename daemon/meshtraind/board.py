@@ -54,6 +54,7 @@ OUTCOMES: dict[JobState, Literal["succeeded", "cancelled"]] = {  # all other end
     JobState.SUCCEEDED: "succeeded",
     JobState.CANCELLED: "cancelled",
 }
+UNDER_WAY = (JobState.STARTING, JobState.RUNNING)
 BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
 
 
@@ -72,7 +73,6 @@ class Board:
         self._ids: dict[int, str] = {}  # by number in frame headers
         self._sessions: dict[str, Session] = {}
         self._members: set[str] = set()  # of all their jobs, as told last
-        self._early: dict[str, list[tuple[str, Header, Wire]]] = {}  # members that were told to start sooner than we
         self.closing = False
         self.on_members: Callable[[set[str]], None] = lambda _devices: None
         self._tasks = TaskSet("jobs")
@@ -136,10 +136,7 @@ class Board:
 
     def start(self, job: Job, generation: Generation, links: dict[int, Connection]) -> None:
         """The job begins."""
-        session = self._open_session(job, generation, links)
-        session.start()
-        for device, header, body in self._early.pop(job.spec.job, []):
-            self._to_session(session, device, header, body)
+        self._open_session(job, generation, links).start()
 
     async def come_back(self, job: Job, device: str, where: Where | None) -> None:
         """This device comes into a job that others have begun; `device` may have told where they are."""
@@ -206,7 +203,6 @@ class Board:
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
-            self._early.pop(end.job, None)
             self.enlisting.end_unstarted(job, UNSTARTED[end.outcome], end.reason)
 
     # What arrives from members of running jobs
@@ -226,23 +222,26 @@ class Board:
                 id_ = self._ids.get(header.job)
                 if id_ is None:
                     return None  # of a job that was called off before it reached this device
-                session = self._sessions.get(id_)
+                ended = isinstance(body, RankReport) and body.state not in UNDER_WAY
+                session = self._sessions.get(id_) if ended else self._session_of(device, id_)
                 if session is not None:
                     return self._to_session(session, device, header, body)
                 if isinstance(body, RankReport) and self._jobs[id_].rank_of(device) == body.rank:
                     self._jobs[id_].report(body)  # how the others ended, after this device has
                     self._answer_late(device, self._jobs[id_], body)
-                elif self.enlisting.promised(id_):
-                    early = self._early.setdefault(id_, [])
-                    if len(early) >= limits.EARLY_MESSAGES_MAX:
-                        return f"more than {limits.EARLY_MESSAGES_MAX} messages before the job began here"
-                    early.append((device, header, body))
         return None
+
+    def _session_of(self, device: str, id_: str) -> Session | None:
+        """For what a member says of a running job. It may have been told to begin sooner than this one, or the
+        submitter was lost before it had told all: who has promised and hears of the job knows that all have."""
+        if self.enlisting.promised(id_) and self._jobs[id_].rank_of(device) is not None:
+            self.enlisting.begin(id_)
+        return self._sessions.get(id_)
 
     def _of_generations(self, device: str, header: Header, body: Message) -> None:
         """What concerns the membership of a job."""
         id_ = self._ids.get(header.job, "")
-        session = self._sessions.get(id_)
+        session = self._session_of(device, id_)
         if session is not None:
             asks = isinstance(body, AskIn) and session.job.spec.peers_max is not None
             if asks or session.passage.is_member(device):  # a paired device is not a member for that
@@ -293,7 +292,7 @@ class Board:
 
     def _answer_late(self, device: str, job: Job, report: RankReport) -> None:
         """A job that ended here just before it began there would wait for this member."""
-        if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in (JobState.STARTING, JobState.RUNNING):
+        if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in UNDER_WAY:
             self._tell_end(device, job)
 
     def _to_session(self, session: Session, device: str, header: Header, body: Wire) -> str | None:
@@ -331,7 +330,8 @@ class Board:
         if device in self._node.links:
             return
         for job in self._jobs.values():
+            if self.enlisting.promised(job.spec.job):
+                continue  # it may have told others to begin
             if job.state in BEFORE_START and job.way is Way.BEGINS and device == job.spec.submitter:
-                self._early.pop(job.spec.job, None)
                 text = f"lost the submitter before the job began: {reason}"
                 self.enlisting.end_unstarted(job, JobEvent.FAIL, text)

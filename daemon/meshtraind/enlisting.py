@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import clean_up, discard
-from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.intake import Intake
 from meshtraind.job import Job, Way
 from meshtraind.jobfile import JobFile
@@ -225,29 +225,21 @@ class Enlisting:
 
     def committed(self, commit: Commit) -> None:
         """Second phase: the generation is entered."""
-        generation = self._promised.pop(commit.job, None)
-        job = self._board.jobs.get(commit.job)
-        if (
-            generation is None
-            or job is None
-            or generation.hash64() != commit.generation
-            or job.ended
-            or self._board.closing
-        ):
+        generation = self._promised.get(commit.job)
+        if generation is not None and generation.hash64() == commit.generation:
+            self.begin(commit.job)
+        elif self._board.session(commit.job) is None:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)
-            return
-        links: dict[int, Connection] = {}
-        for rank, member in enumerate(job.members):
-            if member.device == self._node.device:
-                continue
-            link = self._node.links.get(member.device)
-            if link is None:
-                self._board.ended(
-                    End(job=commit.job, outcome="failed", reason=f"lost {member.name} at the start", now=True)
-                )
-                return
-            links[rank] = link.connection
-        self._board.start(job, generation, links)
+
+    def begin(self, id_: str) -> None:
+        """Enters the generation that was promised: all others have promised it, too. A member that was lost since then
+        is gone on without (G9)."""
+        generation = self._promised.pop(id_)
+        job = self._board.jobs[id_]
+        if not job.ended and not self._board.closing:
+            others = {rank: self._node.links.get(member.device) for rank, member in enumerate(job.members)}
+            links = {rank: link.connection for rank, link in others.items() if link is not None}
+            self._board.start(job, generation, links)
 
     # Returning to a job that others have gone on with
 

@@ -198,8 +198,8 @@ class Submission:
         for member in members:
             if member.device == self._node.device:
                 self._board.enlisting.committed(commit)
-            else:
-                self._link(member).notify(commit, job=job_number(spec.job))
+            elif member.device in self._node.links:  # else the others begin without it (G9)
+                self._node.links[member.device].connection.notify(commit, job=job_number(spec.job))
 
     def _call_off(self, spec: JobSpec, reason: str) -> None:
         end = End(job=spec.job, outcome="failed", reason=reason[: limits.ERROR_CHARS_MAX], now=True)

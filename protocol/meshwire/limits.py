@@ -30,7 +30,6 @@ MDNS_TXT_BYTES_MAX = 400  # our own are under 200; a larger one is not ours
 MDNS_RESOLVES_MAX = 32  # announcements that came in parts and are being asked for
 JOBS_RUNNING_MAX = 16
 HASHES_OPEN_MAX = 64  # rounds whose base hashes are not complete yet
-EARLY_MESSAGES_MAX = 1_000  # of members that entered a generation before this one was told to
 ENDED_JOBS_IN_MEMORY_MAX = 100  # with their last reports; older ones are listed from the history
 CALLED_OFF_MAX = 256  # jobs that ended before they were offered here
 

@@ -15,15 +15,16 @@ from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
 from meshtrain.localmesh import LocalDaemon, LocalMesh
 from meshtraind.agreement import Agreement
+from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import HashBoard, Job
 from meshtraind.links import Links
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
-from meshwire.header import WIRE_VERSION, Header
-from meshwire.jobs import new_job_id
-from meshwire.messages.job import BarrierReached, BaseHash, Found, Generation, Member
+from meshwire.header import WIRE_VERSION, Header, Kind
+from meshwire.jobs import JobEvent, job_number, new_job_id
+from meshwire.messages.job import BarrierReached, BaseHash, Commit, Found, Generation, Member, RankReport
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
@@ -172,6 +173,66 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
     assert not told
     job.take(first.model_copy(update={"number": 2, "ranks": (0, 1), "learning": (0, 1)}))
     assert told == [(7, {1})]
+
+
+class Promised:
+    """The board of a device that has promised to begin a job, and has not been told to."""
+
+    def __init__(self, folder: Path) -> None:
+        members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate("abc"))
+        self.generation = Generation.first(JOB, members[0].device, members)
+        node = SimpleNamespace(
+            device=members[2].device,
+            name="c",
+            links={member.device: SimpleNamespace(hello=member, connection=None) for member in members[:2]},
+            job_folder=lambda _id: folder,
+        )
+        self.node = node
+        self.board = Board(cast(Any, node))
+        spec = SimpleNamespace(
+            job=JOB, name="x", script="x", args=(), codec="fp16", seed=0, submitter=members[0].device,
+            created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"),
+        )  # fmt: skip
+        history = cast(Any, SimpleNamespace(put=lambda _record: None))
+        self.job = Job(cast(Any, spec), members, 2, folder, history)
+        self.board.add(self.job)
+        self.job.advance(JobEvent.FILES_COMPLETE)
+        self.heard: list[Wire] = []
+        self.begun: list[dict[int, Any]] = []
+        self.board.start = self.begin  # type: ignore[method-assign]
+        assert self.board.enlisting.prepared(self.generation).refusal is None
+
+    def begin(self, job: Job, generation: Generation, links: dict[int, Any]) -> None:
+        assert (job, generation) == (self.job, self.generation)
+        self.begun.append(links)
+        heard = lambda _rank, _header, body: self.heard.append(body)  # noqa: E731
+        self.board._sessions[JOB] = cast(Any, SimpleNamespace(job=job, peer_notice=heard))
+
+    def says(self, rank: int, body: Wire) -> None:
+        header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(JOB))
+        device = self.generation.members[rank].device if rank < 3 else "f" * 64
+        assert self.board.notice(device, header, body) is None
+
+
+@pytest.mark.asyncio
+async def test_who_hears_of_a_job_that_it_has_promised_begins_it(tmp_path: Path) -> None:
+    """G2: nobody is told to begin before all have promised. Nothing that arrives sooner has to be kept, and a submitter
+    that is lost while it tells leaves nobody behind."""
+    device = Promised(tmp_path)
+    model = BarrierReached(job=JOB, rank=1, number=1)
+    device.says(3, model)
+    assert not device.begun, "it is no member"
+    device.says(1, RankReport(job=JOB, rank=1, state="failed"))
+    assert not device.begun, "it has not begun there either"
+    device.node.links.pop(device.generation.members[0].device)
+    device.board.peer_lost(device.generation.members[0].device, "it was killed")
+    assert not device.job.ended
+    device.says(1, model)
+    assert [set(links) for links in device.begun] == [{1}], "the lost one is left out later, like any other (G9)"
+    assert device.heard == [model]
+    device.says(0, Commit(job=JOB, generation=device.generation.hash64()))
+    assert len(device.begun) == 1
+    await device.board._tasks.close()
 
 
 @pytest.fixture(scope="module")

@@ -246,7 +246,10 @@ def test_who_is_lost_before_round_1_returns_to_it(mesh: ChaosMesh, tmp_path: Pat
     job = Broken(mesh, tmp_path, broken_start=f"while not os.path.exists({str(go)!r}): time.sleep(0.01)")
     job.until(lambda: all(mesh.daemons[name].learners() for name in NAMES), "all scripts to be started")
     assert mesh.daemons["bert"].kill_learner()
-    alone = lambda others: any(one.computing == others for one in job.entered("cleo"))  # noqa: E731
+
+    def alone(others: set[str]) -> bool:
+        return any(one.computing == others for one in job.entered("cleo"))
+
     job.until(lambda: alone({"anna", "cleo"}), "bert's learner to be left out")
     mesh.daemons["anna"].kill()
     job.until(lambda: alone({"cleo"}), "anna to be left out")
