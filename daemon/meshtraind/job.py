@@ -188,6 +188,18 @@ class Job:
         ranks = set(self.generation.ranks) if self.generation is not None else set()
         return ranks - {self.rank} if self._out else ranks
 
+    @property
+    def gone(self) -> set[int]:
+        """Ranks whose scripts have ended for good."""
+        return {rank for rank, report in self.reports.items() if report.exit_code is not None}
+
+    @property
+    def others_succeeded(self) -> bool:
+        """Whether the script of every other rank that computes has ended well."""
+        others = self.generation.learning if self.generation is not None else ()
+        ended = {rank for rank, report in self.reports.items() if report.exit_code == 0}
+        return set(others) - {self.rank} <= ended
+
     def wait(self, reason: str) -> None:
         """What a change of the generation waits for now; empty: for nothing."""
         self.waiting = reason

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+import traceback
+from typing import TYPE_CHECKING, Literal
 
 from meshtraind.agreement import Agreement, News
 from meshtraind.checkpointing import Checkpointing
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
+SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
 NEWS_TYPES = News.__args__
+UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
+Outcome = Literal["succeeded", "failed", "cancelled"]
 
 
 class Session:
@@ -68,7 +72,7 @@ class Session:
         self._links = links
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._learners = LearnerLife(node, job, threads, master_host, lambda: self.passage.memory)
-        self._agreement = Agreement(job, self._send, self._gone)
+        self._agreement = Agreement(job, self._send, lambda: job.gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         memory = SharedMemory()
@@ -192,7 +196,7 @@ class Session:
         self._tell_report()
         self._check_all_done()
 
-    def end(self, outcome: str, reason: str, *, now: bool, tell: bool = True) -> None:
+    def end(self, outcome: Outcome, reason: str, *, now: bool, tell: bool = True) -> None:
         """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
         if self.job.ending:
             return
@@ -200,12 +204,7 @@ class Session:
             self._succeed()
             return
         if tell:
-            message = End(
-                job=self.job.spec.job,
-                outcome="cancelled" if outcome == "cancelled" else "failed",
-                reason=reason[: limits.ERROR_CHARS_MAX],
-                now=now,
-            )
+            message = End(job=self.job.spec.job, outcome=outcome, reason=reason[: limits.ERROR_CHARS_MAX], now=now)
             for member in self.job.members:
                 if member.device in self._node.links and member.device != self._node.device:
                     self._node.links[member.device].connection.notify(message, job=self._number)
@@ -254,13 +253,10 @@ class Session:
     def _check_all_done(self) -> None:
         """Succeeds when the script of every rank that computes has ended well."""
         job = self.job
-        if job.state not in (JobState.FINISHING, JobState.RUNNING) or job.generation is None:
-            return
-        others = [rank for rank in job.generation.learning if rank != job.rank]
-        if not all((report := job.reports.get(rank)) is not None and report.exit_code == 0 for rank in others):
+        if job.state not in UNDER_WAY or job.generation is None or not job.others_succeeded:
             return
         if job.state is JobState.RUNNING:
-            if others and job.rank not in job.generation.learning:
+            if job.generation.learning and job.rank not in job.generation.learning:
                 self._succeed()
             return
         job.advance(JobEvent.ALL_DONE)
@@ -368,9 +364,6 @@ class Session:
     def _named(self, text: str) -> str:
         return f"{self._who()}: {text}"
 
-    def _gone(self) -> set[int]:
-        return {rank for rank, report in self.job.reports.items() if report.exit_code is not None}
-
     async def _report_regularly(self) -> None:
         while True:
             self._tell_report()
@@ -395,5 +388,12 @@ class Session:
         self.end("failed", reason, now=False)
 
     def _task_failed(self, name: str, error: BaseException) -> None:
+        """A bug here, or what this machine lacks: it concerns nobody else."""
         log.error("%s failed", name, exc_info=error)
-        self.end("failed", self._named(f"{name} failed: {type(error).__name__}: {error}"), now=True)
+        if not name.rpartition("/")[2].startswith(SIDE_TASKS) and not self.job.ending:
+            text = self._named(f"{name} failed: {''.join(traceback.format_exception(error))}")
+            self._tasks.spawn(self._drop_out(text), "leave after a failure")
+
+    async def _drop_out(self, why: str) -> None:
+        self.job.left = await self.leave()
+        self.end("failed", why, now=True, tell=not self.job.left)

@@ -19,6 +19,8 @@ from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import HashBoard, Job
 from meshtraind.links import Links
+from meshtraind.session import Session
+from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
@@ -233,6 +235,39 @@ async def test_who_hears_of_a_job_that_it_has_promised_begins_it(tmp_path: Path)
     device.says(0, Commit(job=JOB, generation=device.generation.hash64()))
     assert len(device.begun) == 1
     await device.board._tasks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("others_go_on", [True, False])
+async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool) -> None:
+    """The traceback is the job's error on this device. The others hear of it only if they cannot go on without it."""
+    ended: list[tuple[str, str, bool]] = []
+    session = Session.__new__(Session)
+    session.job = cast(Job, SimpleNamespace(ending=False, left=False, rank=1))
+    session._node = cast(Any, SimpleNamespace(name="bert"))
+    session._tasks = TaskSet("job x", session._task_failed)
+
+    async def leave() -> bool:
+        return others_go_on
+
+    session.leave = leave  # type: ignore[method-assign]
+    end = lambda outcome, reason, *, tell, **_now: ended.append((outcome, reason, tell))  # noqa: E731
+    session.end = end  # type: ignore[method-assign]
+
+    async def breaks() -> None:
+        raise ZeroDivisionError("here")
+
+    session._tasks.spawn(breaks(), "checkpoint after round 7")
+    await asyncio.sleep(0.01)
+    assert not ended, "it trains on without this one"
+    session._tasks.spawn(breaks(), "catch up")
+    await until(lambda: ended)
+    ((outcome, why, tell),) = ended
+    assert outcome == "failed"
+    assert why.startswith("rank 1 (bert): job x/catch up failed: Traceback")
+    assert why.endswith("ZeroDivisionError: here\n")
+    assert tell is not others_go_on
+    assert session.job.left is others_go_on
 
 
 @pytest.fixture(scope="module")
