@@ -21,6 +21,7 @@ CLEAN_ROUNDS = 15  # whose median is a round's time without pieces
 CLEAN_EVERY = 10  # rounds: as often one is left without pieces
 CLEAN_TIMEOUT_S = 10.0  # where a round takes longer, none is left without
 MEMORY_ROUNDS = 30  # behind what pieces cost: seconds, for what else the network carries changes
+REST_S_MAX = 5.0  # after one piece: one that took long waited for something else than its bytes
 POLL_S = 0.01
 
 
@@ -93,7 +94,7 @@ class Share:
         self._busy_s += now_s - self._begun_s
         self._begun_s = None
         took_s = max(now_s - self._piece_began_s, 1e-6)
-        self._rest_s = self._piece_began_s + took_s / self.share
+        self._rest_s = min(self._piece_began_s + took_s / self.share, now_s + REST_S_MAX)
         self._rest_carried = self._piece_carried + size_bytes / PRICE_MAX
         in_time = size_bytes * PIECE_S / took_s
         beside_chunks = PRICE_MAX * (carried_bytes - self._piece_carried)
@@ -102,14 +103,16 @@ class Share:
 
 
 class Courtesy:
-    """The pace (`fetch.Pace`) of one state.
+    """The pace (`fetch.Pace`) of one state, or of a job's files for a device that takes part in no round yet.
 
     Args:
         carried_bytes: the chunks that this device has passed on so far.
         waited_for: whether the others stand still until the state is here (R5): then nothing is held back.
     """
 
-    def __init__(self, carried_bytes: Callable[[], int], waited_for: Callable[[], bool]) -> None:
+    def __init__(
+        self, carried_bytes: Callable[[], int] = lambda: 0, waited_for: Callable[[], bool] = lambda: False
+    ) -> None:
         self._carried_bytes = carried_bytes
         self._waited_for = waited_for
         self._share = Share()

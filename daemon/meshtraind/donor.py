@@ -57,7 +57,7 @@ class Donor:
         saved = await self._saving.save(after_round, folder, SAVE_TIMEOUT_S)
         chain = self._chain_after(saved.round)
         if chain is None:
-            raise RequestError(f"it took its learner too long to write the state after round {saved.round}")
+            raise RequestError(f"its learner took too long to write the state after round {saved.round}")
         units = await asyncio.to_thread(store_state, self._job.spec.job, folder, saved.units, self._store)
         return SavedState(round=saved.round, chain=chain, units=units)
 

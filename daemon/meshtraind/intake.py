@@ -8,6 +8,7 @@ from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import DATA, RESUME, SOURCE
 from meshtraind.connection import Connection, RequestError
+from meshtraind.courtesy import Courtesy
 from meshtraind.fetch import fetch_blob
 from meshtraind.tasks import TaskSet, told_elsewhere
 from meshtraind.threads import Check, in_thread
@@ -25,7 +26,8 @@ class Intake:
         source: the submitter, None when that is this device.
         on_progress: called with (done, total) bytes, fetched and written out together, at least every second or so
             while anything moves; what it raises ends the intake.
-        begins: this device begins the job with the others; else it will load their state, not that of a checkpoint.
+        begins: this device begins the job with the others; else they train already, are not to be held up, and will
+            give it their state, not that of a checkpoint.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Intake:
         self._source = source
         self._on_progress = on_progress
         self._begins = begins
+        self._pace = None if begins else Courtesy()
         self._done_bytes = 0
         self._total_bytes = 0
 
@@ -121,7 +124,7 @@ class Intake:
             return
         if self._source is None:
             raise BlobError(f"blob {blob.sha256.hex()[:12]} has vanished from {self._store.path}; submit again")
-        await fetch_blob(self._source, self._spec.job, blob, self._store, self._count)
+        await fetch_blob(self._source, self._spec.job, blob, self._store, self._count, self._pace)
 
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes

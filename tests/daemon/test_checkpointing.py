@@ -18,7 +18,7 @@ from meshtraind.connection import RequestError
 from meshtraind.donor import Donor
 from meshtraind.roundhistory import Entry
 from meshtraind.saving import Saving
-from meshtraind.tasks import TaskSet
+from meshtraind.tasks import TaskSet, told_elsewhere
 from meshwire.checkpoint import unit_file
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.generation import AskState, DealState
@@ -260,3 +260,9 @@ async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Pa
     again = desk.tasks.spawn(donor.state(AskState(job=JOB, after_round=15)), "a member that asks")
     desk.answer(await desk.asked(3), 30)
     assert (await again).round == 30, "what was saved before may be of a history that was not kept"
+    tasks = TaskSet("test", on_error=told_elsewhere)
+    late = tasks.spawn(donor.state(AskState(job=JOB, after_round=31)), "a member that asks")
+    desk.answer(await desk.asked(4), 31)  # of which it is not known any more what the round was
+    with pytest.raises(RequestError, match="the state after round 31"):
+        await late
+    await tasks.close()

@@ -18,10 +18,12 @@ from meshtraind.board import Board
 from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
 from meshtraind.checkpointtransfer import fetch_state, forget_state, offer, store_state
 from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.courtesy import Courtesy
 from meshtraind.fetch import serve
 from meshtraind.node import Node
 from meshtraind.questions import Questions
 from meshtraind.threads import Stopped
+from meshwire import limits
 from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, GenerationRecord, unit_file
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
@@ -350,14 +352,21 @@ class Peer:
         self.store = store
         self.asked_bytes = 0
         self.breaks_after: int | None = None
+        self.answering = self.answering_most = 0
+        self.sizes: list[int] = []
 
     async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
         assert isinstance(body, Fetch)
         if self.breaks_after is not None and self.asked_bytes >= self.breaks_after:
             raise ConnectionLost("anna is gone")
         self.asked_bytes += body.max_bytes
+        self.sizes.append(body.max_bytes)
+        self.answering += 1
+        self.answering_most = max(self.answering_most, self.answering)
         await asyncio.sleep(0)
-        return await serve(body, self.store, Path("unused"), ended=lambda: True)
+        reply = await serve(body, self.store, Path("unused"), ended=lambda: True)
+        self.answering -= 1
+        return reply
 
     @property
     def connection(self) -> Connection:
@@ -374,8 +383,8 @@ def blobs(tmp_path: Path) -> BlobStore:
     return BlobStore(tmp_path / "blobs")
 
 
-def content(folder: Path) -> list[bytes]:
-    return [(folder / unit_file(unit)).read_bytes() for unit in range(len(UNITS))]
+def content(folder: Path, units: int = len(UNITS)) -> list[bytes]:
+    return [(folder / unit_file(unit)).read_bytes() for unit in range(units)]
 
 
 @pytest.mark.asyncio
@@ -395,6 +404,23 @@ async def test_a_checkpoint_is_offered_and_fetched(
     forget_state(JOB, saved.units, donor.store)
     assert not [path for path in donor.store.path.rglob("*") if path.is_file()]
     assert store.verify(made) is None
+
+
+@pytest.mark.asyncio
+async def test_a_state_is_fetched_piece_by_piece_while_rounds_go_on(
+    donor: Peer, blobs: BlobStore, tmp_path: Path
+) -> None:
+    """A chunk waits for one small piece at most; the sizes change on the way, and the files are what they were."""
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / unit_file(0)).write_bytes(os.urandom(300_001))
+    before = content(tmp_path / "saved", 1)
+    refs = store_state(JOB, tmp_path / "saved", 1, donor.store)
+    pace = Courtesy()
+    await fetch_state(refs, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None, pace)
+    assert content(tmp_path / "state", 1) == before
+    assert donor.answering_most == 1
+    assert max(donor.sizes) < limits.FETCH_BYTES_MAX
+    assert len(set(donor.sizes)) > 1
 
 
 @pytest.mark.asyncio

@@ -143,6 +143,15 @@ def test_where_no_round_is_ever_complete_the_state_comes() -> None:
     assert pieces * 0.02 / 100.0 >= 0.5 * PRICE_MAX
 
 
+def test_a_piece_that_took_long_is_not_paid_for_in_minutes() -> None:
+    """The network was gone for a while, and the link came through it: no fault of the piece."""
+    share = Share()
+    share.begins(0.0, 0)
+    share.ended(share.piece_bytes, 30.0, 0)
+    assert not share.may_begin(34.9, 0)
+    assert share.may_begin(35.1, 0)
+
+
 @pytest.mark.asyncio
 async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> None:
     """R5, M1: as many rounds are kept for its learner as can be; all stand still until it has the state."""

@@ -213,6 +213,15 @@ async def test_many_small_files_are_fetched_together_but_within_what_a_peer_answ
 
 
 @pytest.mark.asyncio
+async def test_who_comes_later_asks_for_one_piece_at_a_time(store: BlobStore, peer: Peer, tmp_path: Path) -> None:
+    """The others train already, over the same network."""
+    spec = make_spec(peer.store, {"train.py": b"print()"} | {f"{n}.png": n.to_bytes(8) for n in range(10)})
+    async with asyncio.timeout(30):
+        await Intake(spec, tmp_path / "job", store, peer.connection, lambda *_: None, begins=False).run()
+    assert peer.answering_most == 1
+
+
+@pytest.mark.asyncio
 async def test_one_window_bounds_what_all_jobs_ask_of_a_peer(store: BlobStore, peer: Peer) -> None:
     """More than REQUESTS_PER_CONNECTION_MAX requests at once would be refused."""
     refs = [put(peer.store, bytes([n]) * (limits.FETCH_BYTES_MAX if n % 2 else 10)) for n in range(60)]
