@@ -48,6 +48,7 @@ class Enlisting:
         self._left = left
         self._promised: dict[str, Generation] = {}
         self._submissions: dict[str, Submission] = {}  # on their way from here
+        self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
 
     @contextmanager
@@ -177,6 +178,8 @@ class Enlisting:
                 raise RequestError("the job has ended")
 
     def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
+        if job.way is not Way.BEGINS:
+            return  # nobody waits for it
         report = FilesProgress(
             job=job.spec.job, done_bytes=done_bytes, total_bytes=total_bytes, ready=ready, error=error
         )
@@ -244,7 +247,10 @@ class Enlisting:
     # Returning to a job that others have gone on with
 
     async def _come_later(self, job: Job, device: str, where: Where | None) -> None:
-        await self._take_in(job, device)
+        try:
+            await self._take_in(job, device)
+        finally:
+            self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
             await self._board.come_back(job, device, where)
 
@@ -270,8 +276,8 @@ class Enlisting:
         refusal = self._why_not_join(invite, known)
         if refusal is not None:
             return OfferReply(refusal=refusal)
-        job = self._join(invite, device) if known is None or known.ended else known
-        while job.state in (JobState.OFFERED, JobState.FETCHING):
+        job = known if known is not None and self._is_on(known) else self._join(invite, device)
+        while spec.job in self._joining:
             await job.news(PROGRESS_INTERVAL_S)
         why_ended = job.error or "it has given the job up"
         return OfferReply(refusal=why_ended if job.ended else None)
@@ -291,13 +297,16 @@ class Enlisting:
                 f"{node.name} has no link to {', '.join(unlinked)}: pair these with {node.name} "
                 "(`meshtrain pair` on one, `meshtrain pair CODE` on the other)"
             )
-        if known is not None and not known.ended:
+        if known is not None and self._is_on(known):
             return None
         if known is not None and known.started_at_s is not None:
             return f"the job has ended there: {known.error or known.state}"
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             return f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         return self._unsuitable(spec)
+
+    def _is_on(self, job: Job) -> bool:
+        return not job.ended or job.spec.job in self._joining
 
     def _join(self, invite: Invite, device: str) -> Job:
         """Its rank is the next one for now, and for good when the others take it in."""
@@ -307,5 +316,6 @@ class Enlisting:
         folder, history = self._node.job_folder(spec.job), self._node.history
         job = Job(spec, (*members, self._node.member), len(members), folder, history, Way.JOINS)
         self._board.add(job)
+        self._joining.add(spec.job)
         self._tasks.spawn(self._come_later(job, device, None), f"join {spec.job}")
         return job

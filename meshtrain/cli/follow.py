@@ -52,12 +52,19 @@ _Item = _LogLines | _LogOver | _State | _WatchFailed
 
 
 class Follower:
-    """Reads everything about one job into one queue. `KeyboardInterrupt` passes through `run`: the job goes on."""
+    """Reads everything about one job into one queue. `KeyboardInterrupt` passes through `run`: the job goes on.
 
-    def __init__(self, connect: Connect, job: str, ranks: Sequence[int], tail: int | None) -> None:
+    Args:
+        ranks: whose logs are read.
+        newcomers: these are all, and those of devices that join later are read, too.
+        tail: how many of the last lines there are; None: all.
+    """
+
+    def __init__(self, connect: Connect, job: str, ranks: Sequence[int], tail: int | None, *, newcomers: bool) -> None:
         self._connect = connect
         self._job = job
-        self._ranks = ranks
+        self._ranks = list(ranks)
+        self._newcomers = newcomers
         self._tail = tail
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._over = threading.Event()  # the job has ended
@@ -67,7 +74,7 @@ class Follower:
         """Shows the job until it has ended and its logs are read. Raises CliError when the daemon goes away."""
         self._start(self._watch, "watch")
         for rank in self._ranks:
-            self._start(functools.partial(self._read, rank), f"log {rank}")
+            self._start_reading(rank)
         try:
             return self._show(view)
         finally:
@@ -94,10 +101,12 @@ class Follower:
                     if error is not None:
                         say(f"warning: {printable_lines(error)}", style="yellow")
                 case _State(summary, True):
+                    reading |= self._follow_newcomers(summary, view)
                     ended, deadline_s = summary, time.monotonic() + LOGS_AFTER_END_S
                     self._over.set()
                     view.status(summary)
                 case _State(summary, False):
+                    reading |= self._follow_newcomers(summary, view)
                     view.status(summary)
                 case _WatchFailed(error):
                     raise CliError(
@@ -105,6 +114,19 @@ class Follower:
                         f"meshtrain up && meshtrain logs -f {self._job}",
                     )
         return ended
+
+    def _follow_newcomers(self, summary: JobSummary, view: View) -> set[int]:
+        """Returns the ranks that were not followed before."""
+        ranks = range(len(self._ranks), len(summary.members)) if self._newcomers else range(0)
+        if ranks:
+            view.joined([member.name for member in summary.members])
+        for rank in ranks:
+            self._ranks.append(rank)
+            self._start_reading(rank)
+        return set(ranks)
+
+    def _start_reading(self, rank: int) -> None:
+        self._start(functools.partial(self._read, rank), f"log {rank}")
 
     def _start(self, work: Callable[[], None], name: str) -> None:
         # Daemon threads: they wait inside the connection, and detaching must not wait for them.

@@ -92,6 +92,10 @@ class View:
         if self._live is not None:
             self._live.stop()
 
+    def joined(self, names: Sequence[str]) -> None:
+        """There are more members than before, and the logs of all are shown."""
+        self._prefixes = prefixes(names)
+
     def lines(self, rank: int, lines: Sequence[str]) -> None:
         """Log lines of one rank."""
         if not lines:

@@ -41,7 +41,8 @@ def logs(
         if not follow:
             _show(client, summary, ranks, lines)
             return
-    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=ranks, tail=lines))
+    only = None if rank is None else ranks
+    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, tail=lines))
 
 
 def _chosen(summary: JobSummary, rank: int | None) -> list[int]:
@@ -74,14 +75,14 @@ def follow_job(
     job: str,
     members: Sequence[Member],
     *,
-    ranks: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,  # all, if none are named
     tail: int | None = None,
     logs: TextIO | None = None,
 ) -> int:
     """Shows a job until it ends or ctrl-C detaches. Returns the exit code: the outcome's, 0 when detached."""
     shown = list(range(len(members))) if ranks is None else list(ranks)
     folder = data_folder(data_dir)
-    follower = Follower(lambda: Client.connect(folder), job, shown, tail)
+    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None)
     try:
         with View([member.name for member in members], shown, logs or sys.stdout) as view:
             summary = follower.run(view)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,6 +68,7 @@ from tests.daemon.fakedaemon import (
     Endpoint,
     accepting,
     known_jobs,
+    member,
     run,
     summary,
 )
@@ -520,6 +522,31 @@ def test_submit_follows_to_the_end(endpoint: Endpoint) -> None:
     assert sorted(shown.stdout.splitlines()) == ["[0 anna] hi", "[1 bert] hi"]
     document = json.loads(run("submit", "--json", "train.py").stdout)
     assert (document["job"], document["exit_code"], document["summary"]["state"]) == (JOB, 1, "failed")
+
+
+@pytest.mark.usefixtures("project")
+def test_the_log_of_a_device_that_joins_is_followed_too(endpoint: Endpoint) -> None:
+    """`--peers N:MAX`: whoever follows all ranks sees the newcomer's output, and is told when it comes."""
+    three: dict[str, Any] = {"members": (*MEMBERS, member("ef" * 32, "cleo")), "generation": 2, "present": (0, 1, 2)}
+    before = summary(JobState.RUNNING, ended_at_s=None, generation=1, present=(0, 1), learning=(0, 1))
+    after = summary(JobState.RUNNING, ended_at_s=None, learning=(0, 1), **three)
+
+    def watch(_: Watch, emit: Emit) -> Wire:
+        for seen in (before, after):
+            emit(Watched(summary=seen))
+        return Watched(summary=summary(JobState.SUCCEEDED, learning=(0, 1, 2), **three))
+
+    endpoint.answers[Submit] = accepting({})
+    endpoint.answers[Watch] = watch
+    endpoint.answers[Fetch] = serving({0: b"a\n", 1: b"b\n", 2: b"c\n"})
+    shown = run("submit", "train.py")
+    assert shown.exit_code == 0
+    assert sorted(line.split() for line in shown.stdout.splitlines()) == [
+        ["[0", "anna]", "a"],
+        ["[1", "bert]", "b"],
+        ["[2", "cleo]", "c"],
+    ]
+    assert "cleo joined, loading (generation 2)" in shown.stderr
 
 
 @pytest.mark.usefixtures("project")

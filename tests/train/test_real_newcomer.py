@@ -39,9 +39,9 @@ def test_a_device_that_wakes_up_joins_a_running_job(tmp_path: Path) -> None:
         cleo.kill()
         while mesh.linked("anna") != {"bert"}:
             time.sleep(0.05)
-        job = ChaosJob(mesh, tmp_path, samples=192, step_s=0.01, hash_every=2, peers=2, peers_max=3)
+        job = ChaosJob(mesh, tmp_path, samples=96, step_s=0.04, hash_every=2, peers=2, peers_max=3)
         assert job.names == FOUNDERS
-        before = until(mesh, job, lambda seen: seen.rounds >= 20, "rounds of two")
+        before = until(mesh, job, lambda seen: seen.rounds >= 10, "rounds of two")
         assert (len(before.members), before.learning) == (2, (0, 1))
 
         cleo.start()

@@ -1,0 +1,243 @@
+"""A running job asks devices to join it, and what a device answers (`submit --peers N:MAX`; G7, J1)."""
+
+import asyncio
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from meshtraind import enlisting, inviting
+from meshtraind.blobwriter import BlobError
+from meshtraind.board import Board
+from meshtraind.connection import ConnectionLost
+from meshtraind.enlisting import Enlisting
+from meshtraind.inviting import Inviting
+from meshtraind.job import Job, Way
+from meshtraind.tasks import TaskSet
+from meshwire import limits
+from meshwire.jobs import JobEvent, JobState
+from meshwire.messages.generation import AskIn, Invite
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, OfferReply
+from meshwire.syncmode import sync_settings
+
+JOB = "j" + "0" * 11
+ANNA, BERT, CLEO, DORA = (
+    Member(device=f"{n + 1:064x}", incarnation=n + 10, name=name)
+    for n, name in enumerate(("anna", "bert", "cleo", "dora"))
+)
+FIRST = Generation.first(JOB, ANNA.device, (ANNA, BERT))
+SPEC = JobSpec(
+    job=JOB, name="train", submitter=ANNA.device, created_at_s=1.0, script="train.py", args=(), env=(),
+    files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32", on_nan="stop",
+    seed=1, bucket_bytes=4096, hash_every=0, trace=False, peers_max=3,
+)  # fmt: skip
+HISTORY = SimpleNamespace(put=lambda _record: None)
+
+
+def link(to: Member, connection: Any = None) -> Any:
+    software = SimpleNamespace(torch="2.0")
+    hello = SimpleNamespace(incarnation=to.incarnation, name=to.name, software=software)
+    return SimpleNamespace(hello=hello, connection=connection, device=to.device)
+
+
+class Invited:
+    """Cleo, who is linked to both members."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wrong: list[Exception] = []
+        self.taken_in: list[Job] = []
+        self.jobs: dict[str, Job] = {}
+        self.links = {member.device: link(member) for member in (ANNA, BERT)}
+        self.node = SimpleNamespace(
+            device=CLEO.device, name="cleo", member=CLEO, links=self.links, history=HISTORY,
+            software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / job,
+            blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None),
+        )  # fmt: skip
+        self.board = SimpleNamespace(closing=False, running=0, jobs=self.jobs, add=self._add, come_back=self._come_back)
+        self.tasks = TaskSet("test")
+        self.enlisting = Enlisting(cast(Any, self.node), cast(Any, self.board), self.tasks, {})
+        invited = self
+
+        class FakeIntake:
+            def __init__(self, *_: object, begins: bool) -> None:
+                assert not begins, "it loads the others' state, not a checkpoint"
+
+            async def run(self) -> None:
+                await asyncio.sleep(0)
+                if invited.wrong:
+                    raise invited.wrong.pop()
+
+        monkeypatch.setattr(enlisting, "Intake", FakeIntake)
+
+    def _add(self, job: Job) -> None:
+        job.advance(JobEvent.ACCEPT)
+        self.jobs[job.spec.job] = job
+
+    async def _come_back(self, job: Job, device: str, where: object) -> None:
+        assert where is None
+        job.advance(JobEvent.START)
+        self.taken_in.append(job)
+
+    async def asked(self, spec: JobSpec = SPEC, by: Member = ANNA) -> str | None:
+        reply = await self.enlisting.invited(Invite(spec=spec, generation=FIRST), by.device)
+        return reply.refusal
+
+
+@pytest.fixture
+def cleo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invited:
+    return Invited(tmp_path, monkeypatch)
+
+
+@pytest.mark.asyncio
+async def test_two_members_that_ask_at_once_get_one_answer_and_one_job_begins(cleo: Invited) -> None:
+    """Whoever asks, and also if one of them is lost meanwhile: the answer comes when the files are there."""
+    assert set(await asyncio.gather(cleo.asked(by=ANNA), cleo.asked(by=BERT))) == {None}
+    await asyncio.sleep(0)
+    (job,) = cleo.taken_in
+    assert (job.way, job.rank, job.members) == (Way.JOINS, 2, (ANNA, BERT, CLEO))
+    assert await cleo.asked() is None
+    assert len(cleo.taken_in) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_missing_pairing_is_named_before_anything_is_sent(cleo: Invited) -> None:
+    """G7: without links to all members it could not take part."""
+    del cleo.links[BERT.device]
+    refusal = await cleo.asked()
+    assert refusal is not None
+    assert "cleo has no link to bert: pair these" in refusal
+    cleo.links[BERT.device] = link(BERT.model_copy(update={"incarnation": 99}))
+    assert "no link to bert" in (await cleo.asked() or ""), "that is the member of before"
+    assert not cleo.jobs
+    cleo.links[BERT.device] = link(BERT)
+    assert await cleo.asked() is None
+
+
+@pytest.mark.asyncio
+async def test_what_stands_against_it_is_said(cleo: Invited) -> None:
+    assert "--codec zip is unknown" in (await cleo.asked(SPEC.model_copy(update={"codec": "zip"})) or "")
+    cleo.node.software.torch = None
+    assert "no torch" in (await cleo.asked() or "")
+    cleo.node.software.torch = "2.0"
+    cleo.board.running = limits.JOBS_RUNNING_MAX
+    assert "jobs run there already" in (await cleo.asked() or "")
+    cleo.board.closing = True
+    assert "stopping" in (await cleo.asked() or "")
+    assert not cleo.jobs
+
+
+@pytest.mark.asyncio
+async def test_files_that_do_not_fit_are_an_answer_and_the_next_invitation_a_new_try(cleo: Invited) -> None:
+    cleo.wrong.append(BlobError("not enough space"))
+    assert await cleo.asked() == "not enough space"
+    assert cleo.jobs[JOB].state is JobState.FAILED
+    assert await cleo.asked() is None
+    await asyncio.sleep(0)
+    assert [job.state for job in cleo.taken_in] == [JobState.STARTING]
+
+
+@pytest.mark.asyncio
+async def test_who_has_left_a_job_is_not_drawn_into_it_again(cleo: Invited) -> None:
+    assert await cleo.asked() is None
+    await asyncio.sleep(0)
+    (job,) = cleo.taken_in
+    job.advance(JobEvent.CANCEL, "cleo left it, the others went on")
+    job.advance(JobEvent.STOPPED)
+    assert await cleo.asked() == "the job has ended there: cleo left it, the others went on"
+
+
+def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> None:
+    """Another device may have joined before; and it was never away."""
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    members = (ANNA, BERT, DORA, CLEO)
+    fields: dict[str, Any] = {"members": members, "ranks": (0, 1, 2, 3), "learning": (0, 1, 2), "number": 3}
+    job.take(FIRST.model_copy(update=fields))
+    assert (job.rank, job.members) == (3, members)
+    assert job.summary().returned == ()
+
+
+@pytest.mark.parametrize(("peers_max", "hears"), [(3, True), (None, False)])
+def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | None, hears: bool) -> None:
+    """A paired device is not a member for that, and no message of it but this one counts as one's."""
+    heard: list[object] = []
+    board = cast(Any, Board.__new__(Board))
+    passage = SimpleNamespace(
+        is_member=lambda device: device == ANNA.device,
+        generations=SimpleNamespace(notice=lambda _device, body: heard.append(body)),
+    )
+    job = SimpleNamespace(spec=SimpleNamespace(peers_max=peers_max), ended=False, members=(ANNA, BERT))
+    session = SimpleNamespace(job=job, passage=passage)
+    board.enlisting = SimpleNamespace(promised=lambda _job: False)
+    board._ids, board._sessions, board._members = {7: JOB}, {JOB: session}, {ANNA.device, BERT.device}
+    ask = AskIn(job=JOB, member=CLEO, linked=())
+    board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
+    assert heard == ([ask] if hears else [])
+
+
+# The side that asks
+
+
+class Guest:
+    """Cleo's end of anna's link."""
+
+    def __init__(self, *answers: str | Exception | None) -> None:
+        self.answers = list(answers)
+        self.asked: list[Invite] = []
+
+    async def request(self, body: Invite, *, timeout_s: float, name: str) -> OfferReply:
+        self.asked.append(body)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return OfferReply(refusal=answer)
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_is_told_once_and_asked_about_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, and in what `status -v` shows; a link that breaks is no refusal. Nobody is asked before round 1."""
+    guest = Guest("no torch", "no torch", ConnectionLost("broke"), None)
+    job = Job(SPEC, (ANNA, BERT), 0, tmp_path, cast(Any, HISTORY))
+    for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+        job.advance(event)
+    job.take(FIRST)
+    node = SimpleNamespace(device=ANNA.device, links={}, patience_s=5.0)
+    node.links = {BERT.device: link(BERT), CLEO.device: link(CLEO, guest)}
+    monkeypatch.setattr(inviting, "LOOK_INTERVAL_S", 0.001)
+    clock = SimpleNamespace(now_s=0.0)
+    loop = asyncio.get_running_loop()
+    rounds = SimpleNamespace(complete=0)
+    tasks = TaskSet("test")
+    asking = Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks)
+
+    async def after(seconds: float) -> None:
+        clock.now_s += seconds
+        await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(loop, "time", _shifted(loop.time, clock))
+    with caplog.at_level(logging.INFO):
+        tasks.spawn(asking.run(), "invite")
+        await after(100.0)
+        assert not guest.asked, "there is no state to give before round 1"
+        rounds.complete = 1
+        await after(0.0)
+        for _ in range(2):
+            await after(2.0)
+        assert len(guest.asked) == 2
+        assert guest.asked[0] == Invite(spec=SPEC, generation=FIRST)
+        assert [record for record in caplog.records if "does not join: no torch" in record.message] != []
+        assert sum("does not join" in record.message for record in caplog.records) == 1
+        assert job.summary().not_joining == (("cleo", "no torch"),)
+        await after(4.0)
+        assert len(guest.asked) == 3
+        assert job.summary().not_joining == ()
+        await after(2.0)
+        assert asking.asked == (CLEO.device,)
+    await tasks.close()
+
+
+def _shifted(time_s: Any, clock: Any) -> Any:
+    return lambda: time_s() + clock.now_s
