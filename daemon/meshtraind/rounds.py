@@ -23,12 +23,11 @@ from meshwire.jobs import job_number
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import Generation, JobSpec
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace
+from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan, parameter_buckets
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.wiretypes import Wire
-
-LOADING = "it loads the state of the others"
 
 
 class Rounds:
@@ -227,7 +226,7 @@ class Rounds:
         """J1: a process begins to load the base of after the round that is returned, or of after a later one. What
         follows is kept for it."""
         self._performer.keeps_unapplied = True
-        self._perform(self._machine.absent(LOADING, self._now(), loading=True))
+        self._perform(self._machine.absent("it loads the state of the others", self._now(), loading=True))
         return self._machine.applied
 
     def loaded(self, round_: int) -> None:
@@ -242,8 +241,7 @@ class Rounds:
         if self._turn.in_barrier:
             self._fail(f"the learner entered barrier {number} while it was in another")
         self._turn.enter_barrier(number)
-        waits_absent = self._dealing is not None and not self._spec.sync.lockstep
-        if self._machine.settings.staleness or waits_absent:
+        if self._machine.settings.staleness or (self._dealing is not None and not self._spec.sync.lockstep):
             last = number == 0 and self._spec.sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
             self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=last)
         return self._machine.decided
@@ -328,8 +326,11 @@ class Rounds:
         """G2: whether what comes in this generation is taken now."""
         return generation == self._performer.generation and self._performer.stage is not Stage.FENCED
 
-    def message(self, sender: int, message: Message) -> None:
-        """A round message of a member."""
+    def message(self, sender: int, message: Message, *, behind: bool = False) -> None:
+        """A round message of a member. `behind`: it is in no barrier. Steps that its learner takes (it has begun anew,
+        perhaps) while this one is in a barrier are its own (R5): else each would wait for the other."""
+        if behind and isinstance(message, Bind) and message.round > self._machine.decided and self._turn.in_barrier:
+            self.idle(f"rank {sender} has more steps to go to its barrier")
         self._perform(self._machine.receive(sender, message, self._now()))
 
     def peer_complete(self, sender: int, complete: int) -> None:

@@ -82,7 +82,7 @@ class Session:
         self.learner = LearnerLink(
             Place(
                 job=job,
-                who=self._who(),
+                who=self._who,
                 agreement=self._agreement,
                 metrics=self._metrics,
                 tasks=self._tasks,
@@ -319,11 +319,11 @@ class Session:
             if wrong := self._agreement.news(body):
                 return wrong
             if isinstance(body, BarrierReached) and rounds is not None:
-                rounds.peer_in_barrier(rank, inside=True)
+                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
         elif not isinstance(body, Message):
             return f"a member does not send {type(body).__name__}"
         elif rounds is not None and rounds.takes(header.generation):
-            rounds.message(rank, body)
+            rounds.message(rank, body, behind=not self._agreement.in_barrier(rank))
             rounds.peer_complete(rank, header.complete)
         return None
 

@@ -20,7 +20,7 @@ from meshwire import limits
 from meshwire.jobs import new_job_id
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
+from meshwire.messages.job import BarrierReached, BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
@@ -34,9 +34,10 @@ from meshwire.messages.learner import (
     Start,
     Waiting,
 )
-from meshwire.messages.rounds import Bind, Call, Seal
+from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.plan import plan_buckets
 from meshwire.roundevents import RoundComplete
+from meshwire.roundlearner import Phase
 from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
 
@@ -100,7 +101,7 @@ class Desk:
         self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
         place = Place(
-            job=job, who="rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links), tasks=self.tasks,
+            job=job, who=lambda: "rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links), tasks=self.tasks,
             saving=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
         )  # fmt: skip
         self.link = LearnerLink(
@@ -234,6 +235,24 @@ async def test_one_barrier_at_a_time() -> None:
     async with Desk(2, "ssp:2") as desk:
         desk.say(LearnerBarrier(number=1), LearnerBarrier(number=2))
         assert desk.failed == ["rank 0 (n0): the learner entered barrier 2 while it was in another"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("behind", [True, False], ids=["behind", "ahead"])
+async def test_a_learner_in_a_barrier_lets_one_that_is_behind_go_on(behind: bool) -> None:
+    """R5, R7: a learner that has begun anew, and leaves epochs early, has more steps to go than all others: at s=0 they
+    would wait for it in the barrier, and it for them in its round. One that has passed the barrier waits as ever."""
+    async with Desk(2, "bsp") as desk:
+        desk.say(LearnerBarrier(number=1))
+        desk.links[1].sent.clear()
+        bind = Bind(round=1, step=1, base=0, weight=1.0, samples=(), hyperparameters=b"", sizes=())
+        desk.rounds.message(1, bind, behind=behind)
+        assert [body for body in desk.links[1].sent if isinstance(body, Null)] == ([Null(round=1)] if behind else [])
+        desk.agreement.news(BarrierReached(job=JOB, rank=1, number=1))
+        await turns()
+        assert BarrierPassed(number=1, error=None) in desk.told
+        assert desk.rounds._machine.phase is (Phase.BOUNDARY if behind else Phase.COMPUTING)
+        assert not desk.failed
 
 
 @pytest.mark.asyncio

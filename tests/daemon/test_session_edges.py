@@ -252,7 +252,7 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool) -> Non
 
     session.leave = leave  # type: ignore[method-assign]
     end = lambda outcome, reason, *, tell, **_now: ended.append((outcome, reason, tell))  # noqa: E731
-    session.end = end  # type: ignore[method-assign]
+    session.end = end  # type: ignore[method-assign, assignment]
 
     async def breaks() -> None:
         raise ZeroDivisionError("here")
