@@ -1,11 +1,11 @@
 """A recorded run decides the same again, input by input; whatever else is in the file is found, at its line."""
 
-import dataclasses
 import inspect
 import io
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,8 +24,11 @@ from meshwire.messages.rounds import Bind, Call, Null
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import RoundSettings
 from meshwire.rounds import RoundMachine
+from meshwire.syncmode import sync_settings
 from tests.bench import trace_picture
-from tests.sim.generationcluster import Change, GenerationCluster
+from tests.sim import clusterrounds
+from tests.sim.clusterfaults import random_schedule
+from tests.sim.clusterfaults import run as run_cluster
 from tests.sim.roundcluster import Cluster, Mishap, Timing
 
 MEMBERS = 3
@@ -105,56 +108,37 @@ def test_the_same_inputs_have_the_same_effects(tmp_path: Path, seed: int, mode: 
         assert again.may_start() == machine.may_start()
 
 
-class RecordedCluster(GenerationCluster):
-    """Through generations: each machine that a rank ever has is recorded in a file of its own."""
-
-    def __init__(self, folder: Path, seed: int, **options: Any) -> None:
-        self.folder = folder
-        self.recorded: list[tuple[Path, Trace, RoundMachine]] = []
-        super().__init__(seed, **options)
-
-    def _machine(self, rank: int, ranks: tuple[int, ...], complete: int) -> RoundMachine:
-        path = self.folder / f"{len(self.recorded)}.jsonl"
-        trace = Trace(path)
-        settings = dataclasses.replace(self._settings, rank=rank, ranks=ranks)
-        self.recorded.append((path, trace, round_machine(settings, trace, complete=complete)))
-        return self.recorded[-1][2]
-
-
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_a_run_through_generations_is_replayed(tmp_path: Path, staleness: int) -> None:
+def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int) -> None:
     """G2 to G6, J1: what was served, entered and loaded is in the trace, and a machine may begin at a cut."""
-    changes = (
-        *(Change(3.0, "die", 2), Change(7.0, "join", 2), Change(9.0, "lose", 0)),
-        *(Change(17.0, "join", 3), Change(22.0, "die", 1)),
-    )
+    made: list[tuple[Path, Trace, RoundMachine]] = []
+
+    def machine(settings: RoundSettings, *, complete: int) -> RoundMachine:
+        path = tmp_path / f"{len(made)}.jsonl"
+        trace = Trace(path)
+        made.append((path, trace, round_machine(settings, trace, complete=complete)))
+        return made[-1][2]
+
+    monkeypatch.setattr(clusterrounds, "RoundMachine", machine)
+    sync = sync_settings(f"ssp:{staleness}" if staleness else "bsp", "carry" if staleness else "wait")
     names: set[str] = set()
-    for seed in range(4):
-        cluster = RecordedCluster(
-            tmp_path,
-            seed,
-            members=3,
-            ranks=4,
-            changes=changes,
-            change_s=1.0,
-            load_s=2.0,
-            staleness=staleness,
-            steps=25,
-            timing=Timing(step_s=(1.0, 1.1, 1.6, 1.0), jitter=0.2, delay_s=(0.0, 0.5), exchange_s=(0.0, 1.5)),
-        )
-        cluster.run()
-        for path, trace, machine in cluster.recorded:
+    for seed in range(40, 60):
+        schedule = random_schedule(seed, ("kill", "restart", "kill learner", "reset", "partition"), 6)
+        setting = replace(schedule.setting, sync=sync, unapplied_max=1 << 30)
+        run_cluster(replace(schedule, setting=setting))
+        for path, trace, machine_ in made:
             trace.close()
             with TraceFile(path) as file:
                 replayed = list(replay(file))
             names |= {each.input.name for each in replayed}
             if replayed:  # else it is that of a rank that had not come in yet
                 again = replayed[-1].machine
-                assert (again.complete, again.committed) == (machine.complete, machine.committed)
-                assert (again.applied, again.settings) == (machine.applied, machine.settings)
-        values = json.loads(ran(cluster.recorded[0][0], as_json=True)[1])["summary"]
-        assert values["entered"][-1].endswith(f": ranks {', '.join(map(str, sorted(cluster.live)))}")
-        assert [entry["rank"] for entry in values["ranks"]] == [0, 1, 2, 3]
+                assert (again.complete, again.committed) == (machine_.complete, machine_.committed)
+                assert (again.applied, again.settings) == (machine_.applied, machine_.settings)
+        path, _, first = made[0]
+        entered = json.loads(ran(path, as_json=True)[1])["summary"]["entered"]
+        assert all(last.endswith(f": ranks {', '.join(map(str, first.settings.ranks))}") for last in entered[-1:])
+        made.clear()
     assert names >= {"fence", "served", "enter", "loaded"}
 
 

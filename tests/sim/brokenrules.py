@@ -1,9 +1,25 @@
-"""Rules left out, for several clusters: each patches the machine, and a cluster that runs it must notice."""
+"""Rules left out: each patches a machine, or the cluster's daemon, and a cluster that runs it must notice."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
+from meshtraind.performer import Stage
+from meshwire import proposing
+from meshwire.membershipstate import State
+from meshwire.messages.generation import Standing
+from meshwire.messages.job import Generation
+from meshwire.messages.rounds import Bind, Seal
+from meshwire.ownparts import OwnParts
 from meshwire.roundcore import RoundCore
-from meshwire.roundevents import Effect
+from meshwire.roundevents import Effect, RoundComplete
+from meshwire.roundlearner import Decision, Learner, Phase, RoundSettings
+from meshwire.rounds import RoundMachine
+from meshwire.roundtable import RoundTable
+from meshwire.supply import Supply
+from tests.sim.cluster import Cluster
+from tests.sim.clusterdaemon import Daemon
 
 
 def no_freeze(patch: pytest.MonkeyPatch) -> None:
@@ -17,3 +33,148 @@ def no_freeze(patch: pytest.MonkeyPatch) -> None:
         return effects
 
     patch.setattr(RoundCore, "_settle", melted)
+
+
+def history_brought(patch: pytest.MonkeyPatch) -> None:
+    """G7: who was left out while rounds went on comes back with all that it holds, and G4 alone judges it.
+
+    It brings it once, as one of an older generation; if it cannot be caught up any more it loads anew.
+    """
+    leave, stand = State.leave, State.stand
+    leave_out, take_rounds = Daemon._leave_out, Daemon._take_rounds
+    brought: dict[str, Generation] = {}
+
+    def left(self: State, reason: str, now_s: float) -> None:
+        before = self.entered
+        leave(self, reason, now_s)
+        if before is not None:
+            brought[self.me.device] = before
+
+    def stands(self: State, held: Standing) -> Standing:
+        standing = stand(self, held)
+        before = brought.get(self.me.device)
+        if self.entered is None and before is not None and held.generation is not None:
+            self.standing = held.model_copy(update={"number": before.number, "linked": standing.linked})
+            return self.standing
+        return standing
+
+    def keeps(self: Daemon, reason: str) -> None:
+        rounds = self.rounds
+        whole = rounds is not None and rounds.stage is Stage.RUNNING and "went on without" in reason
+        leave_out(self, reason)
+        if rounds is not None and whole:
+            self.rounds, rounds.closed = rounds, False
+            rounds.fence()
+            rounds.dead("it was left out")
+
+    def takes(self: Daemon, *answer: Any) -> None:
+        """It may have been passed over in the rounds that it lacks."""
+        try:
+            take_rounds(self, *answer)
+        except AssertionError as error:
+            if "of another history" not in str(error):
+                raise
+            self._perform(self.machine.cannot_catch_up(str(error), self.world.now_s))
+
+    patch.setattr(State, "leave", left)
+    patch.setattr(State, "stand", stands)
+    patch.setattr(Daemon, "_leave_out", keeps)
+    patch.setattr(Daemon, "_take_rounds", takes)
+
+
+def no_chain_check(patch: pytest.MonkeyPatch) -> None:
+    """G4: by the count of rounds alone."""
+
+    def by_count(standing: Standing, history: Standing) -> bool:
+        return standing.generation is not None and standing.complete <= history.complete
+
+    patch.setattr(proposing, "lies_on", by_count)
+
+
+def restart_resumes(patch: pytest.MonkeyPatch) -> None:
+    """G1: a daemon that lost what it held takes up its generation, with its old incarnation."""
+
+    def restart(self: Cluster, number: int) -> None:
+        old = self.daemons[number]
+        if not old.alive:
+            generation = old.machine.generation
+            daemon = self.daemons[number] = Daemon(self, number, old.member.incarnation, generation)
+            self.network.add(daemon)
+            if generation is not None:
+                daemon.found()
+
+    patch.setattr(Cluster, "restart", restart)
+
+
+def nulls_without_bound(patch: pytest.MonkeyPatch) -> None:
+    """R4: a computing learner is passed over however old its gradient becomes."""
+    may_null = Learner.may_null
+
+    def unbounded(self: Learner, decided: int, complete: int) -> Decision:
+        if self.phase is Phase.COMPUTING and not self.settings.lockstep:
+            return decided < complete + self.settings.staleness + 1, "no bound"
+        return may_null(self, decided, complete)
+
+    patch.setattr(Learner, "may_null", unbounded)
+
+
+def blocks_not_returned(patch: pytest.MonkeyPatch) -> None:
+    """X3: what a rank held that computes no more is lost."""
+    patch.setattr(Supply, "put_back", lambda *_: None)
+
+
+def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
+    """G6: what was bound stays bound, but nobody hears of it."""
+    tell = RoundCore._tell_again
+
+    def quiet(self: RoundCore, round_: int, own: tuple[Bind, Seal | None] | None, now_s: float) -> None:
+        if own is None:
+            tell(self, round_, own, now_s)
+            return
+        bind, seal = own
+        self._own(self._table.bind(self.settings.rank, bind))
+        if seal is not None:
+            self._own(self._table.seal(self.settings.rank, seal))
+
+    patch.setattr(RoundCore, "_tell_again", quiet)
+
+
+def parts_not_told_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OwnParts, "again", lambda *_: [])
+
+
+def nulls_not_told_again(patch: pytest.MonkeyPatch) -> None:
+    tell = RoundCore._tell_again
+
+    def tell_again(self: RoundCore, round_: int, own: Any, now_s: float) -> None:
+        if own is not None:
+            tell(self, round_, own, now_s)
+
+    patch.setattr(RoundCore, "_tell_again", tell_again)
+
+
+def laggards_not_served(patch: pytest.MonkeyPatch) -> None:
+    """G4: it counts the rounds that it lacks, and goes on without them."""
+
+    def served(self: RoundMachine, done: RoundComplete, now_s: float) -> list[Effect]:
+        assert done.round == self.complete + 1
+        self._table.count_complete()
+        return self._settle(now_s)
+
+    patch.setattr(RoundMachine, "served", served)
+
+
+def rounds_not_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """G6: what others had said of rounds above the cut counts on."""
+    entered = RoundTable.entered
+
+    def kept(self: RoundTable, settings: RoundSettings, promised: Mapping[int, int]) -> RoundTable:
+        table = entered(self, settings, promised)
+        for round_, state in self._rounds.items():
+            if round_ > self.complete:
+                for rank, bind in state.binds.items():
+                    if rank != settings.rank and rank in settings.ranks:
+                        table._round(round_).binds[rank] = bind
+        return table
+
+    patch.setattr(RoundTable, "entered", kept)

@@ -5,6 +5,7 @@ fails is shrunk to the faults that it needs, and told as a transcript.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +19,7 @@ from meshwire.syncmode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
+from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network
 from tests.sim.clusterrounds import Rounds
 
@@ -59,6 +61,7 @@ class Cluster:
 
     Attributes:
         failed: why the job has ended, if it has: nobody is left who could go on with it.
+        befallen: faults that have happened, by kind.
     """
 
     def __init__(self, seed: int, setting: Setting, *, recording: bool = False) -> None:
@@ -74,6 +77,8 @@ class Cluster:
         self.network = Network(self.clock, self.random, setting.patience_s, setting.delays_s)
         self.histories = Histories(self.sync.staleness, self.space)
         self.failed: str | None = None
+        self.moments = Moments()
+        self.befallen: Counter[str] = Counter()
         self.transcript: list[str] | None = [] if recording else None
         self._told: set[tuple[str, int]] = set()
         self._first: set[tuple[int, int]] = set()
@@ -102,6 +107,11 @@ class Cluster:
                 self.network.found()
                 for founder in self.daemons:
                     founder.found()
+
+    @property
+    def generations(self) -> int:
+        """Those that anybody has entered."""
+        return len(self._entered)
 
     def run_until(self, end_s: float) -> None:
         """Asserts the invariants at every event. Ends early when the job does."""
@@ -154,15 +164,18 @@ class Cluster:
         self._entered.setdefault(key, set()).add((daemon.member.device, daemon.member.incarnation))
         ranks = ", ".join(f"{rank}" if rank in generation.learning else f"{rank} loading" for rank in generation.ranks)
         self.tell(daemon.name, f"enters generation {generation.number} of {ranks} at the cut {enter.cut}")
+        self.moments.come(Moment.ENTERS, daemon.number)
 
     def resumed(self, daemon: Daemon, generation: Generation) -> None:
         assert self._entered[generation.hash64()] >= self._lives[generation.hash64()]
         self.tell(daemon.name, f"goes on in generation {generation.number}")
+        self.moments.come(Moment.GOES_ON, daemon.number)
 
     def completed(self, rounds: Rounds, done: RoundComplete) -> None:
         key = rounds.generation, done.round
-        if self.transcript is not None and key not in self._first:
+        if key not in self._first:
             self._first.add(key)
+            self.moments.come(Moment.COMPLETES, rounds.device)
             who = ", ".join(f"{rank}" for rank in done.binds) or "nobody"
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshtraind.roundhistory import Entry
-from meshwire.lineage import rank_of
+from meshwire.lineage import Ballot, ballot, rank_of
 from meshwire.membership import Membership
 from meshwire.membershipevents import (
     CatchUpFrom,
@@ -30,6 +30,7 @@ from meshwire.petitions import Kind
 from tests.sim.clusterexchange import Part, Result
 from tests.sim.clusterjoining import AskState, LearnerLife
 from tests.sim.clusterlearner import Learner
+from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Link, Node
 from tests.sim.clusterrequests import Answer, CannotAnswer, Reply, Request, Requests
 from tests.sim.clusterrounds import News, Rounds
@@ -85,6 +86,8 @@ class Daemon(Node):
         self.round_links: dict[int, Link] = {}
         self.requests = Requests(world.network, self, self._answer)
         self._catching_up = 0
+        self._ballot: Ballot | None = None  # of the newest promise
+        self._promised = 0  # its generation, by hash
         self._armed_s: float | None = None
         known = [device_of(other) for other in range(world.devices)]
         self.machine = Membership(
@@ -118,6 +121,7 @@ class Daemon(Node):
         return Rounds(
             self.world,
             self.name,
+            self.number,
             rank,
             generation,
             entry,
@@ -146,6 +150,9 @@ class Daemon(Node):
         match body:
             case News() | Part():
                 if self.rounds is not None and self.generation is not None:
+                    report = isinstance(body, News) and body.message is None
+                    early = body.generation == self._promised != self.rounds.generation
+                    assert report or not early, "nobody sends in a generation before all have entered it"
                     rank = rank_of(self.generation, peer.member.device)
                     if rank is not None:
                         self.rounds.received(rank, body)
@@ -201,7 +208,9 @@ class Daemon(Node):
     def _timer(self, deadline_s: float) -> None:
         if self._armed_s == deadline_s:
             self._armed_s = None
-            self._perform(self.machine.timer(max(self.world.now_s, deadline_s)))
+            effects = self.machine.timer(max(self.world.now_s, deadline_s))
+            assert effects or self.machine.deadline() != deadline_s, f"no timer is idle: {self.machine.waiting()}"
+            self._perform(effects)
             self.world.check(self)
 
     def _perform_one(self, effect: Effect) -> None:
@@ -233,6 +242,9 @@ class Daemon(Node):
                     self.world.tell(self.name, f"wants {reason}")
 
     def _fence(self, generation: Generation) -> None:
+        newest = ballot(generation)
+        assert self._ballot is None or newest > self._ballot, "G2: promises have rising ballots"
+        self._ballot, self._promised = newest, generation.hash64()
         self._catching_up += 1
         if self.rounds is not None:
             self.rounds.fence()
@@ -241,10 +253,12 @@ class Daemon(Node):
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         held = f"holding {standing.complete} rounds" if self.rounds is not None else "without a history"
         self.world.tell(self.name, f"promises generation {generation.number}, {held}")
+        self.world.moments.come(Moment.PROMISES, self.number)
         self._perform(self.machine.standing(standing, self.world.now_s))
 
     def _catch_up(self, effect: CatchUpFrom) -> None:
         self._catching_up += 1
+        self.world.moments.come(Moment.CATCHES_UP, self.number)
         link = self.links.get(int(effect.device, 16) - 1)
         if link is None:
             self._perform(self.machine.cannot_catch_up("it is not linked any more", self.world.now_s))

@@ -9,19 +9,29 @@ from random import Random
 
 from meshwire.syncmode import SyncSettings, sync_settings
 from tests.sim.cluster import Cluster, Setting
+from tests.sim.clustermoments import Moment
 
 KINDS = (
     *("kill", "kill", "power cut", "restart", "restart", "quick restart", "leave"),
-    *("reset", "reset", "half open", "stall", "deaf", "partition", "partition", "sleep"),
+    *("reset", "reset", "half open", "stall", "deaf", "offline", "partition", "partition", "sleep"),
     *("kill learner", "kill learner", "pause", "hang", "poison"),
 )
 FIXED = 0.3  # of the clusters in which every learner is waited for
 FOR_S = (0.1, 0.5, 1.0, 3.0, 8.0, 20.0)
+TIMED = 0.4  # of the faults wait for a moment of the protocol
+AFTER_S = (0.0, 0.0, 0.0005, 0.003, 0.05)  # such a moment
+BROKEN = (AssertionError, KeyError, ValueError)  # what a broken rule raises
 
 
 @dataclass(frozen=True)
 class Fault:
-    """`one`, `other`: devices. `side`: those on one side of a partition."""
+    """What befalls devices.
+
+    Attributes:
+        side: devices on one side of a partition.
+        moment: it waits from `at_s` on until this happens on some device, which then takes the place of `one`.
+        after_s: the moment.
+    """
 
     at_s: float
     kind: str
@@ -29,12 +39,21 @@ class Fault:
     other: int
     side: tuple[int, ...] = ()
     for_s: float = 0.0
+    moment: Moment | None = None
+    after_s: float = 0.0
 
     def __str__(self) -> str:
         between = {"reset", "half open", "stall", "deaf"}
         whom = f"{self.side}" if self.kind == "partition" else f"{self.one}"
         whom += f" and {self.other}" if self.kind in between else ""
-        return f"{self.at_s:.3f} s: {self.kind} {whom} for {self.for_s:g} s"
+        when = f", {self.after_s:g} s after it {self.moment.value}" if self.moment else ""
+        return f"{self.at_s:.3f} s: {self.kind} {whom} for {self.for_s:g} s{when}"
+
+    def on(self, device: int) -> "Fault":
+        """The same with this device in the place of `one`, and the other way round."""
+        swapped = {self.one: device, device: self.one}
+        other, *side = (swapped.get(number, number) for number in (self.other, *self.side))
+        return replace(self, one=device, other=other, side=tuple(sorted(side)), moment=None)
 
 
 @dataclass(frozen=True)
@@ -59,7 +78,7 @@ def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Sch
     founders = random.choice([1, 2, 2, 3, 3, 4, 4, 5])
     newcomers = random.choice([0, 0, 0, 1])
     devices = founders + newcomers
-    s = random.choice([0, 0, 1, 2, 3])
+    s = random.choice([0, 0, 1, 2, 3, 8])
     straggler = "wait" if s == 0 else random.choice(["carry", "carry", "wait"])
     shares = random.choice(["equal", "equal", "speed"])
     sync: SyncSettings = sync_settings(f"ssp:{s}" if s else "bsp", straggler, shares=shares)
@@ -92,11 +111,23 @@ def _fault(random: Random, at_s: float, kind: str, devices: int) -> Fault:
     one = random.randrange(devices)
     other = random.choice([device for device in range(devices) if device != one] or [one])
     side = tuple(sorted(random.sample(range(devices), random.randint(1, max(1, devices - 1)))))
-    return Fault(round(at_s, 3), kind, one, other, side, random.choice(FOR_S))
+    for_s = random.choice(FOR_S)
+    moment = random.choice([*Moment]) if random.random() < TIMED else None
+    after_s = random.choice(AFTER_S) if moment else 0.0
+    return Fault(round(at_s, 3), kind, one, other, side, for_s, moment, after_s)
 
 
 def befall(cluster: Cluster, fault: Fault) -> None:
-    """It happens now."""
+    """It happens now, or at its moment."""
+    if fault.moment is not None:
+        after_s = fault.after_s
+
+        def strike(device: int) -> None:
+            cluster.clock.at(after_s, partial(befall, cluster, fault.on(device)))
+
+        cluster.moments.wait(fault.moment, strike)
+        return
+    cluster.befallen[fault.kind] += 1
     one, network, clock = cluster.daemons[fault.one], cluster.network, cluster.clock
     other = cluster.daemons[fault.other]
     learner = one.learner
@@ -149,9 +180,10 @@ def _befall_link(
     elif fault.kind == "stall":
         cluster.tell(name, f"and {other}: nothing passes for {fault.for_s:g} s")
     else:
-        others = [number for number in range(cluster.devices) if number not in fault.side]
-        cluster.tell("the network", f"is parted into {list(fault.side)} and {others} for {fault.for_s:g} s")
-        ways = [way for pair in itertools.product(fault.side, others) for way in (pair, pair[::-1])]
+        side = fault.side if fault.kind == "partition" else (one,)
+        others = [number for number in range(cluster.devices) if number not in side]
+        cluster.tell("the network", f"is parted into {list(side)} and {others} for {fault.for_s:g} s")
+        ways = [way for pair in itertools.product(side, others) for way in (pair, pair[::-1])]
     for way in ways:
         darken(*way)
         cluster.clock.at(fault.for_s, partial(lighten, *way))
@@ -167,7 +199,7 @@ def run(schedule: Schedule, *, recording: bool = False) -> Cluster:
         calm(cluster)
         cluster.recover()
         cluster.check_end()
-    except (AssertionError, KeyError, ValueError) as error:
+    except BROKEN as error:
         error.cluster = cluster  # type: ignore[union-attr]
         error.add_note(str(schedule))
         raise
@@ -176,6 +208,7 @@ def run(schedule: Schedule, *, recording: bool = False) -> Cluster:
 
 def calm(cluster: Cluster) -> None:
     """Failures stop: the network heals, sleepers wake, whoever is down is started again."""
+    cluster.moments.clear()
     cluster.tell("the network", "heals; whoever is down is started again")
     cluster.network.lighten_all()
     for number, daemon in enumerate(cluster.daemons):
@@ -191,7 +224,7 @@ def failure(schedule: Schedule) -> str | None:
     """Which rule it breaks, without the names and numbers of this run; None if none."""
     try:
         run(schedule)
-    except (AssertionError, KeyError, ValueError) as error:
+    except BROKEN as error:
         return re.sub(r"[0-9]+", "", str(error).split("\n", 1)[0])
     return None
 

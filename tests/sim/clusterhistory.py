@@ -29,6 +29,11 @@ class Histories:
         self._results: dict[tuple[int, int], bytes] = {}  # chain by generation and round
         self._deals: dict[tuple[bytes, int], DealState] = {}
 
+    @property
+    def count(self) -> int:
+        """Rounds of all histories."""
+        return len(self._nodes)
+
     def before(self, chain_: bytes) -> bytes:
         """The chain id of one round less."""
         return self._nodes[chain_].before

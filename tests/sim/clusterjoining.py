@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from meshwire.wiretypes import Wire
 from tests.sim.clusterlearner import Learner
+from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Link
 from tests.sim.clusterrequests import Answer, CannotAnswer
 from tests.sim.clusterrounds import Rounds
@@ -189,6 +190,7 @@ class Joining:
             self._ask_next()
 
     def _fetched(self, donor: Link, state: State) -> None:
+        self._daemon.world.moments.come(Moment.LOADS, self._daemon.number)
         if self._daemon in donor.closed:
             self._ask_next()
         else:

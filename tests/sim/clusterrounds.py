@@ -66,6 +66,7 @@ class Rounds:
         self,
         world: "Cluster",
         who: str,
+        device: int,
         rank: int,
         generation: Generation,
         entry: Entry,
@@ -76,7 +77,7 @@ class Rounds:
         notify: Callable[[Wire, bytes], None],
     ) -> None:
         self.world = world
-        self.who = who
+        self.who, self.device = who, device
         self._rank = rank
         self._later = later
         self._send_all = send

@@ -1,0 +1,92 @@
+"""What a loss costs: how soon the others go on, and who has to load the model anew. Over random delays."""
+
+from collections.abc import Collection
+from random import Random
+
+import pytest
+
+from meshwire.membershipevents import Phase
+from meshwire.syncmode import sync_settings
+from tests.sim.cluster import Cluster, Setting
+
+PATIENCE_S = 5.0
+AT_S = 5.0  # all goes well until then
+
+
+def cluster_of(seed: int, founders: int) -> Cluster:
+    """It has run for a while."""
+    cluster = Cluster(seed, Setting(founders=founders, sync=sync_settings("ssp:2"), patience_s=PATIENCE_S))
+    cluster.run_until(AT_S)
+    return cluster
+
+
+def goes_on(cluster: Cluster, number: int, lost: Collection[int] = ()) -> bool:
+    """Do all others run in this generation?"""
+    others = [daemon.machine for daemon in cluster.daemons if daemon.number not in lost]
+    return all(
+        machine.phase is Phase.RUNNING and machine.generation is not None and machine.generation.number == number
+        for machine in others
+    )
+
+
+def check_undisturbed(cluster: Cluster, lost: Collection[int] = ()) -> None:
+    """None of the others was left out, or has started a learner again (G4)."""
+    for daemon in cluster.daemons:
+        if daemon.number not in lost:
+            assert (daemon.left_out, daemon.life.starts) == (0, 1), f"{daemon.name}:\n{cluster.story()}"
+
+
+@pytest.mark.parametrize("founders", [2, 3, 4, 6])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_closed_socket_costs_less_than_a_second(founders: int, lost: int) -> None:
+    """From the crash to the next generation, whoever it is, and nobody else loads anything (G4)."""
+    for seed in range(5):
+        cluster = cluster_of(seed, founders)
+        cluster.kill(cluster.daemons[lost])
+        cluster.run_until(AT_S + 1.0)
+        assert goes_on(cluster, 2, [lost]), cluster.story()
+        check_undisturbed(cluster, [lost])
+
+
+@pytest.mark.parametrize("founders", [2, 3, 5])
+def test_silence_costs_patience_and_less_than_two_seconds(founders: int) -> None:
+    """Each notices it on its own, within a quarter of the patience."""
+    for seed in range(5):
+        cluster = cluster_of(seed, founders)
+        cluster.kill(cluster.daemons[1], silent=True)
+        cluster.run_until(AT_S + PATIENCE_S)
+        assert goes_on(cluster, 1, [1]), cluster.story()
+        cluster.run_until(AT_S + 1.25 * PATIENCE_S + 0.75)
+        assert goes_on(cluster, 2, [1]), cluster.story()
+        check_undisturbed(cluster, [1])
+
+
+def test_survivors_of_crashes_never_load() -> None:
+    """A returning peer resets nobody: only those that crashed load the model (G4)."""
+    for seed in range(10):
+        random = Random(seed)
+        founders = random.randint(3, 6)
+        cluster = cluster_of(seed, founders)
+        crashed = random.sample(range(1, founders), random.randint(1, founders - 2))
+        for number in crashed:
+            cluster.run_until(cluster.now_s + random.uniform(0.0, 2.0))
+            cluster.kill(cluster.daemons[number])
+        for number in crashed:
+            cluster.run_until(cluster.now_s + random.uniform(0.0, 4.0))
+            cluster.restart(number)
+        cluster.recover()
+        assert cluster.well(), cluster.story()
+        check_undisturbed(cluster, crashed)
+
+
+def test_a_hiccup_costs_nobody_its_history() -> None:
+    """G6: a link that comes back within the grace leads to the same members in a new generation."""
+    kept = 0
+    for seed in range(20):
+        cluster = cluster_of(seed, 4)
+        cluster.network.reset(1, 3)
+        cluster.recover()
+        assert cluster.well(), cluster.story()
+        assert not goes_on(cluster, 1)
+        kept += not any(daemon.left_out for daemon in cluster.daemons)  # links come back after 0.1 to 0.5 s
+    assert kept > 5, "the grace is 0.3 s"
