@@ -203,7 +203,9 @@ class Board:
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
-            self.enlisting.end_unstarted(job, UNSTARTED[end.outcome], end.reason)
+            late = end.outcome == "succeeded" and job.way is Way.JOINS  # nothing of it is lost here
+            event = JobEvent.CANCEL if late else UNSTARTED[end.outcome]
+            self.enlisting.end_unstarted(job, event, end.reason)
 
     # What arrives from members of running jobs
 

@@ -51,7 +51,7 @@ class Place:
     """Where a learner's session stands: the parts of it that its words concern."""
 
     job: Job
-    who: str  # this rank and device, for texts
+    who: Callable[[], str]  # this rank and device, for texts
     agreement: Agreement
     metrics: MetricsKeeper
     tasks: TaskSet
@@ -153,7 +153,7 @@ class LearnerLink:
         try:
             return await self._answer(body, emit)
         except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
-            raise RequestError(f"{self._place.who}: {error}") from error
+            raise RequestError(f"{self._place.who()}: {error}") from error
         finally:
             self._answering -= 1
 
@@ -202,7 +202,7 @@ class LearnerLink:
             self._in_barrier = place.tasks.spawn(waiting, f"barrier {body.number}")
             return
         if rounds is None:
-            self._fail(f"{place.who}: the learner sent {type(body).__name__} before it was ready")
+            self._fail(f"{place.who()}: the learner sent {type(body).__name__} before it was ready")
             return
         match body:
             case LearnerBucket():
@@ -223,7 +223,7 @@ class LearnerLink:
             case LearnerBack():
                 rounds.back()
             case _:
-                self._fail(f"{place.who}: a learner does not send {type(body).__name__}")
+                self._fail(f"{place.who()}: a learner does not send {type(body).__name__}")
 
     async def _barrier(self, rounds: "Rounds | None", number: int, reached: int) -> None:
         try:

@@ -19,7 +19,7 @@ from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.jobs import JobEvent, JobState
 from meshwire.messages.generation import AskIn, Invite
-from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, OfferReply
+from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
 from meshwire.syncmode import sync_settings
 
 JOB = "j" + "0" * 11
@@ -174,6 +174,20 @@ def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | N
     ask = AskIn(job=JOB, member=CLEO, linked=())
     board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
     assert heard == ([ask] if hears else [])
+
+
+@pytest.mark.parametrize(
+    ("way", "state"), [(Way.JOINS, JobState.CANCELLED), (Way.RETURNS, JobState.LOST)], ids=["joins", "returns"]
+)
+def test_a_job_that_succeeds_before_its_files_are_there(tmp_path: Path, way: Way, state: JobState) -> None:
+    """Of who joins nothing is in it; who returns was lost."""
+    board = cast(Any, Board.__new__(Board))
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), way)
+    job.advance(JobEvent.ACCEPT)
+    board._jobs, board._sessions, board._early = {JOB: job}, {}, {}
+    board.enlisting = SimpleNamespace(end_unstarted=lambda of, event, reason: of.advance(event, reason))
+    board.ended(End(job=JOB, outcome="succeeded", reason="the job has ended", now=False))
+    assert (job.state, job.error) == (state, "the job has ended")
 
 
 # The side that asks

@@ -101,8 +101,8 @@ class Desk:
         self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
         place = Place(
-            job=job, who=lambda: "rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links), tasks=self.tasks,
-            saving=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
+            job=job, who=lambda: "rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links),
+            tasks=self.tasks, saving=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
         )  # fmt: skip
         self.link = LearnerLink(
             place,
