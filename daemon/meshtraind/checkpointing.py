@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 ROUNDS_AHEAD = 8  # a learner that is asked so early has not passed the round when it hears of it
 COMMITTED_POLL_S = 0.05
+END_TIMEOUT_S = 15.0  # a person waits, and may have wanted the end because a learner hangs
 
 
 class Checkpointing:
@@ -69,10 +70,25 @@ class Checkpointing:
             self._turn = CheckpointTurn(self._schedule, self._job.rank, before)
         due = self._turn.due(round_ + ahead, age_s, generation.learning)
         if due and self._after is None and not rounds.finished:
-            self._after = round_ + ahead
-            self._tasks.spawn(self._save(rounds, self._after), f"checkpoint after round {self._after}")
+            self._begin(rounds, round_ + ahead)
         if self._after is not None and round_ >= self._after:
             self._passed[round_] = rounds.entry(), generation
+
+    async def before_the_end(self, rounds: "Rounds") -> None:
+        """The job is about to be ended by a person: what has been learned since the last checkpoint is saved, if this
+        device's learner reaches a boundary soon. The job goes on meanwhile, here and elsewhere."""
+        generation = self._job.generation
+        if self._schedule is None or generation is None or rounds.finished:
+            return
+        round_ = rounds.complete
+        if self._after is None and round_ and (self.newest is None or self.newest.round < round_):
+            task = self._begin(rounds, round_)
+            self._passed[round_] = rounds.entry(), generation
+            await asyncio.wait({task}, timeout=END_TIMEOUT_S)
+
+    def _begin(self, rounds: "Rounds", after_round: int) -> "asyncio.Task[None]":
+        self._after = after_round
+        return self._tasks.spawn(self._save(rounds, after_round), f"checkpoint after round {after_round}")
 
     def forget(self) -> None:
         """This learner is lost, and the history that it was in may be, too."""

@@ -186,6 +186,11 @@ class Passage:
         generation = self._job.generation
         return generation is not None and bool(set(generation.learning) - {self._job.rank})
 
+    async def save(self) -> None:
+        """A checkpoint of now, before a person ends the job."""
+        if self.rounds is not None and not self.founding:
+            await self._checkpointing.before_the_end(self.rounds)
+
     async def leave(self) -> None:
         """The others take out of the job what this device has not completed, and go on."""
         if self.generations is None:

@@ -116,6 +116,8 @@ class Questions:
         reason = f"cancelled on {by}"
         session = self._board.session(body.job)
         if session is not None:
+            if not body.now:
+                await session.passage.save()
             session.end("cancelled", reason, now=body.now)
         elif body.job in self._board.jobs:
             self._board.ended(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))

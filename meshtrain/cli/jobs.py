@@ -156,10 +156,16 @@ def leave(
 @reported
 def cancel(
     ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids, or prefixes of them.")],
-    now: Annotated[bool, typer.Option("--now", help="Kill the learners instead of asking them to end.")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Save nothing, and kill the learners instead of asking them to end.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """End jobs, on all their devices."""
+    """End jobs, on all their devices.
+
+    On a device that computes for the job its state is saved first, unless it has --checkpoint-every off: `meshtrain
+    submit --resume JOB` goes on from there. With --now, from the last checkpoint.
+    """
     failed = False
     with connected(data_dir) as client:
         for prefix in ids:

@@ -67,6 +67,10 @@ class FakeRounds:
         self.round = 0
         self.committed = 0
 
+    @property
+    def complete(self) -> int:
+        return self.round
+
     def entry(self) -> Entry:
         return Entry(self.round, bytes([self.round % 256]) * 16, 32 * self.round, deal(self.round))
 
@@ -139,6 +143,38 @@ async def test_the_deal_is_that_after_the_round_which_was_saved(desk: Desk) -> N
     assert JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec))) == desk.job.spec
     assert desk.checkpointing.newest is not None
     assert not desk.checkpointing._passed, "nothing is kept when nobody saves"
+
+
+@pytest.mark.asyncio
+async def test_what_a_person_cancels_can_be_gone_on_with(desk: Desk) -> None:
+    """Whatever was learned since the last checkpoint; a job of which all is saved is ended at once."""
+    desk.complete(5)
+    saves = desk.tasks.spawn(desk.checkpointing.before_the_end(cast(Any, desk.rounds)), "save")
+    save = await desk.asked()
+    assert save.after_round == 5
+    desk.complete(7)
+    desk.answer(save, 6)
+    await asyncio.wait_for(saves, 10)
+    manifest = desk.store.listed()[0].manifest  # type: ignore[union-attr]
+    assert (manifest.round, manifest.deal) == (6, deal(6))
+    desk.rounds.round = 6
+    await asyncio.wait_for(desk.checkpointing.before_the_end(cast(Any, desk.rounds)), 10)
+    assert len(desk.told) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_cancelled_job_waits_no_longer_for_a_learner_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for one that is not to save, or has nothing to."""
+    monkeypatch.setattr(checkpointing, "END_TIMEOUT_S", 0.05)
+    for every, rounds, asked in (("20r", 5, 1), ("off", 5, 0), ("20r", 0, 0)):
+        desk = Desk(tmp_path, checkpoint_every=every)
+        desk.complete(rounds)
+        await asyncio.wait_for(desk.checkpointing.before_the_end(cast(Any, desk.rounds)), 10)
+        assert len(desk.told) == asked
+        assert not desk.found()
+        await desk.tasks.close()
 
 
 @pytest.mark.asyncio
