@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 CHECKPOINTS = "checkpoints"  # below a job's folder
 _ROUND = re.compile(r"0|[1-9][0-9]{0,9}")
 _SAVING, _DELETING = ".saving-", ".deleting-"
-
-Accept = Callable[[CheckpointManifest], str | None]
 
 
 class CheckpointError(Exception):
@@ -57,14 +55,6 @@ class Rejected:
 
     round: int
     reason: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """The newest one that can be used, and the newer ones that cannot."""
-
-    checkpoint: Checkpoint | None
-    rejected: tuple[Rejected, ...]
 
 
 def _unchecked() -> None:
@@ -209,23 +199,6 @@ class CheckpointStore:
             if found != record:
                 return f"{name} holds other bytes than were written"
         return None
-
-    def newest_good(self, accept: Accept = lambda _: None, check: Check = _unchecked) -> Found:
-        """The newest one that is whole.
-
-        Args:
-            accept: says why one that is whole is of no use, e.g. of another model; None: it is.
-        """
-        rejected: list[Rejected] = []
-        for found in self.listed():
-            if isinstance(found, Checkpoint):
-                wrong = accept(found.manifest) or self.verify(found, check)
-                if wrong is None:
-                    return Found(found, tuple(rejected))
-                found = Rejected(found.round, wrong)
-            log.warning("the checkpoint of job %s after round %d is not used: %s", self._job, found.round, found.reason)
-            rejected.append(found)
-        return Found(None, tuple(rejected))
 
     def _rounds(self) -> list[int]:
         if not self.path.is_dir():

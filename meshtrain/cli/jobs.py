@@ -156,9 +156,7 @@ def leave(
 @reported
 def cancel(
     ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids, or prefixes of them.")],
-    now: Annotated[
-        bool, typer.Option("--now", help="Save nothing, and kill the learners instead of asking them to end.")
-    ] = False,
+    now: Annotated[bool, typer.Option("--now", help="Save nothing, kill the learners.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """End jobs, on all their devices.
