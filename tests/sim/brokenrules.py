@@ -178,3 +178,9 @@ def rounds_not_forgotten(patch: pytest.MonkeyPatch) -> None:
         return table
 
     patch.setattr(RoundTable, "entered", kept)
+
+
+def freed_too_early(patch: pytest.MonkeyPatch) -> None:
+    """G5: what a laggard lacks is freed once the generation is entered."""
+    entered = RoundTable.entered
+    patch.setattr(RoundTable, "entered", lambda self, settings, _: entered(self, settings, {}))

@@ -30,6 +30,7 @@ SEEDS = 150  # at most, until one needs the rule
         (brokenrules.nulls_not_told_again, 0),
         (brokenrules.laggards_not_served, 4),
         (brokenrules.rounds_not_forgotten, 17),
+        (brokenrules.freed_too_early, 140),
     ],
 )
 def test_a_rule_that_is_left_out_is_missed(broken: Broken, seed: int) -> None:
