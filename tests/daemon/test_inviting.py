@@ -11,7 +11,8 @@ import pytest
 from meshtraind import enlisting, inviting
 from meshtraind.blobwriter import BlobError
 from meshtraind.board import Board
-from meshtraind.connection import ConnectionLost
+from meshtraind.choice import choose_members
+from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.inviting import Inviting
 from meshtraind.job import Job, Way
@@ -20,6 +21,7 @@ from meshwire import limits
 from meshwire.jobs import JobEvent, JobState
 from meshwire.messages.generation import AskIn, Invite
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
+from meshwire.messages.link import Software
 from meshwire.syncmode import sync_settings
 
 JOB = "j" + "0" * 11
@@ -88,6 +90,25 @@ class Invited:
 @pytest.fixture
 def cleo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invited:
     return Invited(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("count", "count_max", "chosen"), [(2, None, 2), (2, 3, 3), (2, 64, 4), (4, 4, 4), (5, 64, "only 4 devices")]
+)
+def test_a_job_begins_on_as_many_as_are_there(count: int, count_max: int | None, chosen: int | str) -> None:
+    """`--peers N:MAX`: on N at least, and on more if they are linked: they need not load what they can begin with."""
+    software = Software(meshtrain="1", python="3.11.1", torch="2.0", system="Linux")
+    links = {}
+    for member in (BERT, CLEO, DORA):
+        links[member.device] = link(member)
+        links[member.device].hello.software = software
+    node = cast(Any, SimpleNamespace(device=ANNA.device, member=ANNA, software=software, links=links))
+    if isinstance(chosen, str):
+        with pytest.raises(RequestError, match=chosen):
+            choose_members(node, (), count, count_max)
+    else:
+        members, _ = choose_members(node, (), count, count_max)
+        assert members == (ANNA, BERT, CLEO, DORA)[:chosen]
 
 
 @pytest.mark.asyncio
