@@ -184,3 +184,16 @@ def freed_too_early(patch: pytest.MonkeyPatch) -> None:
     """G5: what a laggard lacks is freed once the generation is entered."""
     entered = RoundTable.entered
     patch.setattr(RoundTable, "entered", lambda self, settings, _: entered(self, settings, {}))
+
+
+def calls_remembered(patch: pytest.MonkeyPatch) -> None:
+    """G6, R3: calls of rounds that nobody may be left in."""
+    enter = RoundMachine.enter
+
+    def remembering(self: RoundMachine, *inputs: Any, **how: Any) -> list[Effect]:
+        newest = self._calls.newest
+        effects = enter(self, *inputs, **how)
+        self._calls.heard(newest)
+        return effects + self._settle(inputs[-1])
+
+    patch.setattr(RoundMachine, "enter", remembering)
