@@ -63,7 +63,7 @@ async def fetch_units(
         if time.monotonic() - told_s > TOLD_EVERY_S:
             told_s = time.monotonic()
             emit(Waiting(reason=f"start state of rank {giver.rank}: {count + 1} of {len(wanted)} parameters"))
-    return True
+    return giver.still()
 
 
 async def _fetch(job: str, unit: BlobRef, giver: GiverLink, store: BlobStore) -> bool:

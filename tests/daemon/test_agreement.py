@@ -19,7 +19,17 @@ from meshwire.chain import START
 from meshwire.jobs import new_job_id
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.generation import Enter
-from meshwire.messages.job import BlobRef, Generation, Member, Model, ResumePoint, StateReady, StateWant
+from meshwire.messages.job import (
+    BlobRef,
+    Generation,
+    Member,
+    Model,
+    ResumePoint,
+    StateIndex,
+    StateOffer,
+    StateReady,
+    StateWant,
+)
 from meshwire.messages.learner import StateTask
 from meshwire.wiretypes import Wire
 
@@ -190,6 +200,28 @@ async def test_a_state_that_not_all_have_is_void_when_its_giver_is_lost(
         three.members[1].learner_lost()  # another one begins, which gives its state
         again = three.states(1)
         assert (await soon(again))[0].units == (1,)
+
+
+@pytest.mark.asyncio
+async def test_what_arrives_whole_from_a_giver_that_is_lost_meanwhile_is_no_start_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its learner would begin with what nobody else has, and wait for the others for half an hour."""
+    async with trio(tmp_path) as three:
+
+        async def arrives(*_args: object) -> None:
+            three.lose(0)
+
+        monkeypatch.setattr(startstate, "fetch_blob", arrives)
+        cleo = three.states(2, UNEQUAL)
+        offer = StateOffer(job=JOB, units=((1, BlobRef(sha256=bytes(32), size_bytes=1)),), rank=0)
+        three._sender(0)(2, StateIndex(job=JOB, units=EQUAL, rank=0))
+        three._sender(0)(2, offer)
+        while not three.lost:
+            await asyncio.sleep(0.001)
+        bert = three.states(1)
+        assert (await soon(bert))[0].units == (1,)
+        assert not cleo.done(), "it waits for bert's"
 
 
 @pytest.mark.asyncio
