@@ -16,14 +16,8 @@ from meshtraind.job import Job
 from meshtraind.startstate import Emit, GiverLink, fetch_units, ingest
 from meshwire import limits
 from meshwire.manifest import first_difference
-from meshwire.messages.job import (
-    BarrierReached,
-    Model,
-    StateIndex,
-    StateOffer,
-    StateReady,
-    StateWant,
-)
+from meshwire.messages.founding import Model, StateIndex, StateOffer, StateReady, StateWant
+from meshwire.messages.job import BarrierReached
 from meshwire.messages.learner import StateTask, Waiting
 from meshwire.wiretypes import Wire
 

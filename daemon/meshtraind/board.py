@@ -305,7 +305,7 @@ class Board:
             return f"{device[:8]} is not a member of job {session.job.spec.job}"
         if getattr(body, "rank", rank) != rank:
             return f"rank {rank} of job {session.job.spec.job} speaks for another"
-        return session.peer_notice(rank, header, body)
+        return session.members.notice(rank, header, body)
 
     def chunk_announced(self, device: str, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None: nowhere any more."""
@@ -316,13 +316,13 @@ class Board:
         if rank is None:
             newcomer = session.job.spec.peers_max is not None
             return None if newcomer else f"{device[:8]} is not a member of job {session.job.spec.job}"
-        return session.chunk_announced(rank, header)
+        return session.members.chunk_announced(rank, header)
 
     def chunk_received(self, device: str, header: Header) -> None:
         """A chunk is in its place."""
         session = self._sessions.get(self._ids.get(header.job, ""))
         if session is not None and (rank := session.job.rank_of(device)) is not None:
-            session.chunk_received(rank, header)
+            session.members.chunk_received(rank, header)
 
     def peer_lost(self, device: str, reason: str) -> None:
         """A link is gone; there may be a newer one. Jobs that have not begun end with it."""

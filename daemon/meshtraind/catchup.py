@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 from meshtraind.connection import Connection, RequestError
 from meshtraind.roundhistory import Entry
 from meshwire import limits
+from meshwire.messages.founding import Model
 from meshwire.messages.generation import AskModel, CatchUp, CaughtUp, Enter, FetchRound, ServedRound
-from meshwire.messages.job import Fetched, Model
+from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
 
 if TYPE_CHECKING:

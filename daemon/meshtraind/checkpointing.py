@@ -16,7 +16,8 @@ from meshtraind.threads import in_thread
 from meshwire.checkpoint import CheckpointFacts, GenerationRecord
 from meshwire.checkpointschedule import CheckpointTurn, schedule_of
 from meshwire.files import human_bytes
-from meshwire.messages.job import Generation, Model
+from meshwire.messages.founding import Model
+from meshwire.messages.job import Generation
 from meshwire.messages.link import Software
 
 if TYPE_CHECKING:

@@ -27,8 +27,9 @@ from meshtraind.node import Node
 from meshtraind.preparation import Preparation
 from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
+from meshwire.messages.founding import Model
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
-from meshwire.messages.job import Generation, Model
+from meshwire.messages.job import Generation
 from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from meshwire.exchange import EncodedLayout
 from meshwire.footprint import fits, retained_bytes
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
-from meshwire.messages.job import Model
+from meshwire.messages.founding import Model
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace, StateTask
 from meshwire.plan import Plan, plan_buckets
 

@@ -21,7 +21,7 @@ from meshwire.footprint import unapplied_max
 from meshwire.header import Header
 from meshwire.jobs import job_number
 from meshwire.manifest import ModelManifest
-from meshwire.messages.job import Generation, JobSpec
+from meshwire.messages.job import Generation, JobSpec, RankReport
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace
 from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan, parameter_buckets
@@ -337,12 +337,12 @@ class Rounds:
         """G5: every frame says how far its sender is."""
         self._perform(self._machine.peer_complete(sender, complete, self._now()))
 
-    def peer_measured(self, sender: int, samples_per_s: float, *, finished: bool) -> None:
+    def peer_measured(self, report: RankReport) -> None:
         """A member's report, or this one's: how fast it computes, and whether its learner will go on."""
         if self._dealing is not None:
-            self._dealing.measured(sender, samples_per_s)
-            if finished:
-                self._dealing.finished(sender)
+            self._dealing.measured(report.rank, report.metrics.samples_per_s)
+            if report.metrics.finished or report.exit_code is not None:
+                self._dealing.finished(report.rank)
 
     def peer_in_barrier(self, rank: int, *, inside: bool) -> None:
         """A member's learner, this one's too, waits for all others, or goes on."""

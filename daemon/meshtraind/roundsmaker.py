@@ -10,7 +10,8 @@ from meshtraind.roundhistory import Entry
 from meshtraind.trace import Trace
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
-from meshwire.messages.job import Generation, Model
+from meshwire.messages.founding import Model
+from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.plan import Plan, plan_buckets
 from meshwire.wiretypes import Wire

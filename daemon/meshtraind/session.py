@@ -1,11 +1,12 @@
 """One job on this daemon, from its start or this daemon's return to it until the end: learner, rounds, outcome."""
 
 import asyncio
+import functools
 import logging
 import traceback
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from meshtraind.agreement import Agreement, News
+from meshtraind.agreement import Agreement
 from meshtraind.checkpointing import Checkpointing
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
@@ -14,6 +15,7 @@ from meshtraind.job import Job
 from meshtraind.learner import explain_exit
 from meshtraind.learnerlife import Ending, LearnerLife
 from meshtraind.learnerlink import LearnerLink, Place
+from meshtraind.memberside import MemberSide
 from meshtraind.memory import SharedMemory
 from meshtraind.metrics import MetricsKeeper
 from meshtraind.node import Node
@@ -22,11 +24,9 @@ from meshtraind.preparation import Preparation
 from meshtraind.saving import Saving
 from meshtraind.tasks import TaskSet
 from meshwire import limits
-from meshwire.header import Header
 from meshwire.jobs import JobEvent, JobState, job_number
-from meshwire.messages.job import BarrierReached, BaseHash, End, Generation, RankReport
+from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
-from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ log = logging.getLogger(__name__)
 REPORT_INTERVAL_S = 1.0
 SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
-NEWS_TYPES = News.__args__
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
-Outcome = Literal["succeeded", "failed", "cancelled"]
 
 
 class Session:
@@ -94,6 +92,9 @@ class Session:
             self._fail,
             self._tell_hash,
             self._tell_report,
+        )
+        self.members = MemberSide(
+            job, self._agreement, lambda: self.rounds, self._check_all_done, functools.partial(self.end, tell=False)
         )
         wishes = LearnerWishes(
             begin=self._begin_learner,
@@ -300,46 +301,6 @@ class Session:
 
     # Other members
 
-    def peer_notice(self, rank: int, header: Header, body: Wire) -> str | None:
-        """A message of another member. Returns what is wrong with it, if anything."""
-        rounds = self.rounds if not self.job.ended else None
-        if isinstance(body, RankReport):
-            self.job.report(body)
-            if rounds is not None:
-                if rounds.takes(header.generation):
-                    rounds.peer_complete(rank, header.complete)
-                self._measured(body)
-            self._agreement.wake()
-            self._check_all_done()
-        elif isinstance(body, End):
-            self.end(body.outcome, body.reason, now=body.now, tell=False)
-        elif isinstance(body, BaseHash):
-            self.job.take_hash(body)
-        elif isinstance(body, NEWS_TYPES):
-            if wrong := self._agreement.news(body):
-                return wrong
-            if isinstance(body, BarrierReached) and rounds is not None:
-                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
-        elif not isinstance(body, Message):
-            return f"a member does not send {type(body).__name__}"
-        elif rounds is not None and rounds.takes(header.generation):
-            rounds.message(rank, body, behind=not self._agreement.in_barrier(rank))
-            rounds.peer_complete(rank, header.complete)
-        return None
-
-    def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
-        """Where a chunk belongs; None when its round is no longer of interest."""
-        if self.rounds is None or self.job.ending:
-            return None
-        if not self.rounds.takes(header.generation):
-            return None  # G2: work of another generation is dropped
-        return self.rounds.chunk_announced(rank, header)
-
-    def chunk_received(self, rank: int, header: Header) -> None:
-        """A chunk is in its place."""
-        if self.rounds is not None and not self.job.ended and self.rounds.takes(header.generation):
-            self.rounds.chunk_received(rank, header)
-
     def _replicas_differ(self, round_: int, odd: set[int]) -> None:
         job = self.job
         log.error("job %s: after round %d the bases of the ranks %s differ", job.spec.job, round_, sorted(odd))
@@ -376,13 +337,8 @@ class Session:
         report = self._metrics.report(self.job, self.rounds, self._learners.starts)
         self.job.report(report)
         if self.rounds is not None and not self.job.ended:
-            self._measured(report)
+            self.rounds.peer_measured(report)
         self._tell_all(report, self.rounds.complete if self.rounds is not None else 0)
-
-    def _measured(self, report: RankReport) -> None:
-        assert self.rounds is not None
-        finished = report.metrics.finished or report.exit_code is not None
-        self.rounds.peer_measured(report.rank, report.metrics.samples_per_s, finished=finished)
 
     def _fail(self, reason: str) -> None:
         self.end("failed", reason, now=False)

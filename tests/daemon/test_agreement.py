@@ -18,18 +18,9 @@ from meshtraind.tasks import TaskSet, told_elsewhere
 from meshwire.chain import START
 from meshwire.jobs import new_job_id
 from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.founding import Model, StateIndex, StateOffer, StateReady, StateWant
 from meshwire.messages.generation import Enter
-from meshwire.messages.job import (
-    BlobRef,
-    Generation,
-    Member,
-    Model,
-    ResumePoint,
-    StateIndex,
-    StateOffer,
-    StateReady,
-    StateWant,
-)
+from meshwire.messages.job import BlobRef, Generation, Member, ResumePoint
 from meshwire.messages.learner import StateTask
 from meshwire.wiretypes import Wire
 

@@ -21,8 +21,9 @@ from meshtraind.saving import Saving
 from meshtraind.tasks import TaskSet, told_elsewhere
 from meshwire.checkpoint import unit_file
 from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.founding import Model
 from meshwire.messages.generation import AskState, DealState
-from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Model
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
 from meshwire.messages.link import Software
 from meshwire.syncmode import sync_settings

@@ -208,7 +208,7 @@ class Promised:
         assert (job, generation) == (self.job, self.generation)
         self.begun.append(links)
         heard = lambda _rank, _header, body: self.heard.append(body)  # noqa: E731
-        self.board._sessions[JOB] = cast(Any, SimpleNamespace(job=job, peer_notice=heard))
+        self.board._sessions[JOB] = cast(Any, SimpleNamespace(job=job, members=SimpleNamespace(notice=heard)))
 
     def says(self, rank: int, body: Wire) -> None:
         header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(JOB))

@@ -1,4 +1,4 @@
-"""Messages between the daemons of one job: offer, files, generation, models, progress, end."""
+"""Messages between the daemons of one job: offer, files, generation, progress, end."""
 
 from collections.abc import Mapping
 from typing import Annotated, Literal
@@ -8,7 +8,6 @@ from pydantic import Field, StringConstraints
 from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
 from meshwire.jobs import JobId
-from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
 from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
@@ -16,6 +15,7 @@ from meshwire.wiretypes import DeviceId, Digest, Name, Wire
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
 CheckpointEvery = Annotated[str, StringConstraints(pattern=EVERY_PATTERN)]  # meshwire.checkpointschedule.schedule_of
+Outcome = Literal["succeeded", "failed", "cancelled"]
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
 
 
@@ -168,53 +168,6 @@ class Commit(Wire):
     generation: Annotated[int, Field(ge=0, lt=2**64)]
 
 
-@message("job.model")
-class Model(Wire):
-    """Member to all: the model its learner has prepared, and the bucket plan it computed from it."""
-
-    job: JobId
-    rank: Rank
-    manifest: ModelManifest
-    plan: Digest
-
-
-@message("job.state")
-class StateIndex(Wire):
-    """The giver, the lowest rank that computes, to all: digests of its start state by unit (J1), as in the manifest."""
-
-    job: JobId
-    units: tuple[Digest, ...]
-    rank: Rank = 0
-
-
-@message("job.state.want")
-class StateWant(Wire):
-    """Member to the giver: which units differ here (none: equal start)."""
-
-    job: JobId
-    rank: Rank
-    units: tuple[int, ...]
-    giver: Rank = 0
-
-
-@message("job.state.offer")
-class StateOffer(Wire):
-    """The giver to the members that asked: the blobs that hold the wanted units."""
-
-    job: JobId
-    units: tuple[tuple[int, BlobRef], ...]
-    rank: Rank = 0
-
-
-@message("job.state.ready")
-class StateReady(Wire):
-    """Member to all: this rank starts from the giver's state; round 1 begins when all that compute have said so."""
-
-    job: JobId
-    rank: Rank
-    giver: Rank = 0
-
-
 LogName = Annotated[str, Field(max_length=limits.LOG_NAME_CHARS_MAX)]
 LogValues = Annotated[tuple[tuple[LogName, float], ...], Field(max_length=limits.LOG_VALUES_MAX)]  # from mt.log
 
@@ -292,7 +245,7 @@ class End(Wire):
     """Any member to all: the job ends with this outcome. `now`: learners are killed, not asked."""
 
     job: JobId
-    outcome: Literal["succeeded", "failed", "cancelled"]
+    outcome: Outcome
     reason: Text
     now: bool
 

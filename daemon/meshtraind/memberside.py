@@ -1,0 +1,87 @@
+"""What the other members of a running job say, and where their chunks belong."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from meshtraind.agreement import Agreement, News
+from meshtraind.job import Job
+from meshwire.header import Header
+from meshwire.messages.job import BarrierReached, BaseHash, End, Outcome, RankReport
+from meshwire.roundevents import Message
+from meshwire.wiretypes import Wire
+
+if TYPE_CHECKING:
+    from meshtraind.rounds import Rounds
+
+NEWS_TYPES = News.__args__
+
+
+class _Ends(Protocol):
+    def __call__(self, outcome: Outcome, reason: str, *, now: bool) -> None:
+        """Ends the job here; who told it has told the others."""
+
+
+class MemberSide:
+    """Of one job here.
+
+    Args:
+        rounds: None before the learner is ready, and while this member has no history.
+        reported: called when a member has told how it stands.
+        end: called when a member has ended the job.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        agreement: Agreement,
+        rounds: "Callable[[], Rounds | None]",
+        reported: Callable[[], None],
+        end: _Ends,
+    ) -> None:
+        self._job = job
+        self._agreement = agreement
+        self._rounds = rounds
+        self._reported = reported
+        self._end = end
+
+    def notice(self, rank: int, header: Header, body: Wire) -> str | None:
+        """A message of another member. Returns what is wrong with it, if anything."""
+        rounds = self._rounds() if not self._job.ended else None
+        if isinstance(body, RankReport):
+            self._job.report(body)
+            if rounds is not None:
+                if rounds.takes(header.generation):
+                    rounds.peer_complete(rank, header.complete)
+                rounds.peer_measured(body)
+            self._agreement.wake()
+            self._reported()
+        elif isinstance(body, End):
+            self._end(body.outcome, body.reason, now=body.now)
+        elif isinstance(body, BaseHash):
+            self._job.take_hash(body)
+        elif isinstance(body, NEWS_TYPES):
+            if wrong := self._agreement.news(body):
+                return wrong
+            if isinstance(body, BarrierReached) and rounds is not None:
+                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
+        elif not isinstance(body, Message):
+            return f"a member does not send {type(body).__name__}"
+        elif rounds is not None and rounds.takes(header.generation):
+            rounds.message(rank, body, behind=not self._agreement.in_barrier(rank))
+            rounds.peer_complete(rank, header.complete)
+        return None
+
+    def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
+        """Where a chunk belongs; None when its round is no longer of interest."""
+        rounds = self._rounds()
+        if rounds is None or self._job.ending:
+            return None
+        if not rounds.takes(header.generation):
+            return None  # G2: work of another generation is dropped
+        return rounds.chunk_announced(rank, header)
+
+    def chunk_received(self, rank: int, header: Header) -> None:
+        """A chunk is in its place."""
+        rounds = self._rounds()
+        if rounds is not None and not self._job.ended and rounds.takes(header.generation):
+            rounds.chunk_received(rank, header)
