@@ -16,7 +16,7 @@ from meshtraind.node import Node
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.lineage import rank_of
 from meshwire.messages.generation import Where
@@ -100,7 +100,7 @@ class Enlisting:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None:
             refusal = f"there is a job {spec.job} already"
-        elif spec.codec not in CODECS:
+        elif not _codec_known(spec.codec):
             refusal = f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
         elif node.software.torch is None:
             refusal = "it has no torch: run `pip install '.[torch]'` there"
@@ -262,3 +262,11 @@ class Enlisting:
         job = Job(left.spec, where.generation.members, rank, folder, self._node.history)
         self._board.add(job)
         self._tasks.spawn(self._return(job, where, device), f"return to {where.job}")
+
+
+def _codec_known(text: str) -> bool:
+    try:
+        parse_codec(text)
+    except ValueError:
+        return False
+    return True

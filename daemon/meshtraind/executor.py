@@ -24,7 +24,7 @@ from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.segments import segments_by_bucket
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
 from meshwire.header import Flags, Header, Kind
 from meshwire.local import round_bytes
@@ -81,7 +81,7 @@ class Executor:
         self._plan = plan
         self._rank = rank
         self._codec = codec_named(codec)
-        self._layout = EncodedLayout(plan, CODECS[codec])
+        self._layout = EncodedLayout(plan, parse_codec(codec))
         self._segments = segments_by_bucket(plan, self._layout)
         self._chunk_segments = self._layout.segments_per_chunk(limits.CHUNK_BYTES)
         self._job = job

@@ -13,7 +13,7 @@ from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.resuming import Resuming
 from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.exchange import EncodedLayout
 from meshwire.footprint import fits, retained_bytes
 from meshwire.local import MemoryLayout
@@ -76,7 +76,7 @@ class Preparation:
     def _check_memory(self, body: LearnerModel, plan: Plan) -> None:
         """M1. Raises RequestError when this machine cannot hold it: it would swap, and all others wait for it."""
         spec = self._job.spec
-        encoded_bytes = EncodedLayout(plan, CODECS[spec.codec]).total_bytes
+        encoded_bytes = EncodedLayout(plan, parse_codec(spec.codec)).total_bytes
         retained = retained_bytes(encoded_bytes, spec.sync.staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:

@@ -9,7 +9,7 @@ from meshtrain.cli.connection import ask
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.terminal import plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.exchange import EncodedLayout
 from meshwire.files import human_bytes
 from meshwire.footprint import Footprint, Measurement, fits, footprint
@@ -55,7 +55,7 @@ class Memory:
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """One member's, with these settings or other ones."""
         size = self.measurement.size
-        encoded_bytes = EncodedLayout(self._plan, CODECS[codec or self.codec]).total_bytes
+        encoded_bytes = EncodedLayout(self._plan, parse_codec(codec or self.codec)).total_bytes
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
         return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound)
@@ -73,7 +73,7 @@ class Memory:
     def remedies(self) -> list[str]:
         """Options with which it would fit, with the largest bound first."""
         smallest_bytes = min(size for size in self.available if size is not None)
-        smaller = CODECS[CODEC_SMALL].value_bytes < CODECS[self.codec].value_bytes
+        smaller = self.needed(CODEC_SMALL).total_bytes < self.needed().total_bytes
         found = []
         most = -1  # the largest bound so far: another codec is worth it if it allows more
         for codec in (self.codec, CODEC_SMALL) if smaller else (self.codec,):

@@ -53,10 +53,10 @@ class EncodedLayout:
     """Byte positions of every segment's encoding inside the area."""
 
     def __init__(self, plan: Plan, codec: CodecSpec) -> None:
-        self._full_bytes = codec.segment_bytes(plan.segment_values)
+        self._full_bytes = codec.segment_bytes_max(plan.segment_values)
         self._segment_counts = [bucket.segment_count for bucket in plan.buckets]
         self._last_bytes = [
-            codec.segment_bytes(bucket.segment_bounds(bucket.segment_count - 1)[1]) for bucket in plan.buckets
+            codec.segment_bytes_max(bucket.segment_bounds(bucket.segment_count - 1)[1]) for bucket in plan.buckets
         ]
         self._bucket_offsets: list[int] = []
         offset = 0

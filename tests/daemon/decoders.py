@@ -27,7 +27,7 @@ from meshtraind.identity import CertificateError, Identity, check_certificate, l
 from meshtraind.pairchannel import ProtocolError, loaded, profile_of, receive_plain
 from meshtraind.pairproof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import FAMILIES
 from meshwire.header import Header
 from meshwire.messages.envelope import Envelope, encode
 from meshwire.messages.envelope import Role as MessageRole
@@ -51,8 +51,8 @@ def identity() -> Identity:
 def decode_segment(name: str, data: bytes) -> None:
     """As many values as the bytes can be; what is accepted is finite."""
     codec = codec_named(name)
-    empty_bytes = codec.spec.segment_bytes(0)
-    value_bytes = codec.spec.segment_bytes(1) - empty_bytes
+    empty_bytes = codec.spec.segment_bytes_max(0)
+    value_bytes = codec.spec.segment_bytes_max(1) - empty_bytes
     out = np.zeros(max(0, len(data) - empty_bytes) // value_bytes, np.float32)
     codec.decode_into(memoryview(data), out)
     assert np.isfinite(out).all()
@@ -60,7 +60,7 @@ def decode_segment(name: str, data: bytes) -> None:
 
 def encoded_segment(name: str, values: list[float]) -> bytes:
     codec = codec_named(name)
-    out = bytearray(codec.spec.segment_bytes(len(values)))
+    out = bytearray(codec.spec.segment_bytes_max(len(values)))
     codec.encode_into(np.array(values, np.float32), memoryview(out))
     return bytes(out)
 
@@ -242,7 +242,7 @@ DAEMON_DECODERS = (
             st.lists(st.floats(-1e6, 1e6, width=32), max_size=20).map(partial(encoded_segment, name)),
             (CodecError,),
         )
-        for name in sorted(CODECS)
+        for name in sorted(FAMILIES)
     ),
     Decoder(
         "pairing frame",

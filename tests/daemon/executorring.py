@@ -86,7 +86,7 @@ def ring_mean(made: Sequence[Offer], codec: str, staleness: int, ranks: tuple[in
     mean = np.full(PLAN.total_values, np.nan, np.float32)
 
     def rounded(values: Values) -> Values:
-        area = memoryview(bytearray(coder.spec.segment_bytes(len(values))))
+        area = memoryview(bytearray(coder.spec.segment_bytes_max(len(values))))
         coder.encode_into(values, area)
         out = np.empty_like(values)
         coder.decode_into(area, out)

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.exchange import EncodedLayout
 from meshwire.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
 from meshwire.local import MemoryLayout, round_bytes
@@ -33,7 +33,7 @@ def test_the_example_of_the_rule() -> None:
         TensorSpec(name=f"block{i}", shape=(values // 124,), dtype="float32", kind="parameter") for i in range(124)
     )
     plan = plan_buckets(ModelManifest(tensors=tensors, optimizer="AdamW"))
-    encoded_bytes = EncodedLayout(plan, CODECS["fp16"]).total_bytes
+    encoded_bytes = EncodedLayout(plan, parse_codec("fp16")).total_bytes
     adamw = ModelSize(
         parameters=4 * values,
         frozen=0,

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.exchange import EncodedLayout
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import (
@@ -173,7 +173,7 @@ def test_the_digest_tells_plans_apart() -> None:
 
 
 def payload_bytes(plan: Plan, codec: str, members: int, rank: int) -> int:
-    layout = EncodedLayout(plan, CODECS[codec])
+    layout = EncodedLayout(plan, parse_codec(codec))
     total = 0
     for bucket in plan.buckets:
         shards = ring_shards(bucket.segment_count, members, bucket.index)
@@ -182,13 +182,13 @@ def payload_bytes(plan: Plan, codec: str, members: int, rank: int) -> int:
     return total
 
 
-@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("members", range(2, 9))
 @pytest.mark.parametrize("manifest", [gpt(), resnet18()], ids=["gpt", "resnet18"])
 def test_every_rank_sends_what_a_ring_sends(manifest: ModelManifest, members: int, codec: str) -> None:
     """Each rank's payload over a whole plan is at most 1.05 x 2(m-1)/m x N, N the bytes of the model's own values."""
     plan = plan_buckets(manifest)
     values = sum(tensor.count for tensor in manifest.tensors if tensor.kind == "parameter")
-    bound = 1.05 * 2 * (members - 1) / members * values * CODECS[codec].value_bytes
+    bound = 1.05 * 2 * (members - 1) / members * parse_codec(codec).segment_bytes_max(values)
     for rank in range(members):
         assert payload_bytes(plan, codec, members, rank) <= bound

@@ -27,7 +27,7 @@ from meshtraind.identity import Identity, device_id_of, load_or_create
 from meshtraind.memory import SharedMemory
 from meshtraind.pins import Pin, PinTable
 from meshtraind.tls import NotPinnedError, Trust
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.exchange import EncodedLayout, Part
 from meshwire.header import Header
 from meshwire.local import MemoryLayout
@@ -206,7 +206,7 @@ class Peer:
         return {
             "before": self._before_bytes,
             "slots": self._slots_bytes,
-            "encoded_round": EncodedLayout(self._plan, CODECS[self._codec]).total_bytes,
+            "encoded_round": EncodedLayout(self._plan, parse_codec(self._codec)).total_bytes,
             "encoded_rounds": ROUNDS_KEPT,
             "peak": memory.peak_bytes(),
         }
