@@ -2,8 +2,8 @@
 
 - bitmap: a bit for each value of the segment, the first in the lowest bit.
 - gaps in digits of 4, 8, 12 or 16 bits: how many values are passed over before the next one sent. The largest digit is
-  an escape: so many are passed over, and the next digit goes on. About log2 of the mean gap, plus a bit: 5.0 bits for an
-  index at 10 %, 8.7 at 1 %, 12.2 at 0.1 %, where the information is 4.7, 8.1 and 11.4.
+  an escape: so many are passed over, and the next digit goes on. An index takes 5.0 bits at 10 %, 8.7 at 1 %, and 12.2
+  at 0.1 % of random places, whose information is 4.7, 8.1 and 11.4 bits.
 
 Gaps make every set in exactly one way, and no set twice or out of order. The 12-bit offsets inside blocks of 4096 of
 other systems (SparseLoCo) are left out: they need a count for each block, where an escape of 12 bits passes 4095.
