@@ -26,11 +26,12 @@ class Number:
     high: float
     default: float
     about: str
+    whole: bool = False
 
     @property
     def legal(self) -> str:
         """For people."""
-        return f"a number from {self.low:g} to {self.high:g}"
+        return f"a {'whole ' * self.whole}number from {self.low:g} to {self.high:g}"
 
     def parse(self, text: str) -> float | None:
         """None if it is not legal."""
@@ -38,7 +39,8 @@ class Number:
             value = float(text)
         except ValueError:
             return None
-        return value if self.low <= value <= self.high else None
+        legal = self.low <= value <= self.high and (value.is_integer() or not self.whole)
+        return value if legal else None
 
 
 @dataclass(frozen=True, slots=True)
