@@ -30,13 +30,12 @@ def unpack_planes(packed: Bytes, width: int, out: Bytes) -> None:
     """Undoes `pack_planes` for as many numbers as `out` holds. Raises CodecError."""
     size = plane_bytes(len(out))
     out.fill(0)
-    for bit in range(width):
+    for bit in reversed(range(width)):
         plane = packed[bit * size : (bit + 1) * size]
         if len(out) % 8 and plane[-1] >> len(out) % 8:
             raise _behind_the_last(len(out))
-        bits = np.unpackbits(plane, count=len(out), bitorder="little")
-        np.left_shift(bits, bit, out=bits)
-        np.bitwise_or(out, bits, out=out)
+        np.add(out, out, out=out)  # numpy shifts bytes one by one
+        np.add(out, np.unpackbits(plane, count=len(out), bitorder="little"), out=out)
 
 
 def pack_nibbles(numbers: Bytes, out: Bytes) -> None:

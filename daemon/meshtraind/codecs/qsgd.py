@@ -26,7 +26,7 @@ class Qsgd(BlockCodec):
         exponent = max(math.frexp(self._peak(values.view(np.uint32), bits))[1], EXPONENT_MIN)
         scaled = np.multiply(values, np.float32(2.0**-exponent), out=self._decoded[: len(values)])
         np.square(scaled, out=scaled)
-        norms = np.sqrt(np.add.reduceat(scaled, starts(len(scaled), QSGD_BUCKET), dtype=np.float64))
+        norms = np.sqrt(np.add.reduceat(scaled, starts(len(scaled), QSGD_BUCKET)).astype(np.float64))
         with np.errstate(over="ignore"):  # to infinity, where steps are as coarse as they can be
             return (norms * 2.0**exponent).astype(np.float32)
 

@@ -46,9 +46,9 @@ class TwoBit(Codec):
         below = bits.view(np.uint8)[: len(values)]
         np.greater_equal(values, threshold, out=above.view(np.bool_))
         np.less_equal(values, -threshold, out=below.view(np.bool_))
-        np.bitwise_or(below, above, out=below)
-        np.left_shift(below, 1, out=below)
-        np.bitwise_or(above, below, out=above)  # 3 above, 2 below
+        np.add(below, above, out=below)
+        np.add(below, below, out=below)
+        np.add(above, below, out=above)  # 3 above, 2 below
         HEADER.pack_into(out, 0, exponent)
         pack_quads(numbers, packed)
         return len(out)
