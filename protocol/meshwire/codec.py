@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from meshwire.codecspec import CodecSpec, Family, Reduction
+from meshwire.quantcodecs import QUANTISING_FAMILIES
+from meshwire.sparsecodecs import SPARSE_FAMILIES
 
 __all__ = ["BF16", "FAMILIES", "FP16", "FP32", "CodecSpec", "Family", "Reduction", "parse_codec"]
 
@@ -31,6 +33,8 @@ _FAMILIES = (
         about="the upper half of fp32",
         source="Kalamkar et al. 2019, arXiv 1905.12322",
     ),
+    *QUANTISING_FAMILIES,
+    *SPARSE_FAMILIES,
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _FAMILIES})

@@ -13,6 +13,16 @@ _CLASSES = {
     "fp32": ("fp32", "Fp32"),
     "fp16": ("fp16", "Fp16"),
     "bf16": ("bf16", "Bf16"),
+    "int8": ("int8", "Int8"),
+    "int4": ("int4", "Int4"),
+    "qsgd": ("qsgd", "Qsgd"),
+    "onebit": ("onebit", "OneBit"),
+    "twobit": ("twobit", "TwoBit"),
+    "terngrad": ("terngrad", "TernGrad"),
+    "topk": ("topk", "TopK"),
+    "threshold": ("threshold", "Threshold"),
+    "sidco": ("sidco", "Sidco"),
+    "randomk": ("randomk", "RandomK"),
 }
 
 

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.keptvalues import FORMS
 from meshwire.codec import CodecSpec
 from meshwire.sparsecodecs import SEED_BYTES, most_kept
 
 SEED = struct.Struct("<Q")
 assert SEED.size == SEED_BYTES
-SEED_MASK = 2**64 - 1
 
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # splitmix64's increment
 
@@ -53,7 +53,7 @@ class RandomK(Codec):
         places, sent = self._read(payload, len(values))
         out[places] += sent
 
-    def _read(self, payload: memoryview, count: int) -> tuple[NDArray[np.intp], Values]:
+    def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
         (seed,) = SEED.unpack_from(payload)
         kept = most_kept(self.spec, count)
         try:
@@ -63,7 +63,7 @@ class RandomK(Codec):
         return drawn_places(seed, kept, count), sent
 
 
-def drawn_places(seed: int, kept: int, count: int) -> NDArray[np.intp]:
+def drawn_places(seed: int, kept: int, count: int) -> Indices:
     """`kept` different places in [0, count), each as likely as any. On every machine the same.
 
     numpy's generators are no agreement between peers: what they draw may change with its version.
@@ -76,7 +76,7 @@ def drawn_places(seed: int, kept: int, count: int) -> NDArray[np.intp]:
     widths = bounds[1:] - bounds[:-1]
     # Strata differ in width by one. Turning all of them by the same random distance makes all places equally likely.
     turn = (draws[-1] * np.uint64(count)) >> np.uint64(32)
-    places = bounds[:-1] + ((draws[:-1] * widths) >> np.uint64(32)) + turn
+    places: NDArray[np.uint64] = bounds[:-1] + ((draws[:-1] * widths) >> np.uint64(32)) + turn
     places[places >= count] -= np.uint64(count)
     return places.astype(np.intp)
 

@@ -17,7 +17,7 @@ def at_least(floor: int, magnitudes: Bits, mask: NDArray[np.bool_]) -> Indices:
 
 
 def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
-    """Ascending indices of the `wanted` largest, 1 to all; of equal ones those that come first, and never a zero.
+    """Ascending indices of the `wanted` largest; of equal ones those that come first, and never a zero.
 
     A floor that rather more reach than are wanted comes from every so-manieth value; those alone are partitioned. Where
     the sample misleads, all are.
@@ -25,8 +25,8 @@ def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
     indices = at_least(_sampled_floor(magnitudes, wanted), magnitudes, mask)
     if len(indices) < wanted:
         indices = at_least(1, magnitudes, mask)
-        if len(indices) <= wanted:
-            return indices
+    if len(indices) <= wanted:
+        return indices
     candidates = magnitudes[indices]
     last = len(candidates) - wanted
     threshold = np.partition(candidates, last)[last]
@@ -38,7 +38,10 @@ def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
 
 
 def _sampled_floor(magnitudes: Bits, wanted: int) -> int:
-    sample = magnitudes[:: max(len(magnitudes) // SAMPLES, 1)]
-    expected = wanted * len(sample) / len(magnitudes)
+    stride = max(len(magnitudes) // SAMPLES, 1)
+    sample = magnitudes[::stride]
+    expected = wanted / stride
     rank = int(expected + MARGIN * expected**0.5) + 1
-    return int(np.partition(sample, len(sample) - rank)[len(sample) - rank]) if rank < len(sample) else 1
+    if rank >= len(sample):
+        return 1
+    return int(np.partition(sample, len(sample) - rank)[len(sample) - rank])

@@ -39,20 +39,21 @@ class Sidco(SparseCodec):
 
     def _chosen(self, magnitudes: Bits) -> Indices:
         peak = magnitudes.max(initial=0).view(np.float32)
+        if not peak:
+            return np.empty(0, np.intp)
         wanted = kept_values(self.spec.number("ratio"), len(magnitudes))
         most = most_kept(self.spec, len(magnitudes))
         stride = max(len(magnitudes) // SAMPLES, 1)
-        sample = magnitudes[::stride]
         # Relative to the peak, so that neither sums nor squares overflow.
-        sampled = sample[sample > 0].view(np.float32) / peak
-        threshold = self._raised(0.0, sampled, max(2 * wanted // stride, SAMPLES_LEFT))
+        sample = magnitudes[::stride].view(np.float32) / peak
+        threshold = self._raised(0.0, sample.compress(sample > 0), max(2 * wanted // stride, SAMPLES_LEFT))
         floor = np.float32(threshold * float(peak)).view(np.uint32)
         indices = at_least(int(floor), magnitudes, self._mask)
         if len(indices) < FEWEST * wanted:  # the sample misled
             threshold = 0.0
             indices = at_least(1, magnitudes, self._mask)
         above = magnitudes[indices].view(np.float32) / peak
-        indices = indices[above >= self._raised(threshold, above, wanted)]
+        indices = indices.compress(above >= self._raised(threshold, above.compress(above > 0), wanted))
         return indices if len(indices) <= most else largest(magnitudes, wanted, self._mask)
 
     def _raised(self, threshold: float, above: Values, wanted: int) -> float:

@@ -1,6 +1,7 @@
 """threshold: values whose magnitude reaches a threshold, which is fixed or relative to the segment's root mean square.
 
-With a relative one every segment sends at most 1 / rms^2 of its values, whatever their distribution.
+With a relative one a segment sends its largest magnitude, or else it could wait for ever where none stands out; and at
+most 1 / rms^2 of its values where any does, whatever their distribution. With a fixed one it may send nothing.
 """
 
 import math
@@ -17,17 +18,14 @@ class Threshold(SparseCodec):
     """Every value that is left out is below the threshold."""
 
     def _chosen(self, magnitudes: Bits) -> Indices:
-        threshold = self.spec.number("magnitude") or self.spec.number("rms") * self._rms(magnitudes)
-        if threshold > np.finfo(np.float32).max:
-            return np.empty(0, np.intp)
-        floor = np.float32(threshold).view(np.uint32)
-        return at_least(int(floor), magnitudes, self._mask)
+        threshold = self.spec.number("magnitude") or self._relative(magnitudes, self.spec.number("rms"))
+        return at_least(int(np.float32(threshold).view(np.uint32)), magnitudes, self._mask)
 
-    def _rms(self, magnitudes: Bits) -> float:
-        """Relative to the peak at first: squares of fp32 values overflow and underflow."""
+    def _relative(self, magnitudes: Bits, factor: float) -> float:
+        """Computed relative to the peak: squares of fp32 values overflow and underflow."""
         peak = magnitudes.max(initial=0).view(np.float32)
         if not peak:
             return 0.0
         scaled = np.divide(magnitudes.view(np.float32), peak, out=self._decoded[: len(magnitudes)])
-        mean_square = float(np.dot(scaled, scaled)) / len(scaled)
-        return float(peak) * math.sqrt(mean_square)
+        rms = math.sqrt(float(np.dot(scaled, scaled)) / len(scaled))
+        return min(factor * rms, 1.0) * float(peak)
