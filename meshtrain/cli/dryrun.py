@@ -10,9 +10,9 @@ from meshtrain.cli.errors import CliError
 from meshtrain.cli.terminal import plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
 from meshwire.codec import parse_codec
-from meshwire.exchange import EncodedLayout
 from meshwire.files import human_bytes
 from meshwire.footprint import Footprint, Measurement, fits, footprint
+from meshwire.layout import EncodedLayout
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
 from meshwire.plan import Plan, plan_buckets
@@ -55,10 +55,11 @@ class Memory:
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """One member's, with these settings or other ones."""
         size = self.measurement.size
-        encoded_bytes = EncodedLayout(self._plan, parse_codec(codec or self.codec)).total_bytes
+        spec = parse_codec(codec or self.codec)
+        encoded_bytes = EncodedLayout(self._plan, spec).total_bytes
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
-        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound)
+        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound, spec)
 
     @cached_property
     def _plan(self) -> Plan:

@@ -133,7 +133,7 @@ class ChurnRing(Ring):
         """The next round that it lacks."""
         member, number = self.members[rank], self.members[rank].complete + 1
         held = self.members[source].executor.encoded(number)
-        member.executor.area_for(number)[:] = held.area
+        member.executor.place_for(number, len(held.area))[:] = held.area
         member.executor.take_served(number, held.poisoned)
         member.complete += 1
 

@@ -22,7 +22,7 @@ from meshwire.exchange import Part
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
-from meshwire.topology import ring_shards
+from meshwire.topology import bucket_shards
 
 Values = NDArray[np.float32]
 Opening = Literal["early", "late", "any"]
@@ -93,7 +93,7 @@ def ring_mean(made: Sequence[Offer], codec: str, staleness: int, ranks: tuple[in
         return out
 
     for bucket in PLAN.buckets:
-        for index, shard in enumerate(ring_shards(bucket.segment_count, members, bucket.index)):
+        for index, shard in enumerate(bucket_shards(bucket.segment_count, members, bucket.index)):
             for segment in range(shard.first_segment, shard.first_segment + shard.segment_count):
                 start, count = bucket.segment_bounds(segment)
                 total: Values | None = None
@@ -206,6 +206,7 @@ class Ring:
             codec=self.codec,
             links=self.links(rank, link),
             job=1,
+            seed=7,
             generation=self.generation,
             staleness=self.staleness,
             norm_buckets=NORM_BUCKETS,

@@ -11,7 +11,8 @@ import pytest
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Values
 from meshwire.codec import parse_codec
-from meshwire.exchange import EncodedLayout, Part
+from meshwire.exchange import Part
+from meshwire.layout import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, SEGMENTS, Offer, Opening, Ring, offers, ring_mean
 
 ROUNDS = 8

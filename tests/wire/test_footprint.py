@@ -3,9 +3,9 @@
 import pytest
 
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.exchange import EncodedLayout
+from meshwire.codec import Reduction, parse_codec
 from meshwire.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
+from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
@@ -65,7 +65,8 @@ def test_every_part_has_its_size() -> None:
         "buffers": 24,
         "raw_slots": 2 * slot_bytes,
         "result_slot": slot_bytes,
-        "retained": retained_bytes(2 * VALUES, 3),
+        "retained": retained_bytes(2 * VALUES, 3, Reduction.LINEAR),
+        "residuals": 0,
     }
     assert made.total_bytes == made.learner_bytes + 3 * slot_bytes + made.retained
     assert made.learner_bytes == sum(size for name, size in made.parts()[:7])

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from meshwire import limits
 from meshwire.codec import parse_codec
-from meshwire.exchange import EncodedLayout
+from meshwire.layout import EncodedLayout
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import (
     ALIGNMENT_VALUES,
@@ -15,7 +15,7 @@ from meshwire.plan import (
     Plan,
     plan_buckets,
 )
-from meshwire.topology import ring_program, ring_shards
+from meshwire.topology import bucket_shards, ring_program
 
 
 def spec(name: str, *shape: int, kind: str = "parameter", dtype: str = "float32") -> TensorSpec:
@@ -176,7 +176,7 @@ def payload_bytes(plan: Plan, codec: str, members: int, rank: int) -> int:
     layout = EncodedLayout(plan, parse_codec(codec))
     total = 0
     for bucket in plan.buckets:
-        shards = ring_shards(bucket.segment_count, members, bucket.index)
+        shards = bucket_shards(bucket.segment_count, members, bucket.index)
         for shard in ring_program(tuple(range(members)), rank).sends():
             total += layout.span(bucket.index, shards[shard].first_segment, shards[shard].segment_count)[1]
     return total

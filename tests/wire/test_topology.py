@@ -9,9 +9,9 @@ from meshwire.topology import (
     Program,
     Shard,
     Step,
+    bucket_shards,
     owner_of,
     ring_program,
-    ring_shards,
     simulate,
 )
 
@@ -84,7 +84,7 @@ def test_a_rank_outside_the_ring_is_refused() -> None:
 @given(st.integers(0, 200), st.integers(1, 64), st.integers(0, 500))
 def test_shards_are_balanced_runs(segment_count: int, members: int, bucket: int) -> None:
     end = 0
-    for shard in ring_shards(segment_count, members, bucket):
+    for shard in bucket_shards(segment_count, members, bucket):
         assert shard.first_segment == end
         assert shard.segment_count - segment_count // members in (0, 1)
         end += shard.segment_count
@@ -97,7 +97,7 @@ def test_equal_buckets_load_all_shards_equally(segment_count: int, members: int)
     """What is left over goes round: after any number of equal buckets two shards differ by one segment at most."""
     loads = [0] * members
     for bucket in range(2 * members):
-        for index, shard in enumerate(ring_shards(segment_count, members, bucket)):
+        for index, shard in enumerate(bucket_shards(segment_count, members, bucket)):
             loads[index] += shard.segment_count
         assert max(loads) - min(loads) <= 1
 
@@ -121,7 +121,7 @@ def test_every_rank_ends_with_the_same_mean(
         [weight * value for value in gradient] if weight else None
         for weight, gradient in zip(weights, gradients, strict=True)
     ]
-    shards = ring_shards(segment_count, members, bucket)
+    shards = bucket_shards(segment_count, members, bucket)
     results = simulate(ring(ranks), shards, parts, weights)
     for segment in range(segment_count):
         contributed = [part[segment] for part in parts if part is not None]
@@ -135,7 +135,7 @@ def test_every_rank_ends_with_the_same_mean(
 @pytest.mark.parametrize("segment_count", [0, 1, 5, 64, 65])
 def test_a_rank_sends_no_more_than_a_ring_does(members: int, segment_count: int) -> None:
     """2(m-1) shards, which is 2(m-1)/m of the vector when the segments divide evenly."""
-    shards = ring_shards(segment_count, members, 3)
+    shards = bucket_shards(segment_count, members, 3)
     for program in ring(tuple(range(members))):
         sent = sum(shards[shard].segment_count for shard in program.sends())
         assert sent <= 2 * (members - 1) * -(-segment_count // members)

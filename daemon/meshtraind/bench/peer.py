@@ -28,8 +28,9 @@ from meshtraind.memory import SharedMemory
 from meshtraind.pins import Pin, PinTable
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire.codec import parse_codec
-from meshwire.exchange import EncodedLayout, Part
+from meshwire.exchange import Part
 from meshwire.header import Header
+from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout
 from meshwire.wiretypes import Wire
 
@@ -157,6 +158,7 @@ class Peer:
             codec=self._codec,
             links={rank: neighbour.connection for rank, neighbour in self._neighbours.items()},
             job=JOB,
+            seed=0,
             generation=GENERATION,
             staleness=0,
             norm_buckets=len(self._plan.buckets),
