@@ -20,6 +20,7 @@ from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError
 from meshwire import limits
 from meshwire.codec import FAMILIES, parse_codec
+from meshwire.quantcodecs import ONEBIT_COLUMN
 
 Values = NDArray[np.float32]
 
@@ -34,6 +35,8 @@ MORE = (
         "threshold:rms=1+int8",
     ),
     *("threshold:rms=2+fp32", "sidco:0.1,gamma", "sidco:0.02,pareto+fp32", "randomk:0.3+fp32", "randomk:0.5+int8"),
+    *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
+    "twobit:rms=2",
 )
 CODECS = sorted({str(parse_codec(text)) for text in (*FAMILIES, *MORE)})
 LARGEST = float(np.finfo(np.float32).max)
@@ -77,8 +80,18 @@ def claims(text: str) -> Claims:
         case "randomk":
             # No place is left out for ever: rounds without error feedback are slow, but no worse.
             return Claims(exact=spec.choice("values") != "int8", stalls=False)
-        case "qsgd" | "terngrad" | "twobit":
-            # Drawn anew; the norm, the deviation and the rms of what was sent are others.
+        case "int8" | "int4":
+            # Steps that are drawn may not reach the last one, and what is sent then has other steps.
+            nearest = spec.choice("rounding") == "nearest"
+            return Claims(exact=nearest, fixed_point=nearest, kept=0.9 / spec.number("block"))
+        case "twobit":
+            # The root mean square of what was sent is another. Up to one, the largest value is sent at least.
+            return Claims(exact=True, fixed_point=False, kept=2**-17 if spec.number("rms") <= 1 else 0)
+        case "onebit":
+            # The mean of n values has at least 1/n of their squared norm.
+            return Claims(kept=0.99 / ONEBIT_COLUMN)
+        case "qsgd" | "terngrad":
+            # Drawn anew; the norm and the deviation of what was sent are others.
             return Claims(fixed_point=False)
         case _:
             return Claims()
