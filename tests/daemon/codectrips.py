@@ -22,7 +22,7 @@ def encoded(text: str, values: Values, seed: int = 0) -> bytes:
     return bytes(out[: codec(text).encode_into(values, out, seed)])
 
 
-def decoded(text: str, payload: bytes, count: int) -> Values:
+def decoded(text: str, payload: bytes | memoryview, count: int) -> Values:
     out = np.full(count, np.nan, np.float32)
     codec(text).decode_into(memoryview(payload), out)
     return out
