@@ -100,7 +100,7 @@ class Executor:
             self._layout,
             self._segments,
             staleness,
-            member_seed(seed, rank, owner=False),
+            member_seed(seed, rank, owner=False, shared=self._codec.shared_draws),
             self._feedback.worker if self._feedback is not None else None,
         )
         self._slot = ResultSlot(result, self._codec, self._segments, on_result, on_broken)
@@ -113,7 +113,7 @@ class Executor:
                 self._segments,
                 plan.segment_values,
                 norm_buckets,
-                member_seed(seed, rank, owner=True),
+                member_seed(seed, rank, owner=True, shared=self._codec.shared_draws),
                 self._feedback,
             )
         self.on_chunk_sent: Callable[[Header], None] | None = None

@@ -3,13 +3,14 @@
 _MASK = (1 << 64) - 1
 
 
-def member_seed(job: int, rank: int, *, owner: bool) -> int:
+def member_seed(job: int, rank: int, *, owner: bool, shared: bool) -> int:
     """Of one member as worker, or as owner.
 
     Args:
         job: the job's seed.
+        shared: all members draw alike.
     """
-    return segment_seed(job, rank, int(owner))
+    return job if shared else segment_seed(job, rank, int(owner))
 
 
 def segment_seed(seed: int, number: int, start: int) -> int:

@@ -24,6 +24,8 @@ GOLDEN_RATIO = 0x9E3779B97F4A7C15  # splitmix64's increment
 class RandomK(Codec):
     """Leaves 1 - ratio of the segment's squared norm in expectation, besides what the written values lose."""
 
+    shared_draws = True
+
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
         self._written = FORMS[spec.choice("values")]()
