@@ -82,7 +82,13 @@ def submit(
         ),
     ] = "bsp",
     codec: Annotated[
-        str, typer.Option("--codec", metavar="CODEC", help="Encoding of gradients: fp32 (exact), fp16 or bf16.")
+        str,
+        typer.Option(
+            "--codec",
+            metavar="NAME[:PARAMETERS]",
+            help="Encoding of gradients: fp32 is exact, fp16 half of it, int8 a quarter, topk:0.01 sends one value in "
+            "a hundred; `meshtrain codecs` shows all.",
+        ),
     ] = "fp32",
     on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
     seed: Annotated[

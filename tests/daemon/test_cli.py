@@ -139,6 +139,7 @@ COMMANDS = (
     "cancel",
     "leave",
     "get",
+    "codecs",
     "version",
 )
 
