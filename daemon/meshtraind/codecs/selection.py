@@ -19,8 +19,8 @@ def at_least(floor: int, magnitudes: Bits, mask: NDArray[np.bool_]) -> Indices:
 def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
     """Ascending indices of the `wanted` largest; of equal ones those that come first, and never a zero.
 
-    A floor that rather more reach than are wanted comes from every so-manieth value; those alone are partitioned. Where
-    the sample misleads, all are.
+    At least one is wanted, unless there is none. A floor that rather more reach than are wanted comes from every
+    so-manieth value; those alone are partitioned. Where the sample misleads, all are.
     """
     indices = at_least(_sampled_floor(magnitudes, wanted), magnitudes, mask)
     if len(indices) < wanted:

@@ -79,11 +79,17 @@ def exponential(excesses: Values, ratio: float) -> float:
 
 
 def gamma(excesses: Values, ratio: float) -> float:
-    """The same of a gamma distribution, for shapes up to 1 and small ratios: the paper's closed form. Samples > 0."""
+    """The same of a gamma distribution of small shape. Samples are positive.
+
+    The paper's closed form, and from it one step towards the quantile: its tail is x^(shape - 1) e^-x / Gamma(shape).
+    """
     mean = float(excesses.mean())
     spread = max(math.log(mean) - float(np.log(excesses).mean()), 1e-6)
     shape = (3 - spread + math.sqrt((spread - 3) ** 2 + 24 * spread)) / (12 * spread)
-    return max(-mean / shape * (math.log(ratio) + math.lgamma(shape)), 0.0)
+    quantile = -math.log(ratio) - math.lgamma(shape)
+    if quantile > 1:
+        quantile += (shape - 1) * math.log(quantile)
+    return max(mean / shape * quantile, 0.0)
 
 
 def pareto(excesses: Values, ratio: float) -> float:
