@@ -321,6 +321,12 @@ class Ring:
 
     def _hold(self, member: Member) -> None:
         member.complete += 1
+        self._settle(member)
+
+    def _settle(self, member: Member) -> None:
+        """As the round machine says of every complete round: poison in one bucket makes all of it void (V1)."""
+        void = any(member.executor.encoded(member.complete).poisoned)
+        member.executor.settle(member.complete, void=void)
 
     def _apply(self, member: Member) -> None:
         member.applied += 1
