@@ -29,19 +29,21 @@ class RandomK(Codec):
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
         self._written = FORMS[spec.choice("values")]()
+        self._sent = np.empty(0, np.intp), np.empty(0, np.float32)  # places and values, by the last encoding
 
     def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, seed)
-        places, sent = self._read(out[:length], len(values))
+        places, sent = self._sent
         values[places] -= sent
         return length
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
         self._peak(values.view(np.uint32), bits)
         SEED.pack_into(out, 0, seed)
-        sent = values[drawn_places(seed, most_kept(self.spec, len(values)), len(values))]
-        self._written.write(self._written.quantised(sent), out[SEED.size :])
+        places = drawn_places(seed, most_kept(self.spec, len(values)), len(values))
+        self._sent = places, self._written.quantised(values[places])
+        self._written.write(self._sent[1], out[SEED.size :])
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:

@@ -30,6 +30,7 @@ class SparseCodec(Codec):
         super().__init__(spec)
         self._written = FORMS[spec.choice("values")]()
         self._mask: Mask = np.empty(limits.SEGMENT_VALUES_MAX, np.bool_)
+        self._sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)  # by the last encoding; None is all
 
     @abstractmethod
     def _chosen(self, magnitudes: Bits) -> Indices:
@@ -42,7 +43,7 @@ class SparseCodec(Codec):
     def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
         length = self.encode_into(values, out, seed)
-        self._add(out[:length], values, np.subtract)
+        _apply(np.subtract, values, *self._sent)
         return length
 
     def length_of(self, payload: memoryview, count: int) -> int:
@@ -71,10 +72,14 @@ class SparseCodec(Codec):
         form, index_bytes = smallest_form(indices, len(values))
         if self._written.size(len(values)) <= index_bytes + self._written.size(len(sent)):
             form, index_bytes, sent = Form.ALL, 0, self._written.quantised(values)
-        HEADER.pack_into(out, 0, form, 0 if form is Form.ALL else len(sent), index_bytes)
         values_at = HEADER.size + index_bytes
-        if form is not Form.ALL:
+        if form is Form.ALL:
+            HEADER.pack_into(out, 0, form, 0, 0)
+            self._sent = None, sent
+        else:
+            HEADER.pack_into(out, 0, form, len(sent), index_bytes)
             write_indices(form, indices, len(values), out[HEADER.size : values_at])
+            self._sent = indices, sent
         length = values_at + self._written.size(len(sent))
         self._written.write(sent, out[values_at:length])
         return length
@@ -90,14 +95,7 @@ class SparseCodec(Codec):
     def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
         if out is not values:
             np.copyto(out, values)
-        self._add(payload, out, np.add)
-
-    def _add(self, payload: memoryview, values: Values, operation: np.ufunc) -> None:
-        indices, sent = self._read(payload, len(values))
-        if indices is None:
-            operation(values, sent, out=values)
-        else:
-            values[indices] = operation(values[indices], sent)
+        _apply(np.add, out, *self._read(payload, len(values)))
 
     def _read(self, payload: memoryview, count: int) -> tuple[Indices | None, Values]:
         """The indices, None if all are sent, and the values there. The length is checked."""
@@ -110,3 +108,11 @@ class SparseCodec(Codec):
             return indices, self._written.read(payload[values_at:], kept)
         except CodecError as error:
             raise CodecError(f"{self.spec}: {error}") from None
+
+
+def _apply(operation: np.ufunc, values: Values, indices: Indices | None, operands: Values) -> None:
+    """In place, to the values at `indices` with an operand for each; None is all."""
+    if indices is None:
+        operation(values, operands, out=values)
+    else:
+        values[indices] = operation(values[indices], operands)
