@@ -105,9 +105,10 @@ def test_blocks_are_apart(name: str) -> None:
 @pytest.mark.parametrize("rounding", ["", ":sr"])
 def test_at_the_ends_of_fp32(name: str, rounding: str) -> None:
     """What the last finite step does not reach becomes it; what needs steps below 2^-126 becomes zero."""
-    top = np.array([LARGEST, -LARGEST, 0], np.float32)
-    assert round_trip(name + rounding, top) == pytest.approx(top, rel=2**-7)
-    assert np.isfinite(round_trip(name + rounding, top)).all()
+    top = np.tile(np.array([LARGEST, -LARGEST, 0], np.float32), 5000)  # noise goes either way
+    result = round_trip(name + rounding, top)
+    assert (np.abs(result - top) <= 2**-7 * np.abs(top)).all()
+    assert np.isfinite(result).all()
     bottom = np.array([1e-38, -1e-45, 2.0**-127], np.float32)
     assert not round_trip(name + rounding, bottom).any()
     smallest = np.array([LEVELS[name] * 2.0**-126], np.float32)

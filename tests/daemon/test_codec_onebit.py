@@ -72,7 +72,8 @@ def test_a_column_of_one_sign_and_zeros() -> None:
     assert round_trip("onebit", values).tolist() == [1, 1, 1, 1]
     assert encoded("onebit", values) == struct.pack("<ff", 1, 0) + bytes([0b1111])
     assert encoded("onebit", -values[1:3]) == struct.pack("<ff", 0, -2) + bytes([0])
-    assert encoded("onebit", np.zeros(3, np.float32)) == bytes(8) + bytes([0b111])
+    for zero in (0.0, -0.0):
+        assert encoded("onebit", np.full(3, zero, np.float32)) == bytes(8) + bytes([0b111])
 
 
 def test_sums_beyond_fp32_make_no_difference() -> None:
