@@ -78,12 +78,16 @@ class ShardedMesh(ChurnRing):
         return [self.members[rank] for rank in self.ranks]
 
     def owed(self, weight: float) -> Wide:
-        """What all residuals hold, in units of w*g."""
+        """What all residuals hold that will be sent, in units of w*g: the owners' of the shards that are theirs now."""
         total = np.zeros(PLAN.total_values)
         for member in self.current():
-            feedback = member.executor._feedback
+            feedback, way = member.executor._feedback, member.executor._way
             assert feedback is not None
-            total += feedback.worker.values + weight * feedback.owner.values.astype(np.float64)
+            total += feedback.worker.values
+            for bucket in PLAN.buckets:
+                for start, count in map(bucket.segment_bounds, way.owned(bucket.index)):
+                    run = slice(start, start + count)
+                    total[run] += weight * feedback.owner.values[run].astype(np.float64)
         return total
 
 
