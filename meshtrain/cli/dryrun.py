@@ -35,6 +35,7 @@ PARTS = {
     "raw_slots": "gradients on their way to the daemon",
     "result_slot": "their mean on its way back",
     "retained": "encoded rounds, in the daemon",
+    "residuals": "what the codec has left out, in the daemon",
 }
 
 

@@ -85,6 +85,15 @@ def test_a_larger_bound_never_takes_less() -> None:
     assert totals == sorted(set(totals))
 
 
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_error_feedback_keeps_residuals(staleness: int) -> None:
+    """C1, V1: a worker's and an owner's, as they are and as they were before each round that may be taken back."""
+    made = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"))
+    assert made.residuals == 2 * (1 + staleness + 1) * 4 * VALUES
+    assert made.retained == ((staleness + 1) * 3 + 1) * VALUES, "final bytes, those of the others to sum, the own part"
+    assert footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("terngrad")).residuals == 0
+
+
 def test_fits_says_why() -> None:
     assert fits(2**30, 2**30) == (True, "has 1.0 GiB of memory, and the job takes 1.0 GiB")
     assert fits(2**31, 2**30) == (False, "has 1.0 GiB of memory, and the job takes 2.0 GiB")
