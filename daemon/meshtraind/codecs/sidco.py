@@ -59,17 +59,18 @@ class Sidco(SparseCodec):
     def _raised(self, threshold: float, above: Values, wanted: int) -> float:
         """A threshold that about `wanted` of those above `threshold` reach; more if stages do not get there."""
         boldness = 1.0  # exponent of a stage's ratio: halved after one that went too far
+        fit = self._later_fit if threshold else self._first_fit
         for _ in range(STAGES_MAX):
             if len(above) <= SIDCO_EXCESS * wanted:
                 break
             ratio = max(wanted / len(above), STAGE_RATIO) ** boldness
-            fit = self._later_fit if threshold else self._first_fit
             higher = threshold + fit(above - np.float32(threshold), ratio)
             left = above.compress(above >= higher)
             if len(left) < FEWEST * wanted:
                 boldness /= 2
             else:
                 threshold, above = higher, left
+            fit = self._later_fit
         return threshold
 
 
