@@ -234,10 +234,11 @@ class Executor:
         for bucket in self._plan.buckets:
             self.contribute(number, bucket.index, Part.NOTHING, 0.0, None)
 
-    def settle(self, number: int, *, void: bool) -> None:
-        """V1, C1: a round is complete, and counts or is void: it will not run again."""
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """V1, C1: a round is complete, and counts or is void: it will not run again. `contributed`: this member is in
+        it, which may have rested when it ran again (X3)."""
         if self._feedback is not None:
-            self._feedback.settle(number, void=void)
+            self._feedback.settle(number, void=void, contributed=contributed)
 
     # What arrives
 

@@ -112,9 +112,10 @@ class Feedback:
         self._weights[bucket] = weight
         return self.owner.begin(number, start, count)
 
-    def settle(self, number: int, *, void: bool) -> None:
-        """A round is complete."""
-        self.worker.settle(number, void=void)
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """A round is complete. Whoever has encoded a part and is not in it after all (X3) has lost that step's gradient
+        as every void one's, and nothing of what it owed before."""
+        self.worker.settle(number, void=void or not contributed)
         self.owner.settle(number, void=void)
 
     def enter(self, cut: int, lost: Iterable[tuple[int, Segment]]) -> None:

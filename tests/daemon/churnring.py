@@ -174,13 +174,14 @@ class ChurnRing(Ring):
         member.executor.enter(self.generation, self.ranks, self.links(rank, member.link), cut)
         self.fenced.remove(rank)
         self.generations[rank] = self.generation
-        for number in range(cut + 1, member.round + 1):
+        begun, buckets = member.round, member.bucket  # who is alone completes rounds, and begins others, meanwhile
+        for number in range(cut + 1, begun + 1):
             offer = self.rounds[number][rank] if number in self.rounds else Offer(None, 0.0)
             if offer.values is None:
-                if number < member.round:
+                if number < begun:
                     member.executor.contribute_nothing(number)
                 continue
-            for bucket in PLAN.buckets[: len(PLAN.buckets) if number < member.round else member.bucket]:
+            for bucket in PLAN.buckets[: len(PLAN.buckets) if number < begun else buckets]:
                 if bucket.index in offer.poisoned:
                     member.executor.contribute(number, bucket.index, Part.POISON, offer.weight, None)
                 else:

@@ -326,7 +326,9 @@ class Ring:
     def _settle(self, member: Member) -> None:
         """As the round machine says of every complete round: poison in one bucket makes all of it void (V1)."""
         void = any(member.executor.encoded(member.complete).poisoned)
-        member.executor.settle(member.complete, void=void)
+        offers_ = self.rounds.get(member.complete)
+        contributed = offers_ is not None and offers_[self.members.index(member)].values is not None
+        member.executor.settle(member.complete, void=void, contributed=contributed)
 
     def _apply(self, member: Member) -> None:
         member.applied += 1

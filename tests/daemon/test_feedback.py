@@ -106,7 +106,7 @@ def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, vo
     finished += integers(seed)
     half(finished)
     encode(feedback.worker, 1, integers(seed + 1))
-    feedback.settle(1, void=False)
+    feedback.settle(1, void=False, contributed=True)
     before = feedback.worker.values.copy()
     owed = feedback.owner.values.copy()
     sent = encode(feedback.worker, 2, integers(seed + 2)) if in_flight else np.zeros(COUNT, np.float32)
@@ -114,7 +114,7 @@ def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, vo
     feedback.enter(1, segments(*range(5, COUNT)))
     assert (feedback.owner.values[5:] == 0).all()
     assert (feedback.owner.values[:5] == owed[:5]).all()
-    feedback.settle(2, void=void)
+    feedback.settle(2, void=void, contributed=True)
     moved = np.where(np.arange(COUNT) >= 5, owed * np.float32(weight), 0)
     expected = before + moved if void else before + moved + gradient - sent
     assert (feedback.worker.values == expected).all()
@@ -124,11 +124,24 @@ def test_an_owner_that_runs_again_forgets_what_it_finished() -> None:
     """C1: its residual goes back to the cut before anything of it is handed over."""
     feedback = Feedback(COUNT)
     feedback.finish(1, 0, 0, COUNT, 2.0)[:] = 1
-    feedback.settle(1, void=False)
+    feedback.settle(1, void=False, contributed=True)
     feedback.finish(2, 0, 0, COUNT, 2.0)[:] = 100
     feedback.enter(1, segments(3))
     assert feedback.owner.values.tolist() == [1, 1, 1, 0] + [1] * 8
     assert feedback.worker.values.tolist() == [0, 0, 0, 2] + [0] * 8
+
+
+def test_who_is_not_in_a_round_that_runs_again_owes_what_it_owed_before() -> None:
+    """X3: a learner that rests when its round runs again has sent nothing; as an owner its member has."""
+    feedback = Feedback(COUNT)
+    encode(feedback.worker, 1, integers(1))
+    feedback.settle(1, void=False, contributed=True)
+    before = feedback.worker.values.copy()
+    encode(feedback.worker, 2, integers(2))
+    feedback.finish(2, 0, 0, COUNT, 2.0)[:] = 3
+    feedback.settle(2, void=False, contributed=False)
+    assert feedback.worker.values.tobytes() == before.tobytes()
+    assert (feedback.owner.values == 3).all()
 
 
 def test_memory_of_settled_rounds_is_used_again() -> None:
