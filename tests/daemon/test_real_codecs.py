@@ -39,6 +39,17 @@ def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str, opt
     assert summary.hashes_compared >= 4
 
 
+def test_two_runs_are_equal_bit_by_bit(mesh: LocalMesh, tmp_path: Path) -> None:
+    """R8: with fixed visibility, whatever arrives when, and with a codec that draws: its seeds are the job's."""
+    weights = set()
+    for _ in range(2):
+        fixed = {"sync": "ssp:2", "straggler": "wait", "visibility": "fixed"}
+        summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN, codec="int4:sr", **fixed)
+        assert summary.state == "succeeded", summary.error
+        weights.add(jobs.read(mesh.daemons[0], summary.job, "output", 0, "sub/weights.txt"))
+    assert len(weights) == 1
+
+
 def test_a_void_round_is_taken_back_everywhere(mesh: LocalMesh, tmp_path: Path) -> None:
     """V1: also what residuals owe of it; the job goes on with equal replicas and finite weights."""
     script = jobs.TRAIN.replace(
