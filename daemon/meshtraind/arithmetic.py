@@ -1,18 +1,21 @@
 """Sums, means and squared norms of one run of segments: what is computed when a chunk has arrived or is to leave."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from meshtraind.codecs.base import Codec, CodecError, Values
-from meshtraind.ownpart import OwnPart
+from meshtraind.feedback import Feedback
+from meshtraind.ownpart import OwnPart, RingPart
 from meshtraind.resultslot import ResultSlot
-from meshtraind.segments import Segment
+from meshtraind.seeds import segment_seed
+from meshtraind.segments import Segment, each_payload
 from meshwire.exchange import Work
 
 
-class Arithmetic:
+class Arithmetic(ABC):
     """Scratch memory for one run at a time; use it from one thread.
 
     Args:
@@ -30,30 +33,50 @@ class Arithmetic:
         self._sum: Values = np.empty(segment_values, np.float32)
         self._wide = np.empty(segment_values, np.float64)
 
-    def compute(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None) -> Work:
+    @abstractmethod
+    def compute(
+        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+    ) -> Work:
         """Does what `work` says of a run, all but the sending.
 
         Args:
+            number: of the round.
             area: the round's.
             own: of this member; looked at if `work.add_own`.
             slot: where final values are decoded to; None: they are not, now.
 
-        Returns the work with its squared norm, if it is finished here, or poisoned, if a sum turned out not to be
-        finite (V1). Raises CodecError when the payload that has arrived was broken.
+        Returns the work with its length and squared norm, if it is finished here, or poisoned, if a sum turned out not
+        to be finite (V1). Raises CodecError when the payload that has arrived was broken.
         """
+
+    def _run(self, bucket: int, work: Work) -> Sequence[Segment]:
+        return self._segments[bucket][work.first_segment : work.first_segment + work.segment_count]
+
+    def _squared_norm(self, values: Values) -> float:
+        """In float64: fp32 would lose digits over so many, and overflow."""
+        wide = self._wide[: len(values)]
+        np.copyto(wide, values)
+        return float(np.dot(wide, wide))
+
+
+class RingArithmetic(Arithmetic):
+    """Adds the own part to the sum that comes round the ring, and encodes it anew, in its place."""
+
+    def compute(
+        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+    ) -> Work:
         if work.poison or not (work.add_own or work.incoming):
             return work
         codec = self._codec
         opened = slot if work.deliver else None
         measured = work.finish and bucket < self._norm_buckets
         squared_norm = 0.0
-        end = work.first_segment + work.segment_count
-        for segment in self._segments[bucket][work.first_segment : end]:
+        for segment in self._run(bucket, work):
             encoded = area[segment.offset : segment.offset + segment.length]
             total = self._sum[: segment.count]
             if work.add_own or work.finish:
                 if work.add_own:
-                    assert own is not None
+                    assert isinstance(own, RingPart)
                     if work.incoming:
                         codec.sum_into(encoded, own.values(segment), total)
                     else:
@@ -76,8 +99,99 @@ class Arithmetic:
                     squared_norm += self._squared_norm(values)
         return replace(work, squared_norm=squared_norm) if measured else work
 
-    def _squared_norm(self, values: Values) -> float:
-        """In float64: fp32 would lose digits over so many, and overflow."""
-        wide = self._wide[: len(values)]
-        np.copyto(wide, values)
-        return float(np.dot(wide, wide))
+
+class ShardedArithmetic(Arithmetic):
+    """Sums all members' parts of a run that this one owns, and encodes their mean once.
+
+    Args:
+        seed: of the job and this owner, for codecs that draw.
+        feedback: None for a codec without.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        segments: Sequence[Sequence[Segment]],
+        segment_values: int,
+        norm_buckets: int,
+        seed: int,
+        feedback: Feedback | None,
+    ) -> None:
+        super().__init__(codec, segments, segment_values, norm_buckets)
+        self._seed = seed
+        self._feedback = feedback
+
+    def compute(
+        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+    ) -> Work:
+        if work.poison or not work.contributors:
+            return work
+        segments = self._run(bucket, work)
+        if work.finish:
+            sources = [self._part(place, bucket, work, area, own) for place in work.parts]
+            return self._finish(number, bucket, work, area, segments, sources, slot)
+        if work.deliver and slot is not None:
+            offset = segments[0].offset
+            run = area[offset : offset + work.length_bytes]
+            for segment, payload in each_payload(self._codec, segments, run):
+                self._codec.decode_into(payload, slot.place(segment))
+        return work
+
+    def _part(
+        self, place: tuple[int, int] | None, bucket: int, work: Work, area: memoryview, own: OwnPart | None
+    ) -> memoryview:
+        if place is not None:
+            return area[place[0] : place[0] + place[1]]
+        assert own is not None
+        payload = own.encoded(bucket, work.first_segment, work.segment_count)
+        assert payload is not None
+        return payload
+
+    def _finish(
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        segments: Sequence[Segment],
+        sources: Sequence[memoryview],
+        slot: ResultSlot | None,
+    ) -> Work:
+        start, last = segments[0].start, segments[-1]
+        owed = None
+        if self._feedback is not None:
+            owed = self._feedback.finish(number, bucket, start, last.start + last.count - start, work.weight)
+        measured = bucket < self._norm_buckets
+        squared_norm = 0.0
+        at = first = segments[0].offset
+        walks = [each_payload(self._codec, segments, source) for source in sources]
+        for segment, *parts in zip(segments, *walks, strict=True):
+            total = self._sum[: segment.count]
+            self._add_up([payload for _, payload in parts], total)
+            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                np.divide(total, np.float32(work.weight), out=total)
+            place, seed = area[at : at + segment.length], segment_seed(self._seed, number, segment.start)
+            try:
+                if owed is None:
+                    length = self._codec.encode_into(total, place, seed)
+                else:
+                    rest = owed[segment.start - start : segment.start - start + segment.count]
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        np.add(rest, total, out=rest)
+                    length = self._codec.encode_rest_into(rest, place, seed)
+            except CodecError:  # finite parts can have a sum that is not
+                if self._feedback is not None:
+                    self._feedback.owner.cancel(number, start)
+                return replace(work, poison=True)
+            if slot is not None or measured:
+                values = slot.place(segment) if slot is not None else total
+                self._codec.decode_into(area[at : at + length], values)
+                squared_norm += self._squared_norm(values) if measured else 0.0
+            at += length
+        return replace(work, length_bytes=at - first, squared_norm=squared_norm)
+
+    def _add_up(self, payloads: Sequence[memoryview], total: Values) -> None:
+        """Raises CodecError when one is broken."""
+        self._codec.decode_into(payloads[0], total)
+        for payload in payloads[1:]:
+            self._codec.sum_into(payload, total, total)

@@ -41,7 +41,8 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
                 raise RequestError(
                     f"the source served round {served.round} after round {rounds.complete}, and the cut is {enter.cut}"
                 )
-            await _fetch_bytes(rounds.crossing.area_for(served.round), served, source, job)
+            if not served.void:
+                await _fetch_bytes(rounds.crossing.place_for(served), served, source, job)
             rounds.crossing.take_served(served)
         if rounds.complete == before:
             raise RequestError(f"the source does not hold round {before + 1} any more")
@@ -50,10 +51,6 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
 
 
 async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection, job: str) -> None:
-    if served.void:
-        return
-    if served.size_bytes != len(area):
-        raise RequestError(f"round {served.round} has {served.size_bytes} bytes at the source and {len(area)} here")
     for offset in range(0, len(area), limits.FETCH_BYTES_MAX):
         size_bytes = min(limits.FETCH_BYTES_MAX, len(area) - offset)
         piece = FetchRound(job=job, round=served.round, offset_bytes=offset, max_bytes=size_bytes)

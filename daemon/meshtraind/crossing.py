@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import Mapping
 
-from meshtraind.connection import Connection
+from meshtraind.codecs.base import CodecError
+from meshtraind.connection import Connection, RequestError
 from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
 from meshtraind.performer import Performer, Stage
@@ -89,21 +90,28 @@ class Crossing:
     def served_after(self, complete: int) -> tuple[ServedRound, ...]:
         """The next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
         rounds = range(complete + 1, self._history.complete + 1)
-        poisoned = {round_: self._executor.encoded(round_).poisoned for round_ in rounds}
-        return self._history.served(complete, poisoned, self._executor.area_bytes)
+        held = {round_: self._executor.encoded(round_) for round_ in rounds}
+        sizes = {round_: (each.poisoned, len(each.area)) for round_, each in held.items()}
+        return self._history.served(complete, sizes)
 
     def encoded(self, round_: int) -> memoryview:
         """The bytes of a complete round. Raises KeyError when they are gone."""
         return self._executor.encoded(round_).area
 
-    def area_for(self, round_: int) -> memoryview:
-        """Where the bytes of a round that this member lacks are to be put."""
-        return self._executor.area_for(round_)
+    def place_for(self, served: ServedRound) -> memoryview:
+        """Where the bytes of a round that this member lacks are to be put. Raises RequestError for a wrong size."""
+        try:
+            return self._executor.place_for(served.round, served.size_bytes)
+        except CodecError as error:
+            raise RequestError(str(error)) from error
 
     def take_served(self, served: ServedRound) -> None:
-        """A round that others hold; its bytes lie in its area."""
+        """A round that others hold; its bytes lie in its place, unless it is void. Raises RequestError."""
         done = completion(served)
-        self._executor.take_served(served.round, served.poisoned)
+        try:
+            self._executor.take_served(served.round, None if served.void else served.poisoned)
+        except CodecError as error:
+            raise RequestError(str(error)) from error
         self._history.add_served(done, served.chain)
         self._performer.perform(self._machine.served(done, self._loop.time()))
         self._note_cut()

@@ -16,7 +16,7 @@ from meshtraind.node import Node
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.lineage import rank_of
 from meshwire.messages.generation import Invite, Where
@@ -113,7 +113,7 @@ class Enlisting:
 
     def _unsuitable(self, spec: JobSpec) -> str | None:
         """Why this device could not run the job, whoever asks."""
-        if spec.codec not in CODECS:
+        if not _codec_known(spec.codec):
             return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
         if self._node.software.torch is None:
             return "it has no torch: run `pip install '.[torch]'` there"
@@ -319,3 +319,11 @@ class Enlisting:
         self._joining.add(spec.job)
         self._tasks.spawn(self._come_later(job, device, None), f"join {spec.job}")
         return job
+
+
+def _codec_known(text: str) -> bool:
+    try:
+        parse_codec(text)
+    except ValueError:
+        return False
+    return True

@@ -1,9 +1,9 @@
 """The bytes of one job's rounds on this daemon: performs on memory what `meshwire.exchange` says has become possible.
 
 Every piece of arithmetic is one chunk long, well under a millisecond, so it runs on the event loop between two reads:
-handing it to a thread would cost more than it takes. With s=0 own parts are encoded only when the link can take them;
-where encoding changes nothing they leave the learner's slot as they lie there. With s>0 they are encoded as soon as
-they are ready, and leave from there (`ownpart.py`).
+handing it to a thread would cost more than it takes. On the ring with s=0 own parts are encoded only when the link can
+take them; where encoding changes nothing they leave the learner's slot as they lie there. Otherwise they are encoded as
+soon as they are ready, and leave from there (`ownpart.py`).
 
 Every member decodes a round's result from the same final bytes, early or late (`resultslot.py`), and its squared norm
 (O4) is computed once, by the owner of each shard, and travels with them: so both are bit-equal everywhere.
@@ -12,34 +12,37 @@ A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exc
 is void, and the round runs again with the very same parts (`roundmemory.py`).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from meshtraind.arithmetic import Arithmetic
+from meshtraind.arithmetic import Arithmetic, RingArithmetic, ShardedArithmetic
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
+from meshtraind.feedback import Feedback
 from meshtraind.outbox import Frame, Outbox
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
-from meshtraind.segments import segments_by_bucket
-from meshwire import limits
-from meshwire.codec import CODECS
-from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
+from meshtraind.seeds import member_seed
+from meshtraind.segments import Segment, segments_by_bucket
+from meshwire.codec import Reduction
+from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
+from meshwire.layout import EncodedLayout
 from meshwire.local import round_bytes
 from meshwire.plan import Plan
-from meshwire.topology import Program, Shard, ring_program, ring_shards
+from meshwire.ways import Way, way_of
 
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """A run of segments to be computed, if it still is to be, and sent."""
+    """A run of segments to be computed, if it still is to be, and sent at a step, if it is."""
 
     round: Round
     bucket: int
     work: Work
     computed: bool
+    step: int | None
 
 
 class Executor:
@@ -50,6 +53,7 @@ class Executor:
     Args:
         ranks, links, generation: as for `enter`.
         job: number for the frame headers.
+        seed: the job's, for codecs that draw.
         staleness: the bound s.
         norm_buckets: buckets before this one hold parameters' gradients and count in squared norms (O4).
         result: slot for the means, `plan.total_values` long.
@@ -69,6 +73,7 @@ class Executor:
         codec: str,
         links: Mapping[int, Connection],
         job: int,
+        seed: int,
         generation: int,
         staleness: int,
         norm_buckets: int,
@@ -81,23 +86,40 @@ class Executor:
         self._plan = plan
         self._rank = rank
         self._codec = codec_named(codec)
-        self._layout = EncodedLayout(plan, CODECS[codec])
+        self._layout = EncodedLayout(plan, self._codec.spec)
         self._segments = segments_by_bucket(plan, self._layout)
-        self._chunk_segments = self._layout.segments_per_chunk(limits.CHUNK_BYTES)
+        self._feedback = Feedback(plan.total_values) if self._codec.spec.error_feedback else None
         self._job = job
         self._staleness = staleness
         self._on_bucket = on_bucket
         self._on_result = on_result
         self._on_broken = on_broken
         self._complete = complete
-        self._memory = RoundMemory(plan, self._codec, self._layout.total_bytes, staleness)
+        self._memory = RoundMemory(
+            self._codec,
+            self._layout,
+            self._segments,
+            staleness,
+            member_seed(seed, rank, owner=False, shared=self._codec.shared_draws),
+            self._feedback.worker if self._feedback is not None else None,
+        )
         self._slot = ResultSlot(result, self._codec, self._segments, on_result, on_broken)
-        self._arithmetic = Arithmetic(self._codec, self._segments, plan.segment_values, norm_buckets)
+        self._arithmetic: Arithmetic
+        if self._layout.reduction is Reduction.LINEAR:
+            self._arithmetic = RingArithmetic(self._codec, self._segments, plan.segment_values, norm_buckets)
+        else:
+            self._arithmetic = ShardedArithmetic(
+                self._codec,
+                self._segments,
+                plan.segment_values,
+                norm_buckets,
+                member_seed(seed, rank, owner=True, shared=self._codec.shared_draws),
+                self._feedback,
+            )
         self.on_chunk_sent: Callable[[Header], None] | None = None
         self._fenced: bool
         self._generation: int
-        self._program: Program
-        self._shards: list[tuple[Shard, ...]]
+        self._way: Way
         self._outbox: Outbox[_Item]
         self._form(generation, ranks, links)
         self._outbox.start()
@@ -105,12 +127,7 @@ class Executor:
     @property
     def round_bytes(self) -> int:
         """Memory that a round takes here until it is forgotten."""
-        return round_bytes(self._layout.total_bytes, self._staleness)
-
-    @property
-    def area_bytes(self) -> int:
-        """Size of an encoded round."""
-        return self._layout.total_bytes
+        return round_bytes(self._layout.total_bytes, self._staleness, self._layout.reduction)
 
     # Generations
 
@@ -137,7 +154,10 @@ class Executor:
         assert self._fenced
         assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
+        before = self._way
         self._form(generation, ranks, links)
+        if self._feedback is not None:
+            self._feedback.enter(cut, self._given_up(before))
 
     def resume(self) -> None:
         """All members have entered: sending begins."""
@@ -145,10 +165,18 @@ class Executor:
 
     def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
         self._generation = generation
-        self._program = ring_program(ranks, self._rank)
-        self._shards = [ring_shards(bucket.segment_count, len(ranks), bucket.index) for bucket in self._plan.buckets]
+        self._way = way_of(self._plan, self._layout, ranks, self._rank)
+        self._memory.form(self._way.area_bytes)
         self._outbox = Outbox(links, self._prepare)
         self._fenced = False
+
+    def _given_up(self, before: Way) -> Iterator[tuple[int, Segment]]:
+        """What this member finished before and does not finish now: (bucket, segment)."""
+        for bucket, segments in enumerate(self._segments):
+            now = self._way.owned(bucket)
+            for index in before.owned(bucket):
+                if index not in now:
+                    yield bucket, segments[index]
 
     # Rounds that members hold and others lack
 
@@ -156,24 +184,28 @@ class Executor:
         """A complete round, to serve it; valid until it is forgotten. Raises KeyError when it is not held."""
         if number > self._complete():
             raise KeyError(number)
-        return self._memory.rounds[number].encoded(len(self._plan.buckets))
+        return self._memory.encoded(number)
 
-    def area_for(self, number: int) -> memoryview:
-        """In a fence: where the bytes of a round belong that others hold completely; `take_served` follows."""
+    def place_for(self, number: int, size_bytes: int) -> memoryview:
+        """In a fence: where the bytes of a round belong that others hold completely; `take_served` follows.
+
+        Raises CodecError when they cannot be so many.
+        """
         assert self._fenced
         assert number > self._complete()
-        round_ = self._memory.rounds.get(number) or self._memory.add(number, ())
-        return round_.area
+        return self._memory.place_for(number, size_bytes)
 
-    def take_served(self, number: int, poisoned: bytes) -> None:
-        """The bytes lie in `area_for(number)`, and now the round is as if it had been exchanged here.
+    def take_served(self, number: int, poisoned: bytes | None) -> None:
+        """The bytes lie in `place_for(number)`, and now the round is as if it had been exchanged here.
 
         The round machine is told by the caller; only `on_result` follows, when the slot is the round's.
 
         Args:
-            poisoned: as in EncodedRound.
+            poisoned: as in EncodedRound; None for a void round, whose bytes nobody needs.
+
+        Raises CodecError when the bytes are not such a round's.
         """
-        round_ = self._memory.served(number, poisoned, self._chunk_segments)
+        round_ = self._memory.served(number, poisoned)
         if self._slot.round == number:
             self._slot.restart(round_.area, round_.finals)
 
@@ -186,21 +218,27 @@ class Executor:
         until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
         """
         if part is Part.DATA:
-            part = self._memory.own_part(number).keep(bucket, self._segments[bucket], raw)
+            part = self._memory.own_part(number).keep(bucket, raw)
         if self._fenced:
             return
         round_ = self._round(number)
         for work in round_.exchanges[bucket].contribute(part, weight):
-            if work.incoming:
+            if work.at_once:
                 self._perform(round_, bucket, work)
             else:
-                self._enqueue_own(round_, bucket, work)
+                self._queue(round_, bucket, work, computed=False)
         self._outbox.pump()
 
     def contribute_nothing(self, number: int) -> None:
         """R4, R5: this member forwards every bucket of the round."""
         for bucket in self._plan.buckets:
             self.contribute(number, bucket.index, Part.NOTHING, 0.0, None)
+
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """V1, C1: a round is complete, and counts or is void: it will not run again. `contributed`: this member is in
+        it, which may have rested when it ran again (X3)."""
+        if self._feedback is not None:
+            self._feedback.settle(number, void=void, contributed=contributed)
 
     # What arrives
 
@@ -263,19 +301,9 @@ class Executor:
     def _round(self, number: int) -> Round:
         round_ = self._memory.rounds.get(number)
         if round_ is None:
-            exchanges = [
-                BucketExchange(bucket.index, self._program, self._shards[bucket.index], self._layout)
-                for bucket in self._plan.buckets
-            ]
+            exchanges = [self._way.exchange(bucket.index) for bucket in self._plan.buckets]
             round_ = self._memory.add(number, exchanges)
         return round_
-
-    def _enqueue_own(self, round_: Round, bucket: int, work: Work) -> None:
-        """Splits an own part into chunks that are computed when the link can take them."""
-        end = work.first_segment + work.segment_count
-        for first in range(work.first_segment, end, self._chunk_segments):
-            count = min(self._chunk_segments, end - first)
-            self._queue(round_, bucket, replace(work, first_segment=first, segment_count=count), computed=False)
 
     def _perform(self, round_: Round, bucket: int, work: Work) -> None:
         """Computes what has landed at once; its sending waits for the link."""
@@ -284,24 +312,29 @@ class Executor:
         except CodecError as error:
             self._on_broken(f"round {round_.number}, bucket {bucket}: {error}")
             return
-        if work.send_step is not None:
+        if work.send_steps:
             self._queue(round_, bucket, work, computed=True)
         self._report(round_, bucket, work)
 
     def _queue(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
-        to = None if work.send_step is None else self._program.steps[work.send_step].send_to
-        self._outbox.put(to, _Item(round_, bucket, work, computed))
+        for step in work.send_steps:
+            self._outbox.put(self._way.program.steps[step].send_to, _Item(round_, bucket, work, computed, step))
+        if not work.send_steps:
+            self._outbox.put(None, _Item(round_, bucket, work, computed, None))
 
     def _compute(self, round_: Round, bucket: int, work: Work) -> Work:
         slot = self._slot if self._slot.round == round_.number else None
-        return self._arithmetic.compute(bucket, work, round_.area, self._memory.own.get(round_.number), slot)
+        own = self._memory.own.get(round_.number)
+        return self._arithmetic.compute(round_.number, bucket, work, round_.area, own, slot)
 
     def _report(self, round_: Round, bucket: int, work: Work) -> None:
         """Final segments are in the area, and in the result slot if that is the round's."""
         if not work.deliver:
             return
         void = work.poison or not work.contributors
-        round_.finals.append(Final(bucket, work.first_segment, work.segment_count, void))
+        offset, _ = self._layout.span(bucket, work.first_segment, work.segment_count)
+        length = 0 if void else work.length_bytes
+        round_.finals.append(Final(bucket, work.first_segment, work.segment_count, void, offset, length))
         lies_in_slot = self._slot.round == round_.number and self._slot.took(work.segment_count)
         exchange = round_.exchanges[bucket]
         if exchange.delivered(work):
@@ -318,19 +351,20 @@ class Executor:
     def _prepare(self, item: _Item) -> Frame | None:
         """The frame of an item whose turn has come; None if nobody but this member is concerned."""
         work, payload = item.work, None
-        offset, length = self._layout.span(item.bucket, work.first_segment, work.segment_count)
         if not item.computed:
             if work.add_own and not work.finish and not work.poison:
-                payload = self._memory.own[item.round.number].encoded(offset, length)
+                own = self._memory.own[item.round.number]
+                payload = own.encoded(item.bucket, work.first_segment, work.segment_count)
             if payload is None:
                 work = self._compute(item.round, item.bucket, work)
                 self._report(item.round, item.bucket, work)
-        if work.send_step is None:
+        if item.step is None:
             return None
         if work.poison or not work.contributors:
             payload = None
         elif payload is None:
-            payload = item.round.area[offset : offset + length]
+            offset, _ = self._layout.span(item.bucket, work.first_segment, work.segment_count)
+            payload = item.round.area[offset : offset + work.length_bytes]
         header = Header(
             kind=Kind.CHUNK,
             payload_bytes=len(payload) if payload is not None else 0,
@@ -338,7 +372,7 @@ class Executor:
             job=self._job,
             generation=self._generation,
             round=item.round.number,
-            step=work.send_step,
+            step=item.step,
             bucket=item.bucket,
             first_segment=work.first_segment,
             segment_count=work.segment_count,

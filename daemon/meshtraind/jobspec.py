@@ -13,7 +13,7 @@ from meshtraind.connection import RequestError
 from meshtraind.node import Node
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.files import FileManifest, check_manifest, human_bytes
 from meshwire.jobs import new_job_id
 from meshwire.messages.job import BlobRef, JobSpec
@@ -31,10 +31,9 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         sync = sync_settings(
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
         )
+        parse_codec(body.codec)
     except ValueError as error:
         raise RequestError(str(error)) from error
-    if body.codec not in CODECS:
-        raise RequestError(f"there is no codec {body.codec!r}; use --codec {', '.join(sorted(CODECS))}")
     return sync
 
 
@@ -60,7 +59,7 @@ def make_spec(
         files=files,
         data=data,
         sync=sync,
-        codec=body.codec,
+        codec=str(parse_codec(body.codec)),
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if seed is None else seed,
         bucket_bytes=body.bucket_bytes or BUCKET_BYTES,

@@ -9,8 +9,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshtraind.codecs.base import Codec, CodecError, Values
+from meshtraind.feedback import Residual
+from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment
 from meshwire.exchange import Part
+
+Segments = Sequence[Sequence[Segment]]
+"""By bucket."""
 
 
 class OwnPart(ABC):
@@ -19,10 +24,12 @@ class OwnPart(ABC):
     area: memoryview | None = None
     """Memory of the daemon's that it takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec, segments: Segments) -> None:
+        self._codec = codec
+        self._segments = segments
         self._kept: dict[int, Part] = {}
 
-    def keep(self, bucket: int, segments: Sequence[Segment], raw: Values | None) -> Part:
+    def keep(self, bucket: int, raw: Values | None) -> Part:
         """Takes a bucket that has become ready in the raw slot, once; later calls do not look at `raw`.
 
         Returns DATA, or POISON when a value was found that is not finite (V1).
@@ -31,7 +38,7 @@ class OwnPart(ABC):
         if part is None:
             assert raw is not None
             try:
-                self._take(segments, raw)
+                self._take(bucket, raw)
                 part = Part.DATA
             except CodecError:
                 part = Part.POISON
@@ -39,42 +46,47 @@ class OwnPart(ABC):
         return part
 
     @abstractmethod
-    def _take(self, segments: Sequence[Segment], raw: Values) -> None:
+    def _take(self, bucket: int, raw: Values) -> None:
         """Raises CodecError when a value is found that is not finite."""
 
     @abstractmethod
-    def values(self, segment: Segment) -> Values:
-        """What is added to the sum; valid until the next call."""
-
-    @abstractmethod
-    def encoded(self, offset: int, length: int) -> memoryview | None:
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
         """The bytes of a run of segments as they can be sent, if encoding them is done, or changes nothing.
 
         They stay as they are until every member holds the round.
         """
 
 
-class InSlot(OwnPart):
+class RingPart(OwnPart):
+    """It enters the sum at one hop of the ring as values."""
+
+    @abstractmethod
+    def values(self, segment: Segment) -> Values:
+        """What is added to the sum; valid until the next call."""
+
+
+class InSlot(RingPart):
     """s=0: the learner writes the slot again only after the round is complete, and so after its successor on the ring
     has received what was sent from here. Nothing is copied, and what only enters a sum is never rounded."""
 
-    def __init__(self, codec: Codec) -> None:
-        super().__init__()
-        self._identity = codec.identity
+    def __init__(self, codec: Codec, segments: Segments) -> None:
+        super().__init__(codec, segments)
         self._raw: Values
 
-    def _take(self, segments: Sequence[Segment], raw: Values) -> None:
+    def _take(self, bucket: int, raw: Values) -> None:
         self._raw = raw
 
     def values(self, segment: Segment) -> Values:
         return self._raw[segment.start : segment.start + segment.count]
 
-    def encoded(self, offset: int, length: int) -> memoryview | None:
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
         # Where encoding changes nothing an area is laid out as the vector. The learner has looked for NaN (V1).
-        return self._raw.data.cast("B")[offset : offset + length] if self._identity else None
+        if not self._codec.identity:
+            return None
+        return _run(self._raw.data.cast("B"), self._segments[bucket], first_segment, segment_count)
 
 
-class Retained(OwnPart):
+class Retained(RingPart):
     """s>0: encoded at once, for the learner writes the slot again while the round is on its way.
 
     Args:
@@ -84,24 +96,81 @@ class Retained(OwnPart):
 
     area: memoryview
 
-    def __init__(self, codec: Codec, area: memoryview, scratch: Values) -> None:
-        super().__init__()
-        self._codec = codec
+    def __init__(self, codec: Codec, segments: Segments, area: memoryview, scratch: Values) -> None:
+        super().__init__(codec, segments)
         self.area = area
         self._scratch = scratch
 
-    def _take(self, segments: Sequence[Segment], raw: Values) -> None:
-        for segment in segments:
+    def _take(self, bucket: int, raw: Values) -> None:
+        for segment in self._segments[bucket]:
             values = raw[segment.start : segment.start + segment.count]
-            self._codec.encode_into(values, self.encoded(segment.offset, segment.length))
+            self._codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
 
     def values(self, segment: Segment) -> Values:
-        payload = self.encoded(segment.offset, segment.length)
+        payload = self.area[segment.offset : segment.offset + segment.length]
         if self._codec.identity:
             return np.frombuffer(payload, np.float32)
         values = self._scratch[: segment.count]
         self._codec.decode_into(payload, values)
         return values
 
-    def encoded(self, offset: int, length: int) -> memoryview:
-        return self.area[offset : offset + length]
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
+        return _run(self.area, self._segments[bucket], first_segment, segment_count)
+
+
+class Compensated(OwnPart):
+    """For the sharded exchange, whatever s is: encoded at once with what earlier rounds left out, for what this one
+    leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
+
+    Args:
+        number: of the round.
+        seed: of the job and this member, for codecs that draw.
+        residual: the worker's; None for a codec without error feedback.
+    """
+
+    area: memoryview
+
+    def __init__(
+        self, codec: Codec, segments: Segments, area: memoryview, number: int, seed: int, residual: Residual | None
+    ) -> None:
+        super().__init__(codec, segments)
+        self.area = area
+        self._number = number
+        self._seed = seed
+        self._residual = residual
+        self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
+
+    def _take(self, bucket: int, raw: Values) -> None:
+        segments = self._segments[bucket]
+        ends = [segments[0].offset]
+        if self._residual is None:
+            for segment in segments:
+                values = raw[segment.start : segment.start + segment.count]
+                ends.append(ends[-1] + self._codec.encode_into(values, *self._place(segment, ends[-1])))
+        else:
+            start, last = segments[0].start, segments[-1]
+            values = self._residual.begin(self._number, start, last.start + last.count - start)
+            try:
+                with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                    np.add(values, raw[start : last.start + last.count], out=values)
+                for segment in segments:
+                    first = segment.start - start
+                    piece = values[first : first + segment.count]
+                    ends.append(ends[-1] + self._codec.encode_rest_into(piece, *self._place(segment, ends[-1])))
+            except CodecError:
+                self._residual.cancel(self._number, start)
+                raise
+        self._ends[bucket] = ends
+
+    def _place(self, segment: Segment, at: int) -> tuple[memoryview, int]:
+        return self.area[at : at + segment.length], segment_seed(self._seed, self._number, segment.start)
+
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
+        ends = self._ends[bucket]
+        return self.area[ends[first_segment] : ends[first_segment + segment_count]]
+
+
+def _run(area: memoryview, segments: Sequence[Segment], first_segment: int, segment_count: int) -> memoryview:
+    """Of segments that all take exactly the place that they have."""
+    last = segments[first_segment + segment_count - 1]
+    return area[segments[first_segment].offset : last.offset + last.length]

@@ -205,6 +205,7 @@ class Performer:
 
     def _round_complete(self, done: RoundComplete) -> None:
         own = self._own.pop(done.round, None)
+        self._executor.settle(done.round, void=done.void, contributed=self._machine.settings.rank in done.binds)
         if done.round > self._history.complete:  # those that others have served stand in it already
             self._history.add(self.generation, done)
         if done.void:

@@ -14,9 +14,9 @@ from meshtraind.resuming import Resuming
 from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
 from meshtraind.startstate import Emit
-from meshwire.codec import CODECS
-from meshwire.exchange import EncodedLayout
-from meshwire.footprint import fits, retained_bytes
+from meshwire.codec import parse_codec
+from meshwire.footprint import fits, residual_bytes, retained_bytes
+from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.founding import Model
@@ -77,8 +77,10 @@ class Preparation:
     def _check_memory(self, body: LearnerModel, plan: Plan) -> None:
         """M1. Raises RequestError when this machine cannot hold it: it would swap, and all others wait for it."""
         spec = self._job.spec
-        encoded_bytes = EncodedLayout(plan, CODECS[spec.codec]).total_bytes
-        retained = retained_bytes(encoded_bytes, spec.sync.staleness)
+        codec, staleness = parse_codec(spec.codec), spec.sync.staleness
+        encoded_bytes = EncodedLayout(plan, codec).total_bytes
+        retained = retained_bytes(encoded_bytes, staleness, codec.reduction)
+        retained += residual_bytes(codec, plan.total_values, staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:
             name = self._job.members[self._job.rank].name

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from meshtraind.codecs.base import Codec, CodecError, Values
-from meshtraind.segments import Segment
+from meshtraind.segments import Segment, each_payload
 from meshtraind.slices import Slices
 
 
@@ -16,6 +16,8 @@ class Final(NamedTuple):
     first_segment: int
     segment_count: int
     void: bool  # no values: poison (V1), or nobody's
+    offset: int  # of its bytes in the area
+    length_bytes: int
 
 
 class ResultSlot:
@@ -98,8 +100,9 @@ class ResultSlot:
             assert self._area is not None
             end = final.first_segment + final.segment_count
             try:
-                for segment in self._segments[final.bucket][final.first_segment : end]:
-                    payload = self._area[segment.offset : segment.offset + segment.length]
+                segments = self._segments[final.bucket][final.first_segment : end]
+                run = self._area[final.offset : final.offset + final.length_bytes]
+                for segment, payload in each_payload(self._codec, segments, run):
                     self._codec.decode_into(payload, self.place(segment))
             except CodecError as error:
                 self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")

@@ -86,12 +86,11 @@ class RoundHistory:
         for round_ in [round_ for round_ in self._rounds if round_ <= upto]:
             del self._rounds[round_]
 
-    def served(self, after: int, poisoned: Mapping[int, bytes], size_bytes: int) -> tuple[ServedRound, ...]:
+    def served(self, after: int, encoded: Mapping[int, tuple[bytes, int]]) -> tuple[ServedRound, ...]:
         """The rounds after `after`, as many as one message holds.
 
         Args:
-            poisoned: by round, the bitmap of the buckets that have no result.
-            size_bytes: of an encoded round.
+            encoded: by round, the bitmap of the buckets that have no result, and the bytes of the others.
 
         Raises:
             KeyError: a round is not kept any more.
@@ -100,6 +99,7 @@ class RoundHistory:
         total_bytes = 0
         for round_ in range(after + 1, self.complete + 1):
             done = self._rounds[round_]
+            poisoned, size_bytes = encoded[round_]
             served = ServedRound(
                 round=round_,
                 void=done.void,
@@ -110,7 +110,7 @@ class RoundHistory:
                 integers=done.integers,
                 squared_norm=done.squared_norm,
                 chain=self._chains[round_ - self.complete - 1],
-                poisoned=poisoned[round_],
+                poisoned=poisoned,
                 size_bytes=size_bytes,
             )
             total_bytes += len(served.pack())

@@ -84,6 +84,7 @@ class Rounds:
             codec=spec.codec,
             links=links,
             job=job_number(spec.job),
+            seed=spec.seed,
             generation=generation.hash64(),
             staleness=staleness,
             norm_buckets=parameter_buckets(plan, manifest),

@@ -1,16 +1,21 @@
 """Where every segment of a round lies: its values in the vector, and its bytes in an area of encoded ones."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshwire.exchange import EncodedLayout
+from meshtraind.codecs.base import Codec, CodecError
+from meshwire.layout import EncodedLayout
 from meshwire.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One codec unit (C1): bytes [offset, offset + length) of an area, values [start, start + count) of the vector."""
+    """One codec unit (C1): bytes [offset, offset + length) of an area, values [start, start + count) of the vector.
+
+    Where segments vary in length, that is the place it has if it begins a run, and takes at most.
+    """
 
     offset: int
     length: int
@@ -29,17 +34,28 @@ def segments_by_bucket(plan: Plan, layout: EncodedLayout) -> list[list[Segment]]
     ]
 
 
+def each_payload(codec: Codec, segments: Sequence[Segment], run: memoryview) -> Iterator[tuple[Segment, memoryview]]:
+    """The bytes of each segment of a run in which they lie back to back. Raises CodecError if that is not so."""
+    at = 0
+    for segment in segments:
+        length = codec.length_of(run[at:], segment.count)
+        yield segment, run[at : at + length]
+        at += length
+    if at != len(run):
+        raise CodecError(f"{codec.spec}: {len(run)} bytes for segments that take {at}")
+
+
 class Areas:
-    """Areas of one encoded vector each. Those given back are used again: fresh memory costs page faults."""
+    """Areas of one size, an encoded vector in each. Those given back are used again: fresh ones cost page faults."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
         self._free: list[memoryview] = []
         self._lent: set[int] = set()  # by identity
 
     def take(self) -> memoryview:
         """An area with nothing of interest in it. A fresh one is zero: it can be served with a part never written."""
-        area = self._free.pop() if self._free else np.zeros(self._size_bytes, np.uint8).data
+        area = self._free.pop() if self._free else np.zeros(self.size_bytes, np.uint8).data
         self._lent.add(id(area))
         return area
 

@@ -4,6 +4,7 @@ import typer
 
 from meshtrain.cli.bench import bench
 from meshtrain.cli.checkpoints import checkpoints
+from meshtrain.cli.codecs import codecs
 from meshtrain.cli.daemon import down, up
 from meshtrain.cli.demo import demo
 from meshtrain.cli.get import get
@@ -41,6 +42,7 @@ app.command(
     epilog=examples(
         "meshtrain submit train.py --epochs 3",
         "meshtrain submit --data data --codec fp16 train.py",
+        "meshtrain submit --codec topk:0.01+fp16 train.py",
         "meshtrain submit --sync ssp:2 train.py",
         "meshtrain submit --sync ssp:2 --visibility fixed train.py",
         "meshtrain submit --dry-run train.py",
@@ -64,9 +66,10 @@ app.command(
     epilog=examples(
         "meshtrain demo",
         "meshtrain demo --sync ssp:2",
-        "meshtrain demo --peers 4 --codec fp16",
+        "meshtrain demo --peers 4 --codec int8",
         "meshtrain demo --steps 300 --json",
     )
 )(demo)
 app.add_typer(bench, name="bench")
+app.command(epilog=examples("meshtrain codecs", "meshtrain codecs --json"))(codecs)
 app.command(epilog=examples("meshtrain version"))(version)

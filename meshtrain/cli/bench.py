@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -26,7 +26,7 @@ def _commands() -> None:
 def allreduce(
     peers: Annotated[int, typer.Option(metavar="M", help="How many peer processes, all on this machine.")] = 2,
     mb: Annotated[int, typer.Option(metavar="N", help="Size of the vector of fp32 values, in 10^6 bytes.")] = 46,
-    codec: Annotated[str, typer.Option(help="How values travel: fp32, fp16 or bf16. gloo's travel as fp32.")] = "fp32",
+    codec: Annotated[str, typer.Option(help="How values travel; see `meshtrain codecs`. gloo's: as fp32.")] = "fp32",
     rounds: Annotated[int, typer.Option(metavar="K", help="Timed rounds of each side, in turn.")] = 10,
     no_tls: Annotated[bool, typer.Option("--no-tls", help="Plain TCP, as gloo's; no daemon can do so.")] = False,
     as_json: Json = False,
@@ -36,10 +36,36 @@ def allreduce(
     Both sides are processes on loopback and begin every round at a common instant. Look at the ratio: times change
     with whatever else this machine does. No daemon needs to run.
     """
-    argv = [sys.executable, "-m", MODULE, "allreduce", "--peers", str(peers), "--mb", str(mb), "--codec", codec]
-    argv += ["--rounds", str(rounds), *["--no-tls"] * no_tls, *["--json"] * as_json]
+    argv = ["allreduce", "--peers", str(peers), "--mb", str(mb), "--codec", codec, "--rounds", str(rounds)]
+    _run([*argv, *["--no-tls"] * no_tls, *["--json"] * as_json])
+
+
+@bench.command()
+@reported
+def codecs(
+    values: Annotated[
+        str, typer.Option(metavar="N[,N...]", help="How many fp32 values; ResNet-18 has 11.7e6, ResNet-50 25.6e6.")
+    ] = "11.7e6",
+    codec: Annotated[
+        list[str] | None, typer.Option(metavar="CODEC", help="Only this one, as for --codec of submit; repeatable.")
+    ] = None,
+    runs: Annotated[int, typer.Option(metavar="K", help="Timed runs of each; the fastest counts.")] = 5,
+    as_json: Json = False,
+) -> None:
+    """Time every codec in one thread: speed, size, error, memory, and the link speed below which it pays.
+
+    The values have heavy tails in layers of different scales, as gradients have. No daemon needs to run.
+    """
+    argv = ["codecs", "--values", values, "--runs", str(runs)]
+    for text in codec or ():
+        argv += ["--codec", text]
+    _run([*argv, *["--json"] * as_json])
+
+
+def _run(arguments: list[str]) -> NoReturn:
+    """In a process of its own, and ends with its exit code."""
     sys.stdout.flush()
-    with subprocess.Popen(argv) as process:
+    with subprocess.Popen([sys.executable, "-m", MODULE, *arguments]) as process:
         try:
             code = process.wait()
         except KeyboardInterrupt:  # the terminal has interrupted the benchmark too

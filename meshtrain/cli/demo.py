@@ -8,6 +8,7 @@ import typer
 
 from meshtrain.cli.errors import CliError, UsageError, reported
 from meshtrain.cli.terminal import console, human_step, print_table, say
+from meshwire.codec import parse_codec
 from meshwire.syncmode import sync_settings
 from meshwire.text import printable
 
@@ -28,7 +29,7 @@ def demo(
     sync: Annotated[
         str, typer.Option(metavar="MODE", help="How the peers keep in step: bsp, or ssp:S as in `meshtrain submit`.")
     ] = "bsp",
-    codec: Annotated[str, typer.Option(help="How gradients travel: fp32, fp16 or bf16.")] = "fp32",
+    codec: Annotated[str, typer.Option(help="How gradients travel; see `meshtrain codecs`.")] = "fp32",
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
 ) -> None:
@@ -41,6 +42,7 @@ def demo(
 
     try:
         staleness = sync_settings(sync).staleness
+        parse_codec(codec)
     except ValueError as error:
         raise UsageError(str(error)) from None
     settings = DemoSettings(peers=peers, steps=steps, sync=sync, codec=codec, seed=seed)

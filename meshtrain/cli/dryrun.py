@@ -9,10 +9,10 @@ from meshtrain.cli.connection import ask
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.terminal import plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
-from meshwire.codec import CODECS
-from meshwire.exchange import EncodedLayout
+from meshwire.codec import parse_codec
 from meshwire.files import human_bytes
 from meshwire.footprint import Footprint, Measurement, fits, footprint
+from meshwire.layout import EncodedLayout
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
 from meshwire.plan import Plan, plan_buckets
@@ -35,6 +35,7 @@ PARTS = {
     "raw_slots": "gradients on their way to the daemon",
     "result_slot": "their mean on its way back",
     "retained": "encoded rounds, in the daemon",
+    "residuals": "what the codec has left out, in the daemon",
 }
 
 
@@ -55,10 +56,11 @@ class Memory:
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """One member's, with these settings or other ones."""
         size = self.measurement.size
-        encoded_bytes = EncodedLayout(self._plan, CODECS[codec or self.codec]).total_bytes
+        spec = parse_codec(codec or self.codec)
+        encoded_bytes = EncodedLayout(self._plan, spec).total_bytes
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
-        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound)
+        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound, spec)
 
     @cached_property
     def _plan(self) -> Plan:
@@ -73,7 +75,7 @@ class Memory:
     def remedies(self) -> list[str]:
         """Options with which it would fit, with the largest bound first."""
         smallest_bytes = min(size for size in self.available if size is not None)
-        smaller = CODECS[CODEC_SMALL].value_bytes < CODECS[self.codec].value_bytes
+        smaller = self.needed(CODEC_SMALL).total_bytes < self.needed().total_bytes
         found = []
         most = -1  # the largest bound so far: another codec is worth it if it allows more
         for codec in (self.codec, CODEC_SMALL) if smaller else (self.codec,):

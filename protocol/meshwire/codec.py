@@ -1,38 +1,60 @@
-"""What peers must agree on about codecs: names, exact sizes, and the reduction each allows (DESIGN section 8, C2)."""
+"""The codecs there are: names, parameters, sizes, and the reduction each allows (DESIGN section 8, C2).
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import Enum
+One entry for each family. How its segments look is in `meshtraind.codecs`.
+"""
+
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from meshwire.codecspec import CodecSpec, Family, Reduction
+from meshwire.quantcodecs import QUANTISING_FAMILIES
+from meshwire.sparsecodecs import SPARSE_FAMILIES
 
-class Reduction(Enum):
-    """What a collective may do with encoded vectors."""
-
-    LINEAR = "linear"  # decode, add, encode again at every hop
-    INTEGER_SUM = "integer-sum"  # encoded integers add without decoding
-    SKETCH = "sketch"  # sketches add; decoded once at the end
-    GATHER = "gather"  # messages travel whole; every peer decodes and adds them in rank order
-    TWO_SIDED = "two-sided"  # encoded to the shard's owner, and once more from it
+__all__ = ["BF16", "FAMILIES", "FP16", "FP32", "CodecSpec", "Family", "Reduction", "parse_codec"]
 
 
-@dataclass(frozen=True, slots=True)
-class CodecSpec:
-    """A codec whose segments have a fixed size."""
-
-    name: str
-    reduction: Reduction
-    header_bytes: int  # per segment
-    value_bytes: int
-
-    def segment_bytes(self, count: int) -> int:
-        """Exact bytes of an encoded segment of `count` values."""
-        return self.header_bytes + self.value_bytes * count
+def _fixed(header_bytes: int, value_bytes: int) -> Callable[[CodecSpec, int], int]:
+    return lambda _, count: header_bytes + value_bytes * count
 
 
-FP32 = CodecSpec("fp32", Reduction.LINEAR, header_bytes=0, value_bytes=4)
-# The header is the exponent of the power of two that the values were divided by.
-FP16 = CodecSpec("fp16", Reduction.LINEAR, header_bytes=4, value_bytes=2)
-BF16 = CodecSpec("bf16", Reduction.LINEAR, header_bytes=0, value_bytes=2)
+_FAMILIES = (
+    Family("fp32", Reduction.LINEAR, _fixed(0, 4), about="the values as they are", source="IEEE 754"),
+    Family(
+        "fp16",
+        Reduction.LINEAR,
+        _fixed(4, 2),  # the header is the exponent of the power of two that the values were divided by
+        about="half precision, scaled by a power of two for each segment",
+        source="IEEE 754; Micikevicius et al. 2018, arXiv 1710.03740",
+    ),
+    Family(
+        "bf16",
+        Reduction.LINEAR,
+        _fixed(0, 2),
+        about="the upper half of fp32",
+        source="Kalamkar et al. 2019, arXiv 1905.12322",
+    ),
+    *QUANTISING_FAMILIES,
+    *SPARSE_FAMILIES,
+)
 
-CODECS: Mapping[str, CodecSpec] = MappingProxyType({spec.name: spec for spec in (FP32, FP16, BF16)})
+FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _FAMILIES})
+
+
+def parse_codec(text: str) -> CodecSpec:
+    """The codec that a person has typed as NAME[:VALUE,...][+WORD]: "fp16", "topk:0.01+fp16", "threshold:rms=3".
+
+    Raises ValueError, which names the parameter, what is legal and an example.
+    """
+    head, plus, after_plus = text.partition("+")
+    name, colon, typed = head.partition(":")
+    family = FAMILIES.get(name)
+    if family is None:
+        raise ValueError(f"there is no codec {name!r}; there are {', '.join(FAMILIES)}")
+    if (colon and not typed) or (plus and not after_plus):
+        raise ValueError(f"codec {text!r} ends where a parameter should follow, as in {family.example or name}")
+    return family.spec(typed, after_plus if plus else None)
+
+
+FP32 = parse_codec("fp32")
+FP16 = parse_codec("fp16")
+BF16 = parse_codec("bf16")

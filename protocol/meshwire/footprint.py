@@ -6,9 +6,11 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire import limits
+from meshwire.codec import FP32, CodecSpec, Reduction
 from meshwire.files import human_bytes
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest
+from meshwire.plan import VALUE_BYTES
 from meshwire.wiretypes import Wire
 
 UNAPPLIED_BYTES_MAX = 1024 * limits.MIB
@@ -59,6 +61,7 @@ class Footprint:
         buffers: in the model, and their value after the last round.
         raw_slots, result_slot: shared memory of learner and daemon.
         retained: encoded, in the daemon, until every member has the round.
+        residuals: of the codec's error feedback, in the daemon.
     """
 
     parameters: int
@@ -71,6 +74,7 @@ class Footprint:
     raw_slots: int
     result_slot: int
     retained: int
+    residuals: int
 
     @property
     def learner_bytes(self) -> int:
@@ -88,16 +92,19 @@ class Footprint:
         return tuple((field.name, getattr(self, field.name)) for field in fields(self))
 
 
-def footprint(size: ModelSize, values: int, encoded_bytes: int, coefficient: float, staleness: int) -> Footprint:
+def footprint(
+    size: ModelSize, values: int, encoded_bytes: int, coefficient: float, staleness: int, codec: CodecSpec = FP32
+) -> Footprint:
     """The memory of one member.
 
     Args:
         values: of a round's vector (`Plan.total_values`), which is fp32 in the slots.
-        encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`).
+        encoded_bytes: of one encoded vector, at most (`EncodedLayout.total_bytes`).
         coefficient: c (O2). With 0, or s=0, the model's parameters are the base itself. Otherwise the base lies beside
             them, and so do the gradients of the s+1 steps that can be uncovered at once: at a boundary d - a <= s (R1),
             and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
+        codec: what a daemon keeps depends on it; a learner's memory does not.
     """
     overlaid = size.parameters if coefficient and staleness else 0
     layout = MemoryLayout.for_bound(values, staleness)
@@ -111,18 +118,25 @@ def footprint(size: ModelSize, values: int, encoded_bytes: int, coefficient: flo
         buffers=2 * size.buffers,
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,
-        retained=retained_bytes(encoded_bytes, staleness),
+        retained=retained_bytes(encoded_bytes, staleness, codec.reduction),
+        residuals=residual_bytes(codec, values, staleness),
     )
 
 
-def retained_bytes(encoded_bytes: int, staleness: int) -> int:
+def residual_bytes(codec: CodecSpec, values: int, staleness: int) -> int:
+    """What error feedback keeps: a worker's residual as it is and as it was before each of the rounds that can be on
+    their way, and an owner's for the shards that it has, which are the whole vector where a member is alone."""
+    return 2 * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
+
+
+def retained_bytes(encoded_bytes: int, staleness: int, reduction: Reduction) -> int:
     """What a daemon keeps encoded while every learner computes.
 
     A learner takes part in the rounds up to s+1 after those that it has applied (R1), and one that is complete here may
     not be so everywhere (G5). A learner that is late has fewer rounds of its own and, in exchange, as many of the
     others'. For one that does not compute at all its daemon keeps more, up to a limit of its own.
     """
-    return (staleness + 1) * round_bytes(encoded_bytes, staleness) + encoded_bytes
+    return (staleness + 1) * round_bytes(encoded_bytes, staleness, reduction) + encoded_bytes
 
 
 def unapplied_max(retained_round_bytes: int, staleness: int) -> int:

@@ -7,6 +7,7 @@ means from the daemon.
 
 from dataclasses import dataclass
 
+from meshwire.codecspec import Reduction
 from meshwire.plan import VALUE_BYTES
 
 PAGE_BYTES = 4096
@@ -60,7 +61,7 @@ class MemoryLayout:
         return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)
 
 
-def round_bytes(encoded_bytes: int, staleness: int) -> int:
+def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduction.LINEAR) -> int:
     """Memory of a daemon's own that one round takes, from its first chunk until every member holds it and the learner
     has applied it.
 
@@ -68,5 +69,9 @@ def round_bytes(encoded_bytes: int, staleness: int) -> int:
         encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`), which the codec decides.
         staleness: with s > 0 a round has two of them, what is passed on and this member's own part, because raw slots
             are free once they are encoded (M1). With s=0 the own part stays in the raw slot.
+        reduction: of the codec. In the sharded exchange the own part is encoded at any s, and beside the vector lie the
+            others' parts of the shards that this member owns, which are about one vector too.
     """
+    if reduction is not Reduction.LINEAR:
+        return 3 * encoded_bytes
     return (2 if staleness else 1) * encoded_bytes

@@ -90,11 +90,8 @@ def ring_program(ranks: tuple[int, ...], rank: int) -> Program:
     At step t position p sends shard (p - t) mod m to its successor. A world of one has no steps and owns everything.
     Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
     """
-    if list(ranks) != sorted(set(ranks)):
-        raise ValueError(f"ranks {ranks} are not in order")
-    if rank not in ranks:
-        raise ValueError(f"rank {rank} is not one of {ranks}")
-    members, position = len(ranks), ranks.index(rank)
+    position = _position(ranks, rank)
+    members = len(ranks)
     steps = tuple(
         Step(
             send_shard=(position - index) % members,
@@ -108,12 +105,47 @@ def ring_program(ranks: tuple[int, ...], rank: int) -> Program:
     return Program(ranks, rank, members, steps, frozenset({(position + 1) % members}))
 
 
+def sharded_program(ranks: tuple[int, ...], rank: int) -> Program:
+    """Round-robin sharded exchange: everybody sends each owner its own part, and each owner everybody the sum.
+
+    Position p owns shard p. At step j < m - 1 it sends its part of shard p + 1 + j to that one's owner; at step
+    m - 1 + j it sends shard p, final, to position p + 1 + j (all mod m). So at each step every rank sends one shard and
+    receives one, and a value is encoded twice on its way whatever m is. The bytes are those of a ring. A world of one
+    has no steps and owns everything. Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
+    """
+    position = _position(ranks, rank)
+    members = len(ranks)
+    steps: list[Step] = []
+    for op in Op:
+        for turn in range(1, members):
+            onward, back = (position + turn) % members, (position - turn) % members
+            reducing = op is Op.REDUCE
+            steps.append(
+                Step(
+                    send_shard=onward if reducing else position,
+                    send_to=ranks[onward],
+                    recv_shard=position if reducing else back,
+                    recv_from=ranks[back],
+                    op=op,
+                )
+            )
+    return Program(ranks, rank, members, tuple(steps), frozenset({position}))
+
+
+def _position(ranks: tuple[int, ...], rank: int) -> int:
+    if list(ranks) != sorted(set(ranks)):
+        raise ValueError(f"ranks {ranks} are not in order")
+    if rank not in ranks:
+        raise ValueError(f"rank {rank} is not one of {ranks}")
+    return ranks.index(rank)
+
+
 def owner_of(ranks: tuple[int, ...], shard: int) -> int:
     """The rank that finishes `shard` in a ring: the last one that its sum reaches."""
     return ranks[shard - 1]
 
 
-def ring_shards(segment_count: int, members: int, bucket_index: int) -> tuple[Shard, ...]:
+def bucket_shards(segment_count: int, members: int, bucket_index: int) -> tuple[Shard, ...]:
     """Cuts a bucket into one shard per member, as equal as whole segments allow.
 
     The segments left over go to other members in every bucket, each bucket going on where an equal one before it

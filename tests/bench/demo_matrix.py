@@ -18,7 +18,7 @@ from meshtrain.demo import CURVE_STEPS, TEXT_BYTES, DemoSettings
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
 from meshtrain.train.tensors import build
-from meshwire.codec import CODECS
+from meshwire.codec import FAMILIES, parse_codec
 from meshwire.plan import plan_buckets
 
 RUN_TIMEOUT_S = 600.0
@@ -73,7 +73,7 @@ def encoded_bytes(codec: str) -> int:
     """Exact size of the demo's gradient vector as this codec sends it."""
     plan = plan_buckets(build(GPT(GPTConfig()), "").manifest)
     bounds = (bucket.segment_bounds(segment) for bucket in plan.buckets for segment in range(bucket.segment_count))
-    return sum(CODECS[codec].segment_bytes(count) for _, count in bounds)
+    return sum(parse_codec(codec).segment_bytes_max(count) for _, count in bounds)
 
 
 def run_one_process(settings: DemoSettings) -> OneProcess:
@@ -192,7 +192,7 @@ def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.demo_matrix", description=__doc__)
     parser.add_argument("--peers", type=int, nargs="+", default=[2, 3, 4])
-    parser.add_argument("--codec", nargs="+", choices=sorted(CODECS), default=list(CODECS))
+    parser.add_argument("--codec", nargs="+", choices=sorted(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object a line for every run")

@@ -19,7 +19,7 @@ from statistics import median
 from meshtrain.client import Client, ConnectionLost, RequestError
 from meshtrain.localmesh import LocalDaemon, LocalMeshError
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import FAMILIES, parse_codec
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import GetPeers, PairCode, PairHost, PairJoin, Peers, Watch, Watched
@@ -259,7 +259,7 @@ def _judged(
 def exchange_s(plan: Plan, bucket: int, codec: str, rate_mbit: float) -> float:
     """The least that a bucket takes at the stations' rate."""
     bounds = (plan.buckets[bucket].segment_bounds(index) for index in range(plan.buckets[bucket].segment_count))
-    encoded_bytes = sum(CODECS[codec].segment_bytes(count) for _, count in bounds)
+    encoded_bytes = sum(parse_codec(codec).segment_bytes_max(count) for _, count in bounds)
     return 2 * (MEMBERS - 1) / MEMBERS * encoded_bytes * 8e-6 / rate_mbit
 
 
@@ -338,7 +338,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=100.0, help="Mbit/s of every station, each way")
     parser.add_argument("--backward", type=float, nargs="+", default=[1.1], help="against the exchange of all buckets")
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--codec", choices=sorted(CODECS), default="fp32")
+    parser.add_argument("--codec", choices=sorted(FAMILIES), default="fp32")
     parser.add_argument("--only", metavar="TEXT", default="", help="only the cases whose name holds this")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="a new folder for the daemons' data, with the traces")
     parser.add_argument("--json", action="store_true", help="one JSON object a line for every case")

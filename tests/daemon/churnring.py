@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 
+from meshtraind.connection import Connection
 from meshwire.exchange import Part
 from meshwire.header import Header
 from tests.daemon.executorring import PLAN, FakeLink, Member, Offer, Opening, Ring, ring_mean
@@ -50,18 +51,29 @@ class ChurnRing(Ring):
     def __init__(
         self, members: int, codec: str, staleness: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
     ) -> None:
+        self.wires: dict[tuple[int, int], FakeLink] = {}
         super().__init__(members, codec, staleness, seed)
         self.rounds = rounds
         self.opening: Opening = "any"
         self.alive = set(self.ranks)
         self.fenced: set[int] = set()
         self.generations = dict.fromkeys(self.ranks, self.generation)
-        self.wires = {(rank, self.successor(rank)): self.members[rank].link for rank in self.ranks}
         self.landing: dict[tuple[int, int], memoryview] = {}
         self.completed_in: dict[int, tuple[int, ...]] = {}
         self.entered_at = dict.fromkeys(self.ranks, 0)
         self.slow = self.random.choice(self.ranks)
         self.slow_holds = 0.05  # how often its binds and seals arrive: it lags behind the others (G4)
+
+    def receivers(self, rank: int) -> tuple[int, ...]:
+        """To whom a rank sends."""
+        return tuple({self.successor(rank)} - {rank})
+
+    def links(self, rank: int, link: FakeLink) -> dict[int, Connection]:
+        made: dict[int, FakeLink] = {}
+        for other in self.receivers(rank):
+            new = link if other == self.successor(rank) else self.link_type()
+            made[other] = self.wires.setdefault((rank, other), new)
+        return made  # type: ignore[return-value]
 
     async def some(self, most: int) -> None:
         """A random number of things happen, perhaps none."""
@@ -133,9 +145,10 @@ class ChurnRing(Ring):
         """The next round that it lacks."""
         member, number = self.members[rank], self.members[rank].complete + 1
         held = self.members[source].executor.encoded(number)
-        member.executor.area_for(number)[:] = held.area
+        member.executor.place_for(number, len(held.area))[:] = held.area
         member.executor.take_served(number, held.poisoned)
         member.complete += 1
+        self._settle(member)
 
     def newcomer(self, rank: int, cut: int) -> None:
         """It has loaded the state of the cut."""
@@ -161,13 +174,14 @@ class ChurnRing(Ring):
         member.executor.enter(self.generation, self.ranks, self.links(rank, member.link), cut)
         self.fenced.remove(rank)
         self.generations[rank] = self.generation
-        for number in range(cut + 1, member.round + 1):
+        begun, buckets = member.round, member.bucket  # who is alone completes rounds, and begins others, meanwhile
+        for number in range(cut + 1, begun + 1):
             offer = self.rounds[number][rank] if number in self.rounds else Offer(None, 0.0)
             if offer.values is None:
-                if number < member.round:
+                if number < begun:
                     member.executor.contribute_nothing(number)
                 continue
-            for bucket in PLAN.buckets[: len(PLAN.buckets) if number < member.round else member.bucket]:
+            for bucket in PLAN.buckets[: len(PLAN.buckets) if number < begun else buckets]:
                 if bucket.index in offer.poisoned:
                     member.executor.contribute(number, bucket.index, Part.POISON, offer.weight, None)
                 else:

@@ -27,7 +27,7 @@ from meshtraind.identity import CertificateError, Identity, check_certificate, l
 from meshtraind.pairchannel import ProtocolError, loaded, profile_of, receive_plain
 from meshtraind.pairproof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
 from meshwire import limits
-from meshwire.codec import CODECS
+from meshwire.codec import FAMILIES
 from meshwire.header import Header
 from meshwire.messages.envelope import Envelope, encode
 from meshwire.messages.envelope import Role as MessageRole
@@ -49,20 +49,21 @@ def identity() -> Identity:
 
 
 def decode_segment(name: str, data: bytes) -> None:
-    """As many values as the bytes can be; what is accepted is finite."""
+    """As many values as the first byte says, from the rest; what is accepted is finite."""
+    if not data:
+        raise CodecError("no count")
     codec = codec_named(name)
-    empty_bytes = codec.spec.segment_bytes(0)
-    value_bytes = codec.spec.segment_bytes(1) - empty_bytes
-    out = np.zeros(max(0, len(data) - empty_bytes) // value_bytes, np.float32)
-    codec.decode_into(memoryview(data), out)
+    payload = memoryview(data)[1:]
+    out = np.zeros(data[0], np.float32)
+    codec.decode_into(payload[: codec.length_of(payload, len(out))], out)
     assert np.isfinite(out).all()
 
 
 def encoded_segment(name: str, values: list[float]) -> bytes:
     codec = codec_named(name)
-    out = bytearray(codec.spec.segment_bytes(len(values)))
-    codec.encode_into(np.array(values, np.float32), memoryview(out))
-    return bytes(out)
+    out = bytearray(codec.spec.segment_bytes_max(len(values)))
+    length = codec.encode_into(np.array(values, np.float32), memoryview(out))
+    return bytes([len(values)]) + bytes(out[:length])
 
 
 def decode_pairing_frame(data: bytes) -> None:
@@ -242,7 +243,7 @@ DAEMON_DECODERS = (
             st.lists(st.floats(-1e6, 1e6, width=32), max_size=20).map(partial(encoded_segment, name)),
             (CodecError,),
         )
-        for name in sorted(CODECS)
+        for name in sorted(FAMILIES)
     ),
     Decoder(
         "pairing frame",

@@ -22,7 +22,7 @@ from meshwire.exchange import Part
 from meshwire.header import Header
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
-from meshwire.topology import ring_shards
+from meshwire.topology import bucket_shards
 
 Values = NDArray[np.float32]
 Opening = Literal["early", "late", "any"]
@@ -86,14 +86,14 @@ def ring_mean(made: Sequence[Offer], codec: str, staleness: int, ranks: tuple[in
     mean = np.full(PLAN.total_values, np.nan, np.float32)
 
     def rounded(values: Values) -> Values:
-        area = memoryview(bytearray(coder.spec.segment_bytes(len(values))))
+        area = memoryview(bytearray(coder.spec.segment_bytes_max(len(values))))
         coder.encode_into(values, area)
         out = np.empty_like(values)
         coder.decode_into(area, out)
         return out
 
     for bucket in PLAN.buckets:
-        for index, shard in enumerate(ring_shards(bucket.segment_count, members, bucket.index)):
+        for index, shard in enumerate(bucket_shards(bucket.segment_count, members, bucket.index)):
             for segment in range(shard.first_segment, shard.first_segment + shard.segment_count):
                 start, count = bucket.segment_bounds(segment)
                 total: Values | None = None
@@ -206,6 +206,7 @@ class Ring:
             codec=self.codec,
             links=self.links(rank, link),
             job=1,
+            seed=7,
             generation=self.generation,
             staleness=self.staleness,
             norm_buckets=NORM_BUCKETS,
@@ -320,6 +321,14 @@ class Ring:
 
     def _hold(self, member: Member) -> None:
         member.complete += 1
+        self._settle(member)
+
+    def _settle(self, member: Member) -> None:
+        """As the round machine says of every complete round: poison in one bucket makes all of it void (V1)."""
+        void = any(member.executor.encoded(member.complete).poisoned)
+        offers_ = self.rounds.get(member.complete)
+        contributed = offers_ is not None and offers_[self.members.index(member)].values is not None
+        member.executor.settle(member.complete, void=void, contributed=contributed)
 
     def _apply(self, member: Member) -> None:
         member.applied += 1

@@ -20,6 +20,7 @@ from meshtrain.cli.followview import View, prefixes, status_text
 from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines
 from meshtrain.cli.terminal import human_seconds, printable_lines
 from meshwire import limits
+from meshwire.codec import FAMILIES, parse_codec
 from meshwire.files import FileManifest
 from meshwire.jobs import EXIT_CODES, JobState
 from meshwire.messages.envelope import Done, Failure
@@ -144,6 +145,7 @@ COMMANDS = (
     "cancel",
     "leave",
     "get",
+    "codecs",
     "version",
 )
 
@@ -706,6 +708,18 @@ def test_init_writes_an_example_and_the_next_command(tmp_path: Path, monkeypatch
     assert again.exit_code == 1
     assert "not overwritten" in again.stderr
     assert run("init", "--example", "nothing").exit_code == 2
+
+
+def test_every_codec_is_listed_with_how_it_is_typed() -> None:
+    """C2: what it takes on the wire, which way it goes, and what a device keeps for it; each example is legal."""
+    listed = json.loads(run("codecs", "--json").stdout)
+    assert [each["name"] for each in listed] == list(FAMILIES)
+    by_name = {each["name"]: each for each in listed}
+    assert by_name["fp16"]["bits_per_value"] == pytest.approx(16, abs=0.01)
+    assert (by_name["fp16"]["topology"], by_name["int8"]["topology"]) == ("ring", "sharded")
+    assert all(parse_codec(each["example"]).name == each["name"] for each in listed)
+    table = run("codecs").stdout
+    assert all(re.search(rf"^{name} ", table, re.MULTILINE) for name in FAMILIES)
 
 
 def test_output_that_a_terminal_cannot_encode_does_not_end_the_command() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Values
-from meshwire.codec import CODECS
-from meshwire.exchange import EncodedLayout, Part
+from meshwire.codec import parse_codec
+from meshwire.exchange import Part
+from meshwire.layout import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, SEGMENTS, Offer, Opening, Ring, offers, ring_mean
 
 ROUNDS = 8
@@ -136,7 +137,7 @@ async def test_memory_is_used_again_and_given_back(staleness: int, codec: str) -
         ring.contribute(rank, offer)  # a round is on its way when all ends
     while senders := [rank for rank in range(3) if ring.members[rank].link.queue]:
         ring.deliver(senders[0])
-    encoded_bytes = EncodedLayout(PLAN, CODECS[codec]).total_bytes
+    encoded_bytes = EncodedLayout(PLAN, parse_codec(codec)).total_bytes
     references: list[weakref.ref[object]] = []
     for member in ring.members:
         areas = 2 if staleness else 1

@@ -11,10 +11,11 @@ import psutil
 import pytest
 
 from meshtrain.cli import measuring
-from meshtrain.cli.dryrun import Memory
+from meshtrain.cli.dryrun import PARTS, Memory
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.progress import Stages
+from meshwire.codec import FAMILIES, parse_codec
 from meshwire.footprint import Measurement, ModelSize
 from meshwire.jobs import JobState
 from meshwire.manifest import ModelManifest, TensorSpec
@@ -87,6 +88,8 @@ def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) 
         (["--sync", "ssp:2", "--visibility", "fixed", "--shares", "speed"], "needs --shares equal"),
         (["--own", "2"], "--own 2: use"),
         (["--codec", "fp8"], "there is no codec 'fp8'"),
+        (["--codec", "topk:2"], "codec topk: ratio is '2'; it must be a number from"),
+        (["--codec", "int8:up"], "codec int8: 'up' is none of its parameters. It takes: rounding is one of"),
     ],
 )
 @pytest.mark.usefixtures("project")
@@ -256,6 +259,15 @@ def test_what_keeps_the_largest_bound_is_proposed_first() -> None:
     assert memory_of(full, half, codec="fp16", sync="ssp:8").too_small() == []
     assert memory_of(full, 0).remedies() == ["--on anna"]
     assert memory_of(0, 0).remedies() == []
+
+
+def test_every_part_of_the_memory_is_explained() -> None:
+    """M1: for all codecs; error feedback keeps vectors of fp32, so a smaller codec may need more."""
+    for codec in FAMILIES:
+        needed = memory_of(sys.maxsize, codec=codec).needed()
+        assert {name for name, _ in needed.parts()} == set(PARTS)
+        assert (needed.residuals > 0) == parse_codec(codec).error_feedback
+    assert memory_of(1, sys.maxsize, codec="int8").remedies()[-1] == "--on bert"
 
 
 # Checkpoints, and going on from them

@@ -239,8 +239,7 @@ class Rounds:
     def served_after(self, complete: int) -> tuple[tuple[ServedRound, list[Result]], ...]:
         """Raises KeyError when they are gone. Two at a time, as a message holds but some."""
         rounds = {round_: self.exchange.encoded(round_) for round_ in range(complete + 1, self.history.complete + 1)}
-        poisoned = dict.fromkeys(rounds, b"")
-        served = self.history.served(complete, poisoned, size_bytes=1)[:2]
+        served = self.history.served(complete, dict.fromkeys(rounds, (b"", 1)))[:2]
         return tuple((each, rounds[each.round]) for each in served)
 
     def take_served(self, served: ServedRound, results: list[Result]) -> None:

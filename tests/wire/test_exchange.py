@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.codec import FP32
-from meshwire.exchange import BucketExchange, EncodedLayout, Part, Work
+from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
+from meshwire.layout import EncodedLayout
 from meshwire.plan import Bucket, Plan
-from meshwire.topology import ring_program, ring_shards
+from meshwire.ringexchange import RingExchange
+from meshwire.topology import bucket_shards, ring_program
 
 SEGMENT_VALUES = 1024
 
@@ -29,7 +31,7 @@ class Rank:
     """One rank, with a single number standing for each segment."""
 
     rank: int
-    exchange: BucketExchange
+    exchange: RingExchange
     own: list[float]
     area: list[float]
     result: list[float | None]
@@ -44,13 +46,13 @@ class Ring:
         self.members = members = len(ranks)
         self.plan = make_plan(segment_count)
         layout = EncodedLayout(self.plan, FP32)
-        shards = ring_shards(segment_count, members, 0)
+        shards = bucket_shards(segment_count, members, 0)
         self.parts = parts
         self.weights = [float(index + 1) if part is not Part.NOTHING else 0.0 for index, part in enumerate(parts)]
         self.ranks = [
             Rank(
                 rank,
-                BucketExchange(0, ring_program(ranks, rank), shards, layout),
+                RingExchange(0, ring_program(ranks, rank), shards, layout),
                 own=[self.weights[position] * (100 * position + segment) for segment in range(segment_count)],
                 area=[0.0] * segment_count,
                 result=[None] * segment_count,
@@ -74,8 +76,9 @@ class Ring:
                 work = replace(work, squared_norm=math.fsum(rank.area[segment] ** 2 for segment in run))
         if work.deliver:
             rank.exchange.delivered(work)
-        if work.send_step is None:
+        if not work.send_steps:
             return
+        (send_step,) = work.send_steps
         first = work.first_segment
         while first < run.stop:
             # A sum may be cut anew at every hop. A final run is not: its squared norm is of all of it.
@@ -86,7 +89,7 @@ class Ring:
                 payload_bytes=0 if empty else self.layout.span(0, first, count)[1],
                 flags=Flags.POISON if work.poison else Flags.NONE,
                 round=1,
-                step=work.send_step,
+                step=send_step,
                 first_segment=first,
                 segment_count=count,
                 contributors=work.contributors,
@@ -168,7 +171,7 @@ def announced(**changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, at step 0 if `changes` do not say otherwise."""
     plan = make_plan(6)
     layout = EncodedLayout(plan, FP32)
-    exchange = BucketExchange(0, ring_program((0, 1, 2), 1), ring_shards(6, 3, 0), layout)
+    exchange = RingExchange(0, ring_program((0, 1, 2), 1), bucket_shards(6, 3, 0), layout)
     fields: dict[str, object] = {
         "kind": Kind.CHUNK,
         "payload_bytes": 2 * SEGMENT_VALUES * 4,
@@ -188,7 +191,7 @@ def announced(**changes: object) -> tuple[int, int] | str:
 def test_contributors_are_of_the_generation() -> None:
     """G2: a rank that has left contributes nothing, whatever its neighbours in number do."""
     plan = make_plan(6)
-    exchange = BucketExchange(0, ring_program((0, 2, 5), 2), ring_shards(6, 3, 0), EncodedLayout(plan, FP32))
+    exchange = RingExchange(0, ring_program((0, 2, 5), 2), bucket_shards(6, 3, 0), EncodedLayout(plan, FP32))
     header = Header(Kind.CHUNK, 2 * SEGMENT_VALUES * 4, round=1, segment_count=2, contributors=0b11, weight=4.0)
     assert exchange.announce(0, header) == "contributors 0x3 name a rank outside the generation's (0, 2, 5)"
     assert exchange.announce(1, header) == "rank 1 has nothing to send at program step 0"

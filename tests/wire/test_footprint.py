@@ -3,9 +3,9 @@
 import pytest
 
 from meshwire import limits
-from meshwire.codec import CODECS
-from meshwire.exchange import EncodedLayout
+from meshwire.codec import Reduction, parse_codec
 from meshwire.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
+from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
@@ -33,7 +33,7 @@ def test_the_example_of_the_rule() -> None:
         TensorSpec(name=f"block{i}", shape=(values // 124,), dtype="float32", kind="parameter") for i in range(124)
     )
     plan = plan_buckets(ModelManifest(tensors=tensors, optimizer="AdamW"))
-    encoded_bytes = EncodedLayout(plan, CODECS["fp16"]).total_bytes
+    encoded_bytes = EncodedLayout(plan, parse_codec("fp16")).total_bytes
     adamw = ModelSize(
         parameters=4 * values,
         frozen=0,
@@ -65,7 +65,8 @@ def test_every_part_has_its_size() -> None:
         "buffers": 24,
         "raw_slots": 2 * slot_bytes,
         "result_slot": slot_bytes,
-        "retained": retained_bytes(2 * VALUES, 3),
+        "retained": retained_bytes(2 * VALUES, 3, Reduction.LINEAR),
+        "residuals": 0,
     }
     assert made.total_bytes == made.learner_bytes + 3 * slot_bytes + made.retained
     assert made.learner_bytes == sum(size for name, size in made.parts()[:7])
@@ -82,6 +83,15 @@ def test_without_a_bound_there_is_no_view_and_one_raw_slot(coefficient: float) -
 def test_a_larger_bound_never_takes_less() -> None:
     totals = [footprint(SGD, VALUES, 2 * VALUES, 0.5, staleness).total_bytes for staleness in range(8)]
     assert totals == sorted(set(totals))
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_error_feedback_keeps_residuals(staleness: int) -> None:
+    """C1, V1: a worker's and an owner's, as they are and as they were before each round that may be taken back."""
+    made = footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("int8"))
+    assert made.residuals == 2 * (1 + staleness + 1) * 4 * VALUES
+    assert made.retained == ((staleness + 1) * 3 + 1) * VALUES, "final bytes, those of the others to sum, the own part"
+    assert footprint(SGD, VALUES, VALUES, 0.0, staleness, parse_codec("terngrad")).residuals == 0
 
 
 def test_fits_says_why() -> None:

@@ -3,8 +3,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.codec import CODECS
-from meshwire.exchange import EncodedLayout
+from meshwire.codec import parse_codec
+from meshwire.layout import EncodedLayout
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import (
     ALIGNMENT_VALUES,
@@ -15,7 +15,7 @@ from meshwire.plan import (
     Plan,
     plan_buckets,
 )
-from meshwire.topology import ring_program, ring_shards
+from meshwire.topology import bucket_shards, ring_program
 
 
 def spec(name: str, *shape: int, kind: str = "parameter", dtype: str = "float32") -> TensorSpec:
@@ -173,22 +173,22 @@ def test_the_digest_tells_plans_apart() -> None:
 
 
 def payload_bytes(plan: Plan, codec: str, members: int, rank: int) -> int:
-    layout = EncodedLayout(plan, CODECS[codec])
+    layout = EncodedLayout(plan, parse_codec(codec))
     total = 0
     for bucket in plan.buckets:
-        shards = ring_shards(bucket.segment_count, members, bucket.index)
+        shards = bucket_shards(bucket.segment_count, members, bucket.index)
         for shard in ring_program(tuple(range(members)), rank).sends():
             total += layout.span(bucket.index, shards[shard].first_segment, shards[shard].segment_count)[1]
     return total
 
 
-@pytest.mark.parametrize("codec", sorted(CODECS))
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("members", range(2, 9))
 @pytest.mark.parametrize("manifest", [gpt(), resnet18()], ids=["gpt", "resnet18"])
 def test_every_rank_sends_what_a_ring_sends(manifest: ModelManifest, members: int, codec: str) -> None:
     """Each rank's payload over a whole plan is at most 1.05 x 2(m-1)/m x N, N the bytes of the model's own values."""
     plan = plan_buckets(manifest)
     values = sum(tensor.count for tensor in manifest.tensors if tensor.kind == "parameter")
-    bound = 1.05 * 2 * (members - 1) / members * values * CODECS[codec].value_bytes
+    bound = 1.05 * 2 * (members - 1) / members * parse_codec(codec).segment_bytes_max(values)
     for rank in range(members):
         assert payload_bytes(plan, codec, members, rank) <= bound

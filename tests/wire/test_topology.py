@@ -1,4 +1,5 @@
 import math
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -9,9 +10,10 @@ from meshwire.topology import (
     Program,
     Shard,
     Step,
+    bucket_shards,
     owner_of,
     ring_program,
-    ring_shards,
+    sharded_program,
     simulate,
 )
 
@@ -20,8 +22,16 @@ RINGS = [tuple(range(members)) for members in MEMBERS] + [(5,), (0, 63), (1, 2, 
 RANKS = st.sets(st.integers(0, 63), min_size=1, max_size=9).map(lambda ranks: tuple(sorted(ranks)))
 
 
+Topology = Callable[[tuple[int, ...], int], Program]
+TOPOLOGIES: list[Topology] = [ring_program, sharded_program]
+
+
 def ring(ranks: tuple[int, ...]) -> list[Program]:
-    return [ring_program(ranks, rank) for rank in ranks]
+    return programs_of(ring_program, ranks)
+
+
+def programs_of(topology: Topology, ranks: tuple[int, ...]) -> list[Program]:
+    return [topology(ranks, rank) for rank in ranks]
 
 
 @pytest.mark.parametrize("ranks", RINGS)
@@ -63,28 +73,59 @@ def test_what_a_rank_receives_leaves_at_the_next_step(ranks: tuple[int, ...]) ->
             assert step.recv_shard == position or program.next_send(step.recv_shard, None) is None
 
 
+@pytest.mark.parametrize("ranks", RINGS)
+def test_the_steps_of_the_sharded_exchange(ranks: tuple[int, ...]) -> None:
+    """Step j: position p sends its part of shard p+1+j to its owner, later its own shard, final, to position p+1+j.
+
+    So each owner has every other's part once, everybody every shard once, and at each step all send and all receive.
+    """
+    members = len(ranks)
+    programs = programs_of(sharded_program, ranks)
+    for position, program in enumerate(programs):
+        assert program.owned == {position}
+        reduces, copies = program.steps[: members - 1], program.steps[members - 1 :]
+        assert all(step.op is Op.REDUCE for step in reduces)
+        assert all(step.op is Op.COPY for step in copies)
+        others = [shard for shard in range(members) if shard != position]
+        assert sorted(step.send_shard for step in reduces if step.send_shard is not None) == others
+        assert [step.send_to for step in reduces] == [ranks[step.send_shard or 0] for step in reduces]
+        assert {step.recv_shard for step in reduces} <= {position}
+        assert sorted(step.recv_shard for step in copies if step.recv_shard is not None) == others
+        assert {step.send_shard for step in copies} <= {position}
+        for half in (reduces, copies):
+            assert {step.recv_from for step in half} == {step.send_to for step in half} == {*ranks} - {program.rank}
+    for index in range(2 * (members - 1)):
+        steps = {program.rank: program.steps[index] for program in programs}
+        for rank, step in steps.items():
+            assert step.send_to is not None
+            other = steps[step.send_to]
+            assert (other.recv_from, other.recv_shard) == (rank, step.send_shard)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("rank", [0, 1, 63])
-def test_a_world_of_one_owns_everything_and_sends_nothing(rank: int) -> None:
-    program = ring_program((rank,), rank)
+def test_a_world_of_one_owns_everything_and_sends_nothing(rank: int, topology: Topology) -> None:
+    program = topology((rank,), rank)
     assert program.steps == ()
     assert program.initial_shards() == (0,)
     assert program.finishes(0)
     assert program.next_send(0, None) is None
 
 
-def test_a_rank_outside_the_ring_is_refused() -> None:
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_rank_outside_the_ring_is_refused(topology: Topology) -> None:
     with pytest.raises(ValueError, match=r"rank 2 is not one of \(0, 1, 3\)"):
-        ring_program((0, 1, 3), 2)
+        topology((0, 1, 3), 2)
     for ranks in ((1, 0), (1, 1)):
         with pytest.raises(ValueError, match="not in order"):
-            ring_program(ranks, 1)
+            topology(ranks, 1)
 
 
 @settings(max_examples=100)
 @given(st.integers(0, 200), st.integers(1, 64), st.integers(0, 500))
 def test_shards_are_balanced_runs(segment_count: int, members: int, bucket: int) -> None:
     end = 0
-    for shard in ring_shards(segment_count, members, bucket):
+    for shard in bucket_shards(segment_count, members, bucket):
         assert shard.first_segment == end
         assert shard.segment_count - segment_count // members in (0, 1)
         end += shard.segment_count
@@ -97,15 +138,15 @@ def test_equal_buckets_load_all_shards_equally(segment_count: int, members: int)
     """What is left over goes round: after any number of equal buckets two shards differ by one segment at most."""
     loads = [0] * members
     for bucket in range(2 * members):
-        for index, shard in enumerate(ring_shards(segment_count, members, bucket)):
+        for index, shard in enumerate(bucket_shards(segment_count, members, bucket)):
             loads[index] += shard.segment_count
         assert max(loads) - min(loads) <= 1
 
 
 @settings(max_examples=100)
-@given(st.data(), RANKS, st.integers(0, 40), st.integers(0, 20))
+@given(st.data(), st.sampled_from(TOPOLOGIES), RANKS, st.integers(0, 40), st.integers(0, 20))
 def test_every_rank_ends_with_the_same_mean(
-    data: st.DataObject, ranks: tuple[int, ...], segment_count: int, bucket: int
+    data: st.DataObject, topology: Topology, ranks: tuple[int, ...], segment_count: int, bucket: int
 ) -> None:
     """R4, W3: the mean weighted by samples over those who contribute, bit-identical on all ranks.
 
@@ -121,8 +162,8 @@ def test_every_rank_ends_with_the_same_mean(
         [weight * value for value in gradient] if weight else None
         for weight, gradient in zip(weights, gradients, strict=True)
     ]
-    shards = ring_shards(segment_count, members, bucket)
-    results = simulate(ring(ranks), shards, parts, weights)
+    shards = bucket_shards(segment_count, members, bucket)
+    results = simulate(programs_of(topology, ranks), shards, parts, weights)
     for segment in range(segment_count):
         contributed = [part[segment] for part in parts if part is not None]
         expected = math.fsum(contributed) / sum(weights) if contributed else 0.0
@@ -131,12 +172,13 @@ def test_every_rank_ends_with_the_same_mean(
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("members", MEMBERS)
 @pytest.mark.parametrize("segment_count", [0, 1, 5, 64, 65])
-def test_a_rank_sends_no_more_than_a_ring_does(members: int, segment_count: int) -> None:
+def test_a_rank_sends_no_more_than_a_ring_does(members: int, segment_count: int, topology: Topology) -> None:
     """2(m-1) shards, which is 2(m-1)/m of the vector when the segments divide evenly."""
-    shards = ring_shards(segment_count, members, 3)
-    for program in ring(tuple(range(members))):
+    shards = bucket_shards(segment_count, members, 3)
+    for program in programs_of(topology, tuple(range(members))):
         sent = sum(shards[shard].segment_count for shard in program.sends())
         assert sent <= 2 * (members - 1) * -(-segment_count // members)
         if segment_count % members == 0:

@@ -1,12 +1,15 @@
-"""`python -m meshtraind.bench allreduce`: what `meshtrain bench allreduce` starts."""
+"""`python -m meshtraind.bench allreduce` and `codecs`: what `meshtrain bench` starts."""
 
 import argparse
 import asyncio
 import json
+import os
 import sys
 from importlib.util import find_spec
 
 from meshtraind.bench.allreduce import compare
+from meshtraind.bench.codecreport import CodecReport
+from meshtraind.bench.report import Report
 from meshtraind.bench.settings import BenchError, Settings, loopback
 
 EXIT_FAILED = 1
@@ -14,21 +17,9 @@ EXIT_FAILED = 1
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m meshtraind.bench")
-    commands = parser.add_subparsers(dest="command", required=True)
-    allreduce = commands.add_parser("allreduce")
-    allreduce.add_argument("--peers", type=int, default=2)
-    allreduce.add_argument("--mb", type=int, default=46)
-    allreduce.add_argument("--codec", default="fp32")
-    allreduce.add_argument("--rounds", type=int, default=10)
-    allreduce.add_argument("--no-tls", action="store_true")
-    allreduce.add_argument("--json", action="store_true")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
-        if find_spec("torch") is None:
-            raise BenchError("the comparison with gloo needs torch: pip install 'meshtraind[torch]' from this source")
-        settings = Settings(options.peers, options.mb, options.codec, options.rounds, not options.no_tls)
-        report = asyncio.run(compare(settings, loopback(settings.peers)))
+        report = _codecs(options) if options.command == "codecs" else _allreduce(options)
     except BenchError as error:
         sys.stderr.write(f"error: {error}\n")
         return EXIT_FAILED
@@ -37,6 +28,49 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     sys.stdout.write((json.dumps(report.as_json()) if options.json else report.as_text()) + "\n")
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m meshtraind.bench")
+    commands = parser.add_subparsers(dest="command", required=True)
+    allreduce = commands.add_parser("allreduce")
+    allreduce.add_argument("--peers", type=int, default=2)
+    allreduce.add_argument("--mb", type=int, default=46)
+    allreduce.add_argument("--codec", default="fp32")
+    allreduce.add_argument("--rounds", type=int, default=10)
+    allreduce.add_argument("--no-tls", action="store_true")
+    codecs = commands.add_parser("codecs")
+    codecs.add_argument("--values", default="11.7e6")
+    codecs.add_argument("--codec", action="append")
+    codecs.add_argument("--runs", type=int, default=5)
+    for command in (allreduce, codecs):
+        command.add_argument("--json", action="store_true")
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    """Raises BenchError."""
+    try:
+        return [int(float(count)) for count in text.split(",")]
+    except (ValueError, OverflowError):
+        raise BenchError(f"--values {text}: give numbers with commas between them, as in 11.7e6,25e6") from None
+
+
+def _allreduce(options: argparse.Namespace) -> Report:
+    if find_spec("torch") is None:
+        raise BenchError("the comparison with gloo needs torch: pip install 'meshtraind[torch]' from this source")
+    settings = Settings(options.peers, options.mb, options.codec, options.rounds, not options.no_tls)
+    return asyncio.run(compare(settings, loopback(settings.peers)))
+
+
+def _codecs(options: argparse.Namespace) -> CodecReport:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # read by numpy, which is imported only now
+    from meshtraind.bench import codecs
+
+    def progress(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    return codecs.measure(options.codec or codecs.all_codecs(), _counts(options.values), options.runs, progress)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,12 @@ from meshtraind.identity import Identity, device_id_of, load_or_create
 from meshtraind.memory import SharedMemory
 from meshtraind.pins import Pin, PinTable
 from meshtraind.tls import NotPinnedError, Trust
-from meshwire.codec import CODECS
-from meshwire.exchange import EncodedLayout, Part
+from meshwire.codec import parse_codec
+from meshwire.exchange import Part
 from meshwire.header import Header
+from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout
+from meshwire.ways import way_of
 from meshwire.wiretypes import Wire
 
 ROUNDS_KEPT = 2  # as in a daemon: a round is committed, and its bytes are freed, while the next one is exchanged
@@ -69,6 +71,7 @@ class Peer:
         self._members = members
         self._plan = plan_of(values)
         self._codec = codec
+        self._layout = EncodedLayout(self._plan, parse_codec(codec))
         self._host = host
         self._folder = folder
         self._complete = 0
@@ -97,7 +100,9 @@ class Peer:
             self._pins = PinTable(self._folder / "pins.db")
             self._stack.callback(self._pins.close)
             self._trust = Trust(self._identity, self._pins)
-        for rank in {(self._rank - 1) % self._members, (self._rank + 1) % self._members}:
+        way = way_of(self._plan, self._layout, tuple(range(self._members)), self._rank)
+        for rank in {step.send_to for step in way.program.steps} | {step.recv_from for step in way.program.steps}:
+            assert rank is not None
             self._neighbours[rank] = Neighbour(self, rank)
         context = self._trust.server_context if self._trust is not None else None
         ports = {}
@@ -157,6 +162,7 @@ class Peer:
             codec=self._codec,
             links={rank: neighbour.connection for rank, neighbour in self._neighbours.items()},
             job=JOB,
+            seed=0,
             generation=GENERATION,
             staleness=0,
             norm_buckets=len(self._plan.buckets),
@@ -206,7 +212,7 @@ class Peer:
         return {
             "before": self._before_bytes,
             "slots": self._slots_bytes,
-            "encoded_round": EncodedLayout(self._plan, CODECS[self._codec]).total_bytes,
+            "encoded_round": self._layout.total_bytes,
             "encoded_rounds": ROUNDS_KEPT,
             "peak": memory.peak_bytes(),
         }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 from meshwire.limits import MIB
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import VALUE_BYTES, Plan, plan_buckets
@@ -46,8 +46,10 @@ class Settings:
         ):
             if not least <= value <= most:
                 raise BenchError(f"{name} {value}: choose {least} to {most}")
-        if self.codec not in CODECS:
-            raise BenchError(f"--codec {self.codec}: choose one of {', '.join(CODECS)}")
+        try:
+            parse_codec(self.codec)
+        except ValueError as error:
+            raise BenchError(f"--codec: {error}") from None
 
     @property
     def values(self) -> int:

@@ -1,28 +1,34 @@
-"""How a segment of fp32 values becomes bytes on the wire and back. Exact sizes are in `meshwire.codec`."""
+"""How a segment of fp32 values becomes bytes on the wire and back. Names, parameters and sizes: `meshwire.codec`."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from meshwire.codec import CODECS
+from meshwire.codec import parse_codec
 
 if TYPE_CHECKING:
     from meshtraind.codecs.base import Codec
 
+# Imported when one is chosen, because an idle daemon does without numpy.
+_CLASSES = {
+    "fp32": ("fp32", "Fp32"),
+    "fp16": ("fp16", "Fp16"),
+    "bf16": ("bf16", "Bf16"),
+    "int8": ("int8", "Int8"),
+    "int4": ("int4", "Int4"),
+    "qsgd": ("qsgd", "Qsgd"),
+    "onebit": ("onebit", "OneBit"),
+    "twobit": ("twobit", "TwoBit"),
+    "terngrad": ("terngrad", "TernGrad"),
+    "topk": ("topk", "TopK"),
+    "threshold": ("threshold", "Threshold"),
+    "sidco": ("sidco", "Sidco"),
+    "randomk": ("randomk", "RandomK"),
+}
 
-def codec_named(name: str) -> "Codec":
-    """A new codec with its own scratch memory: use it from one thread. Raises ValueError for an unknown name."""
-    # Imported here because an idle daemon does without numpy.
-    match name:
-        case "fp32":
-            from meshtraind.codecs.fp32 import Fp32
 
-            return Fp32()
-        case "fp16":
-            from meshtraind.codecs.fp16 import Fp16
-
-            return Fp16()
-        case "bf16":
-            from meshtraind.codecs.bf16 import Bf16
-
-            return Bf16()
-        case _:
-            raise ValueError(f"unknown codec {name!r}; there are {', '.join(CODECS)}")
+def codec_named(text: str) -> "Codec":
+    """A new codec, as `parse_codec` takes it. Use it from one thread. Raises ValueError."""
+    spec = parse_codec(text)
+    module, name = _CLASSES[spec.name]
+    codec: Codec = getattr(import_module(f"meshtraind.codecs.{module}"), name)(spec)
+    return codec

@@ -1,4 +1,4 @@
-"""What all codecs have in common: checks, scratch memory, and adding."""
+"""What all codecs have in common: checks, scratch memory, adding, and what an encoding leaves out."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -23,23 +23,46 @@ class CodecError(ValueError):
 class Codec(ABC):
     """Encodes one segment at a time (C1). Values are contiguous fp32; bytes are little-endian.
 
-    An instance owns scratch memory: use it from one thread.
+    It has no memory of what it encoded before: the same values and seed give the same bytes. An instance owns scratch
+    memory: use it from one thread.
     """
 
-    spec: ClassVar[CodecSpec]
     identity: ClassVar[bool] = False  # encoded segments are the values' own memory
+    shared_draws: ClassVar[bool] = False  # all members of a round are to draw alike, from one seed
 
-    def __init__(self) -> None:
+    def __init__(self, spec: CodecSpec) -> None:
+        self.spec = spec
+        self._bytes_max: dict[int, int] = {}  # by count
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)
         self._decoded: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
+        self._rest: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
 
-    def encode_into(self, values: Values, out: memoryview) -> int:
-        """Writes `segment_bytes(len(values))` bytes, which `out` has exactly, and returns their number.
+    def encode_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+        """Writes a segment to the beginning of `out`, which has at least `segment_bytes_max(len(values))` bytes, and
+        returns its length.
+
+        Args:
+            seed: for codecs that draw; a non-negative 64-bit number.
 
         Raises CodecError when a value is not finite (V1: such a bucket is sent as poison).
         """
-        length = self._check(len(values), len(out))
-        self._encode(values, self._bits[: len(values)], out)
+        most = self._most(len(values))
+        if len(out) != most:
+            if len(out) < most:
+                raise CodecError(f"{self.spec}: {len(out)} bytes for {len(values)} values, which may take {most}")
+            out = out[:most]
+        return self._encode(values, self._bits[: len(values)], out, seed)
+
+    def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+        """As `encode_into`, and leaves in `values` what was not encoded: the values minus those that are decoded.
+
+        When it raises CodecError, `values` are as they were.
+        """
+        length = self.encode_into(values, out, seed)
+        decoded = self._rest[: len(values)]
+        self._decode(out[:length], decoded, self._bits[: len(values)])
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.subtract(values, decoded, out=values)
         return length
 
     def decode_into(self, payload: memoryview, out: Values) -> None:
@@ -47,38 +70,56 @@ class Codec(ABC):
 
         Raises CodecError when the payload has another length, or holds what no encoder makes; `out` is then undefined.
         """
-        self._check(len(out), len(payload))
+        self._check(payload, len(out))
         self._decode(payload, out, self._bits[: len(out)])
 
     def sum_into(self, payload: memoryview, values: Values, out: Values) -> None:
-        """Writes `values` plus the payload's values to `out`, another array, in fp32; sums may overflow to infinity.
+        """Writes `values` plus the payload's values to `out`, the very same array or one that shares no memory with it,
+        in fp32; sums may overflow to infinity.
 
         Raises CodecError when the payload has another length. What no encoder makes is found here, or makes a sum that
         `encode_into` refuses.
         """
-        self._check(len(out), len(payload))
+        self._check(payload, len(out))
         with np.errstate(over="ignore", invalid="ignore"):
             self._sum(payload, values, out)
 
+    def length_of(self, payload: memoryview, count: int) -> int:
+        """Bytes of the segment of `count` values that `payload` begins with. Raises CodecError if they are not there.
+
+        A codec whose segments vary in length reads it from the segment's header.
+        """
+        most = self._most(count)
+        if len(payload) < most:
+            raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {most}")
+        return most
+
     def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
-        self._decode(payload, out, self._bits[: len(out)])
-        np.add(values, out, out=out)
+        decoded = self._rest[: len(out)] if out is values else out
+        self._decode(payload, decoded, self._bits[: len(out)])
+        np.add(values, decoded, out=out)
 
     @abstractmethod
-    def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
-        """Lengths are checked. `bits` is scratch as long as `values`."""
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+        """`out` has exactly `segment_bytes_max(len(values))` bytes. `bits` is scratch as long as `values`, which are
+        only read. Returns the length."""
 
     @abstractmethod
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        """Lengths are checked. `bits` is scratch as long as `out`. Raises CodecError."""
+        """The length is that which `length_of` gives. `bits` is scratch as long as `out`. Raises CodecError."""
 
-    def _check(self, count: int, length: int) -> int:
-        if count > limits.SEGMENT_VALUES_MAX:
-            raise CodecError(f"{self.spec.name}: a segment of {count} values; at most {limits.SEGMENT_VALUES_MAX}")
-        expected = self.spec.segment_bytes(count)
-        if length != expected:
-            raise CodecError(f"{self.spec.name}: {length} bytes for {count} values, which take {expected}")
-        return expected
+    def _most(self, count: int) -> int:
+        most = self._bytes_max.get(count)
+        if most is None:
+            if count > limits.SEGMENT_VALUES_MAX:
+                raise CodecError(f"{self.spec}: a segment of {count} values; at most {limits.SEGMENT_VALUES_MAX}")
+            most = self._bytes_max[count] = self.spec.segment_bytes_max(count)
+        return most
+
+    def _check(self, payload: memoryview, count: int) -> None:
+        length = self.length_of(payload, count)
+        if len(payload) != length:
+            raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {length}")
 
     def _peak(self, values: Bits, bits: Bits) -> float:
         """max |x| of fp32 values given as bits, 0 if there are none. Raises CodecError when one is not finite.
@@ -88,5 +129,5 @@ class Codec(ABC):
         np.bitwise_and(values, MAGNITUDE_FP32, out=bits)
         peak = np.uint32(bits.max(initial=0))
         if peak >= INFINITY_FP32:
-            raise CodecError(f"{self.spec.name}: a value is infinite or not a number")
+            raise CodecError(f"{self.spec}: a value is infinite or not a number")
         return float(peak.view(np.float32))

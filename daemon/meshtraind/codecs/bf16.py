@@ -3,7 +3,6 @@
 import numpy as np
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Values
-from meshwire import codec
 
 MAGNITUDE = 0x7FFF
 INFINITY = 0x7F80
@@ -13,9 +12,7 @@ LARGEST = float(np.uint32(0x7F7F0000).view(np.float32))  # what is larger would 
 class Bf16(Codec):
     """Relative error at most 2^-8 of each value; values beyond the largest one become it."""
 
-    spec = codec.BF16
-
-    def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
         if self._peak(values.view(np.uint32), bits) > LARGEST:
             values = np.clip(values, -LARGEST, LARGEST, out=self._decoded[: len(values)])
         source = values.view(np.uint32)
@@ -25,6 +22,7 @@ class Bf16(Codec):
         np.add(bits, 0x7FFF, out=bits)  # just under half, and the odd bit: a tie goes to even
         np.right_shift(bits, 16, out=bits)
         np.copyto(np.frombuffer(out, "<u2"), bits, casting="unsafe")
+        return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         received = np.frombuffer(payload, "<u2")

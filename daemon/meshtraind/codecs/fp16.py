@@ -11,7 +11,6 @@ import struct
 import numpy as np
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Values
-from meshwire import codec
 
 HEADER = struct.Struct("<i")
 PEAK_BITS = 15  # scaled magnitudes are below 2^15
@@ -32,9 +31,7 @@ BIAS = np.float32(2.0**112)
 class Fp16(Codec):
     """Error at most 2^-11 of the segment's largest magnitude."""
 
-    spec = codec.FP16
-
-    def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
         peak = self._peak(values.view(np.uint32), bits)
         exponent = max(math.frexp(peak)[1] - PEAK_BITS, EXPONENT_MIN) if peak else 0
         scaled = np.multiply(values, np.float32(2.0**-exponent), out=self._decoded[: len(values)])
@@ -52,6 +49,7 @@ class Fp16(Codec):
         np.bitwise_or(source, bits, out=bits)
         HEADER.pack_into(out, 0, exponent)
         np.copyto(np.frombuffer(out, "<u2", offset=HEADER.size), bits, casting="unsafe")
+        return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         (exponent,) = HEADER.unpack_from(payload)

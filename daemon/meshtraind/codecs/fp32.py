@@ -5,7 +5,6 @@ import sys
 import numpy as np
 
 from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Values
-from meshwire import codec
 
 NEGATIVE_INFINITY_FP32 = 0xFF800000  # as bits
 
@@ -13,12 +12,12 @@ NEGATIVE_INFINITY_FP32 = 0xFF800000  # as bits
 class Fp32(Codec):
     """Exact."""
 
-    spec = codec.FP32
     identity = sys.byteorder == "little"
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview) -> None:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
         _check_finite(values)
         np.copyto(np.frombuffer(out, "<f4"), values)
+        return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         np.copyto(out, np.frombuffer(payload, "<f4"))

@@ -1,0 +1,119 @@
+"""Whole steps of a size that each block of a segment has for itself: what int8, int4 and QSGD share.
+
+A segment is the blocks' step sizes as bf16, then a whole number from -levels to levels for each value, plus levels. A
+step size of 8 significant bits times such a number is exact in fp32, and so is what rounding to the nearest step leaves
+out of a value: error feedback loses nothing, and decoded values encode to the same bytes again.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Values
+from meshtraind.codecs.dither import add_dither
+from meshtraind.codecs.packing import Bytes
+from meshwire import limits, quantcodecs
+from meshwire.codec import CodecSpec
+
+FINEST = np.float32(2.0**-126)  # the least step with 8 significant bits; a block that needs less is sent as zeros
+LARGEST_FP32 = float(np.finfo(np.float32).max)
+UPPER_HALF = np.uint32(0xFFFF0000)
+
+
+class BlockCodec(Codec):
+    """A codec of this kind says how the numbers are packed, and how far the steps of a block must reach.
+
+    Error at most half a step when rounding to the nearest, less than a step with noise. The exceptions are at the ends
+    of fp32: a block within `levels` times FINEST becomes zeros, and what lies beyond the last step that is finite (less
+    than a step) becomes it.
+    """
+
+    def __init__(self, spec: CodecSpec, *, block: int, levels: int, stochastic: bool) -> None:
+        super().__init__(spec)
+        self._block = block
+        self._levels = levels
+        self._stochastic = stochastic
+        self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
+        self._coarsest: np.float32 = _upper_half(np.array([LARGEST_FP32 / levels], np.float32))[0]
+
+    def _extents(self, values: Values, bits: Bits) -> Values:
+        """The magnitude that the steps of each block must reach: its largest one.
+
+        Raises CodecError when a value is not finite.
+        """
+        np.bitwise_and(values.view(np.uint32), MAGNITUDE_FP32, out=bits)
+        peaks = np.maximum.reduceat(bits, starts(len(bits), self._block))
+        if peaks.max(initial=0) >= INFINITY_FP32:
+            raise CodecError(f"{self.spec}: a value is infinite or not a number")
+        return peaks.view(np.float32)
+
+    @abstractmethod
+    def _pack(self, numbers: Bytes, out: Bytes) -> None:
+        """Numbers are at most 2 * levels."""
+
+    @abstractmethod
+    def _unpack(self, packed: Bytes, out: Bytes) -> None:
+        """Raises CodecError for what `_pack` does not make."""
+
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+        steps = self._steps(self._extents(values, bits))
+        scaled = self._decoded[: len(values)]
+        by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), self._block, out=scaled)
+        if self._stochastic:
+            add_dither(scaled, seed, scratch=bits.view(np.float32))
+        np.rint(scaled, out=scaled)
+        np.clip(scaled, -self._levels, self._levels, out=scaled)
+        numbers = self._numbers[: len(values)]
+        np.copyto(numbers.view(np.int8), scaled, casting="unsafe")
+        np.add(numbers, self._levels, out=numbers)
+        np.copyto(np.frombuffer(out, "<u2", len(steps)), steps.view(np.uint32) >> 16, casting="unsafe")
+        self._pack(numbers, np.frombuffer(out, np.uint8, offset=quantcodecs.STEP_BYTES * len(steps)))
+        return len(out)
+
+    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
+        count = quantcodecs.blocks(len(out), self._block)
+        halves = np.frombuffer(payload, "<u2", count)
+        steps = (halves.astype(np.uint32) << 16).view(np.float32)
+        # As bits, negative numbers and what is not a number are above all others.
+        if steps.view(np.uint32).max(initial=0) > self._coarsest.view(np.uint32):
+            raise CodecError(f"{self.spec}: a step size is not within 0 to {self._coarsest:.3g}")
+        numbers = self._numbers[: len(out)]
+        self._unpack(np.frombuffer(payload, np.uint8, offset=quantcodecs.STEP_BYTES * count), numbers)
+        if numbers.max(initial=0) > 2 * self._levels:
+            raise CodecError(f"{self.spec}: a value is more than {self._levels} steps")
+        np.subtract(numbers, self._levels, out=numbers)
+        np.copyto(out, numbers.view(np.int8))
+        by_block(np.multiply, out, steps, self._block, out=out)
+
+    def _steps(self, extents: Values) -> Values:
+        """Step sizes of 8 significant bits.
+
+        Rounded to the nearest: half a step beyond the last one is still rounded to it, and a size is off by less than
+        that. With noise, the steps must reach the extents themselves: rounded up.
+        """
+        steps = extents / np.float32(self._levels)
+        bits = steps.view(np.uint32)
+        bits += np.uint32(0xFFFF) if self._stochastic else 0x7FFF + (bits >> 16 & 1)
+        steps = np.minimum(_upper_half(steps), self._coarsest)
+        steps[steps < FINEST] = 0
+        return steps
+
+
+def by_block(ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], length: int, *, out: NDArray[Any]) -> None:
+    """Applies `ufunc` to each value and what belongs to its block of `length`; the last block may be short."""
+    whole = len(values) // length
+    end = whole * length
+    ufunc(values[:end].reshape(whole, length), of_blocks[:whole, None], out=out[:end].reshape(whole, length))
+    ufunc(values[end:], of_blocks[whole:], out=out[end:])
+
+
+def starts(count: int, length: int) -> NDArray[np.intp]:
+    """Where the blocks of `count` values begin, for a ufunc's `reduceat`."""
+    return np.arange(0, count, length, dtype=np.intp)
+
+
+def _upper_half(values: Values) -> Values:
+    """Cut to 8 significant bits."""
+    return (values.view(np.uint32) & UPPER_HALF).view(np.float32)

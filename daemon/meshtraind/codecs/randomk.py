@@ -1,0 +1,93 @@
+"""randomk: values at places that follow from a seed, one in each of as many equal strata, at a random distance.
+
+The seed travels instead of the indices. Senders that share it send the same places, and so does the sum of theirs. All
+places are equally likely; the values are not scaled up, for error feedback sends later what is left out now.
+"""
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.indices import Indices
+from meshtraind.codecs.keptvalues import FORMS
+from meshwire.codec import CodecSpec
+from meshwire.sparsecodecs import SEED_BYTES, most_kept
+
+SEED = struct.Struct("<Q")
+assert SEED.size == SEED_BYTES
+
+GOLDEN_RATIO = 0x9E3779B97F4A7C15  # splitmix64's increment
+
+
+class RandomK(Codec):
+    """Leaves 1 - ratio of the segment's squared norm in expectation, besides what the written values lose."""
+
+    shared_draws = True
+
+    def __init__(self, spec: CodecSpec) -> None:
+        super().__init__(spec)
+        self._written = FORMS[spec.choice("values")]()
+        self._sent = np.empty(0, np.intp), np.empty(0, np.float32)  # places and values, by the last encoding
+
+    def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+        """As `Codec.encode_rest_into`, at the places alone that were sent."""
+        length = self.encode_into(values, out, seed)
+        places, sent = self._sent
+        values[places] -= sent
+        return length
+
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+        self._peak(values.view(np.uint32), bits)
+        SEED.pack_into(out, 0, seed)
+        places = drawn_places(seed, most_kept(self.spec, len(values)), len(values))
+        self._sent = places, self._written.quantised(values[places])
+        self._written.write(self._sent[1], out[SEED.size :])
+        return len(out)
+
+    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
+        places, sent = self._read(payload, len(out))
+        out.fill(0)
+        out[places] = sent
+
+    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
+        if out is not values:
+            np.copyto(out, values)
+        places, sent = self._read(payload, len(values))
+        out[places] += sent
+
+    def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
+        (seed,) = SEED.unpack_from(payload)
+        kept = most_kept(self.spec, count)
+        try:
+            sent = self._written.read(payload[SEED.size :], kept)
+        except CodecError as error:
+            raise CodecError(f"{self.spec}: {error}") from None
+        return drawn_places(seed, kept, count), sent
+
+
+def drawn_places(seed: int, kept: int, count: int) -> Indices:
+    """`kept` different places in [0, count), each as likely as any. On every machine the same.
+
+    numpy's generators are no agreement between peers: what they draw may change with its version.
+    """
+    if not count:
+        return np.empty(0, np.intp)
+    numbers = np.arange(kept + 1, dtype=np.uint64)
+    draws = _splitmix64(numbers + np.uint64(_splitmix64(np.array([seed], np.uint64))[0])) >> np.uint64(32)
+    bounds = numbers * np.uint64(count) // np.uint64(kept)
+    widths = bounds[1:] - bounds[:-1]
+    # Strata differ in width by one. Turning all of them by the same random distance makes all places equally likely.
+    turn = (draws[-1] * np.uint64(count)) >> np.uint64(32)
+    places: NDArray[np.uint64] = bounds[:-1] + ((draws[:-1] * widths) >> np.uint64(32)) + turn
+    places[places >= count] -= np.uint64(count)
+    return places.astype(np.intp)
+
+
+def _splitmix64(states: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The generator of Steele, Lea and Flood 2014, at any of its steps."""
+    mixed = (states + np.uint64(1)) * np.uint64(GOLDEN_RATIO)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,118 @@
+"""What the codecs have in common that send some values of a segment with their indices.
+
+A segment is a header, indices (`indices.py`), and values (`keptvalues.py`). Values that are written as zero are not
+sent. When all values of the segment take no more bytes than those chosen with their indices, all are sent.
+"""
+
+import struct
+from abc import abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
+from meshtraind.codecs.keptvalues import FORMS
+from meshwire import limits
+from meshwire.codec import CodecSpec
+from meshwire.sparsecodecs import HEADER_BYTES, bitmap_bytes
+
+HEADER = struct.Struct("<BHH")  # form of the indices, how many, their bytes; how many and their bytes are 0 for ALL
+assert HEADER.size == HEADER_BYTES
+
+Mask = NDArray[np.bool_]
+
+
+class SparseCodec(Codec):
+    """A codec says which values are sent: see `_chosen`."""
+
+    def __init__(self, spec: CodecSpec) -> None:
+        super().__init__(spec)
+        self._written = FORMS[spec.choice("values")]()
+        self._mask: Mask = np.empty(limits.SEGMENT_VALUES_MAX, np.bool_)
+        self._sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)  # by the last encoding; None is all
+
+    @abstractmethod
+    def _chosen(self, magnitudes: Bits) -> Indices:
+        """Ascending indices of values that are not zero, at most `sparsecodecs.most_kept`.
+
+        Args:
+            magnitudes: finite |x|, as bits, in whose order they are; scratch.
+        """
+
+    def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+        """As `Codec.encode_rest_into`, at the places alone that were sent."""
+        length = self.encode_into(values, out, seed)
+        _apply(np.subtract, values, *self._sent)
+        return length
+
+    def length_of(self, payload: memoryview, count: int) -> int:
+        """From the header. Raises CodecError unless so many bytes are there, and can be those of `count` values."""
+        self._most(count)
+        if len(payload) < HEADER.size:
+            raise CodecError(f"{self.spec}: {len(payload)} bytes are no header")
+        form, kept, index_bytes = HEADER.unpack_from(payload)
+        if form == Form.ALL:
+            if kept or index_bytes:
+                raise CodecError(f"{self.spec}: indices where all values are sent")
+            kept = count
+        elif kept > count or index_bytes > bitmap_bytes(count):
+            raise CodecError(f"{self.spec}: {kept} values with {index_bytes} bytes of indices, of {count}")
+        length: int = HEADER.size + index_bytes + self._written.size(kept)
+        if length > len(payload):
+            raise CodecError(f"{self.spec}: {len(payload)} bytes of a segment of {length}")
+        return length
+
+    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+        self._peak(values.view(np.uint32), bits)
+        indices = self._chosen(bits)
+        sent = self._written.quantised(values[indices])
+        if not sent.all():
+            indices, sent = indices[sent != 0], sent[sent != 0]
+        form, index_bytes = smallest_form(indices, len(values))
+        if self._written.size(len(values)) <= index_bytes + self._written.size(len(sent)):
+            form, index_bytes, sent = Form.ALL, 0, self._written.quantised(values)
+        values_at = HEADER.size + index_bytes
+        if form is Form.ALL:
+            HEADER.pack_into(out, 0, form, 0, 0)
+            self._sent = None, sent
+        else:
+            HEADER.pack_into(out, 0, form, len(sent), index_bytes)
+            write_indices(form, indices, len(values), out[HEADER.size : values_at])
+            self._sent = indices, sent
+        length = values_at + self._written.size(len(sent))
+        self._written.write(sent, out[values_at:length])
+        return length
+
+    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
+        indices, sent = self._read(payload, len(out))
+        if indices is None:
+            out[:] = sent
+        else:
+            out.fill(0)
+            out[indices] = sent
+
+    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
+        if out is not values:
+            np.copyto(out, values)
+        _apply(np.add, out, *self._read(payload, len(values)))
+
+    def _read(self, payload: memoryview, count: int) -> tuple[Indices | None, Values]:
+        """The indices, None if all are sent, and the values there. The length is checked."""
+        form, kept, index_bytes = HEADER.unpack_from(payload)
+        values_at = HEADER.size + index_bytes
+        try:
+            if form == Form.ALL:
+                return None, self._written.read(payload[values_at:], count)
+            indices = read_indices(form, payload[HEADER.size : values_at], kept, count)
+            return indices, self._written.read(payload[values_at:], kept)
+        except CodecError as error:
+            raise CodecError(f"{self.spec}: {error}") from None
+
+
+def _apply(operation: np.ufunc, values: Values, indices: Indices | None, operands: Values) -> None:
+    """In place, to the values at `indices` with an operand for each; None is all."""
+    if indices is None:
+        operation(values, operands, out=values)
+    else:
+        values[indices] = operation(values[indices], operands)

@@ -1,0 +1,133 @@
+"""Error feedback: what an encoding leaves out is added to what is encoded next (P1: nothing is lost).
+
+A worker's residual has the units of w*g, an owner's those of the mean. Both follow the rounds: what a round did to one
+can be taken back as long as the round is not complete, for it may run again (C1) or be void (V1).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshtraind.codecs.base import Values
+from meshtraind.segments import Segment
+
+
+@dataclass(slots=True)
+class _Before:
+    """What a residual was before a round changed it."""
+
+    values: Values  # of interest where `runs` say so
+    runs: dict[int, int] = field(default_factory=dict)  # start: count
+
+
+class Residual:
+    """One vector of what was left out. Rounds change it run by run, always in the same runs and in order.
+
+    Args:
+        count: of values.
+
+    Attributes:
+        values: as they are now.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.values: Values = np.zeros(count, np.float32)
+        self._before: dict[int, _Before] = {}
+        self._spare: list[Values] = []
+
+    def begin(self, number: int, start: int, count: int) -> Values:
+        """The values of a run, which round `number` is going to change in place."""
+        before = self._before.get(number)
+        if before is None:
+            spare = self._spare.pop() if self._spare else np.empty_like(self.values)
+            before = self._before[number] = _Before(spare)
+        assert start not in before.runs
+        before.runs[start] = count
+        now = self.values[start : start + count]
+        before.values[start : start + count] = now
+        return now
+
+    def cancel(self, number: int, start: int) -> None:
+        """The round changes this run not after all."""
+        before = self._before[number]
+        count = before.runs.pop(start)
+        self.values[start : start + count] = before.values[start : start + count]
+
+    def settle(self, number: int, *, void: bool) -> None:
+        """A round is complete: it is not taken back any more. A void one has never been (V1), but for rounding where
+        later rounds have built on it."""
+        before = self._before.pop(number, None)
+        if before is None:
+            return
+        if void:
+            for start, count in before.runs.items():
+                self._take_back(number, before.values[start : start + count], start)
+        self._spare.append(before.values)
+
+    def rewind(self, after: int) -> None:
+        """The rounds after `after` have not been: they run again."""
+        for number in sorted((number for number in self._before if number > after), reverse=True):
+            before = self._before.pop(number)
+            for start, count in before.runs.items():
+                self.values[start : start + count] = before.values[start : start + count]
+            self._spare.append(before.values)
+
+    def add(self, start: int, values: Values) -> None:
+        """Something more was left out, before all rounds that are not settled."""
+        end = start + len(values)
+        for before in self._before.values():
+            with np.errstate(all="ignore"):  # where a round has changed nothing, anything lies there
+                before.values[start:end] += values
+        self.values[start:end] += values
+
+    def _take_back(self, number: int, before: Values, start: int) -> None:
+        end = start + len(before)
+        later = [self._before[other] for other in sorted(self._before) if other > number]
+        later = [other for other in later if start in other.runs]
+        if not later:
+            self.values[start:end] = before
+            return
+        change = before - later[0].values[start:end]
+        for other in later:
+            other.values[start:end] += change
+        self.values[start:end] += change
+
+
+class Feedback:
+    """One member's, of one job.
+
+    Attributes:
+        worker: in units of w*g.
+        owner: of the segments that this member finishes, in units of the mean.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.worker = Residual(count)
+        self.owner = Residual(count)
+        self._weights: dict[int, float] = {}  # by bucket: of the newest round in which something of it was finished
+
+    def finish(self, number: int, bucket: int, start: int, count: int, weight: float) -> Values:
+        """The owner's residual of a run that round `number` finishes, to be changed in place."""
+        self._weights[bucket] = weight
+        return self.owner.begin(number, start, count)
+
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """A round is complete. Whoever has encoded a part and is not in it after all (X3) has lost that step's gradient
+        as every void one's, and nothing of what it owed before."""
+        self.worker.settle(number, void=void or not contributed)
+        self.owner.settle(number, void=void)
+
+    def enter(self, cut: int, lost: Iterable[tuple[int, Segment]]) -> None:
+        """A generation begins after round `cut`, in which this member finishes `lost` (bucket, segment) no more.
+
+        What it still owed there it sends as a worker: times the weight, for it was part of a mean. So nothing is lost,
+        and nothing but the usual parts travels. Workers' residuals never roll back, for their parts are sent again as
+        they are (C1); the owner's do, for its runs are finished anew.
+        """
+        self.owner.rewind(cut)
+        for bucket, segment in lost:
+            owed = self.owner.values[segment.start : segment.start + segment.count]
+            if bucket in self._weights:
+                self.worker.add(segment.start, owed * np.float32(self._weights[bucket]))
+                owed[:] = 0

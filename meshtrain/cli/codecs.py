@@ -1,0 +1,60 @@
+"""`codecs`: how gradients can travel."""
+
+from typing import Any
+
+from meshtrain.cli.errors import reported
+from meshtrain.cli.options import Json
+from meshtrain.cli.terminal import print_json, print_table, say
+from meshwire import limits
+from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codecspec import Family, Reduction
+from meshwire.footprint import residual_bytes
+
+TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded"}
+
+
+@reported
+def codecs(as_json: Json = False) -> None:
+    """Show the codecs that --codec takes.
+
+    Bits are those of one value in a full segment, the most where they follow the values, and state is what error
+    feedback keeps on each device under bsp.
+    """
+    documents = [_document(family) for family in FAMILIES.values()]
+    if as_json:
+        print_json(documents)
+        return
+    rows = [
+        (
+            str(each["name"]),
+            f"{'' if each['fixed'] else '<= '}{each['bits_per_value']:.4g}",
+            str(each["topology"]),
+            f"{each['state_bytes_per_value']:g} B" if each["state_bytes_per_value"] else "-",
+            str(each["example"]),
+            str(each["about"]),
+        )
+        for each in documents
+    ]
+    print_table(("NAME", "BITS/VALUE", "EXCHANGE", "STATE/VALUE", "AS TYPED", "WHAT TRAVELS"), rows, "WHAT TRAVELS")
+    say("Ranges and sources: meshtrain codecs --json")
+
+
+def _document(family: Family) -> dict[str, Any]:
+    spec = parse_codec(family.name)
+    count = limits.SEGMENT_VALUES_MAX
+    return {
+        "name": family.name,
+        "about": family.about,
+        "source": family.source,
+        "topology": TOPOLOGIES[family.reduction],
+        "reduction": family.reduction.value,
+        "fixed": family.fixed,
+        "bits_per_value": 8 * spec.segment_bytes_max(count) / count,
+        "error_feedback": spec.error_feedback,
+        "state_bytes_per_value": residual_bytes(spec, count, 0) / count,
+        "parameters": [
+            {"name": each.name, "about": each.about, "legal": each.legal, "default": each.default}
+            for each in family.parameters
+        ],
+        "example": family.example or family.name,
+    }

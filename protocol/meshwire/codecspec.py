@@ -1,0 +1,217 @@
+"""One codec as chosen, and the family it is of: what peers must agree on to encode alike (DESIGN section 8, C2)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+Value = float | str
+
+
+class Reduction(Enum):
+    """What a collective may do with encoded vectors."""
+
+    LINEAR = "linear"  # decode, add, encode again at every hop
+    INTEGER_SUM = "integer-sum"  # encoded integers add without decoding
+    SKETCH = "sketch"  # sketches add; decoded once at the end
+    GATHER = "gather"  # messages travel whole; every peer decodes and adds them in rank order
+    TWO_SIDED = "two-sided"  # encoded to the shard's owner, and once more from it
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A parameter that is a number in [low, high]. As typed: bare, or NAME=NUMBER."""
+
+    name: str
+    low: float
+    high: float
+    default: float
+    about: str
+    whole: bool = False
+
+    @property
+    def legal(self) -> str:
+        """For people."""
+        return f"a {'whole ' * self.whole}number from {self.low:g} to {self.high:g}"
+
+    def parse(self, text: str) -> float | None:
+        """None if it is not legal."""
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+        legal = self.low <= value <= self.high and (value.is_integer() or not self.whole)
+        return value if legal else None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A parameter that is one of a few words. As typed: bare, or NAME=WORD."""
+
+    name: str
+    words: tuple[str, ...]
+    default: str
+    about: str
+
+    @property
+    def legal(self) -> str:
+        """For people."""
+        return f"one of {', '.join(self.words)}"
+
+    def parse(self, text: str) -> str | None:
+        """None if it is not legal."""
+        return text if text in self.words else None
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpec:
+    """A codec with its parameters. `str()` gives the shortest text that is parsed to the same.
+
+    Attributes:
+        values: of the family's parameters, in their order.
+    """
+
+    family: "Family"
+    values: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return self.family.text(self.values)
+
+    @property
+    def name(self) -> str:
+        """Of the family."""
+        return self.family.name
+
+    @property
+    def reduction(self) -> Reduction:
+        """What a collective may do with what it encodes."""
+        return self.family.reduction
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every segment of `count` values takes exactly `segment_bytes_max(count)`."""
+        return self.family.fixed
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether what one encoding leaves out is added to the next."""
+        return self.family.error_feedback(self)
+
+    def segment_bytes_max(self, count: int) -> int:
+        """Upper limit of an encoded segment of `count` values, header included."""
+        return self.family.segment_bytes_max(self, count)
+
+    def number(self, name: str) -> float:
+        """A parameter's value. Raises KeyError for a name that the family does not have."""
+        value = self._value(name)
+        assert isinstance(value, float)
+        return value
+
+    def choice(self, name: str) -> str:
+        """A parameter's value. Raises KeyError for a name that the family does not have."""
+        value = self._value(name)
+        assert isinstance(value, str)
+        return value
+
+    def _value(self, name: str) -> Value:
+        for parameter, value in zip(self.family.parameters, self.values, strict=True):
+            if parameter.name == name:
+                return value
+        raise KeyError(name)
+
+
+def never(_: CodecSpec) -> bool:
+    """For `Family.error_feedback`."""
+    return False
+
+
+def always(_: CodecSpec) -> bool:
+    """For `Family.error_feedback`."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A codec with all that may be chosen about it: NAME[:VALUE,...][+WORD].
+
+    Attributes:
+        segment_bytes_max: upper limit of an encoded segment of so many values, header included.
+        fixed: it is the exact size of every segment of so many values.
+        parameters: a bare number as typed is the first Number's, a bare word the first Choice's that has it; the one
+            named "values" is typed behind the +.
+        example: as typed, with parameters if there are any.
+        about: one line.
+        source: one line.
+    """
+
+    name: str
+    reduction: Reduction
+    segment_bytes_max: Callable[[CodecSpec, int], int]
+    about: str
+    source: str
+    parameters: tuple[Number | Choice, ...] = ()
+    fixed: bool = True
+    error_feedback: Callable[[CodecSpec], bool] = never
+    example: str = ""
+
+    def spec(self, typed: str, after_plus: str | None) -> CodecSpec:
+        """The codec with the parameters as typed. Raises ValueError, which names what is legal."""
+        given: dict[str, Value] = {}
+        for piece in typed.split(",") if typed else ():
+            name, equals, text = piece.rpartition("=")
+            parameter = self._named(name) if equals else self._taking(text)
+            if parameter is None or parameter.name in given:
+                raise ValueError(f"codec {self.name}: {piece!r} is none of its parameters. {self._legal()}")
+            given[parameter.name] = self._parsed(parameter, text)
+        if after_plus is not None:
+            parameter = self._named("values")
+            if parameter is None:
+                raise ValueError(f"codec {self.name}: nothing can follow a + here. {self._legal()}")
+            given[parameter.name] = self._parsed(parameter, after_plus)
+        return CodecSpec(self, tuple(given.get(parameter.name, parameter.default) for parameter in self.parameters))
+
+    def text(self, values: tuple[Value, ...]) -> str:
+        """The canonical text of a choice: what is as it is by default is left out."""
+        chosen: Mapping[str, Value] = dict(zip((each.name for each in self.parameters), values, strict=True))
+        pieces: list[str] = []
+        plus = ""
+        for parameter in self.parameters:
+            value = chosen[parameter.name]
+            if value == parameter.default:
+                continue
+            text = f"{value:.17g}" if isinstance(value, float) else value
+            if isinstance(value, float) and float(f"{value:g}") == value:
+                text = f"{value:g}"
+            if parameter.name == "values":
+                plus = f"+{text}"
+            else:
+                pieces.append(text if self._taking(text) is parameter else f"{parameter.name}={text}")
+        return self.name + (f":{','.join(pieces)}" if pieces else "") + plus
+
+    def _named(self, name: str) -> Number | Choice | None:
+        return next((parameter for parameter in self.parameters if parameter.name == name), None)
+
+    def _taking(self, text: str) -> Number | Choice | None:
+        """Whose value it is if it is typed bare."""
+        for parameter in self.parameters:
+            if isinstance(parameter, Choice) and parameter.name != "values" and text in parameter.words:
+                return parameter
+        try:
+            float(text)
+        except ValueError:
+            return None
+        return next((parameter for parameter in self.parameters if isinstance(parameter, Number)), None)
+
+    def _parsed(self, parameter: Number | Choice, text: str) -> Value:
+        value = parameter.parse(text)
+        if value is None:
+            raise ValueError(
+                f"codec {self.name}: {parameter.name} is {text!r}; it must be {parameter.legal}, as in "
+                f"{self.example or self.name}"
+            )
+        return value
+
+    def _legal(self) -> str:
+        if not self.parameters:
+            return f"It takes none: {self.name}"
+        each = "; ".join(f"{parameter.name} is {parameter.legal}" for parameter in self.parameters)
+        return f"It takes: {each}, as in {self.example or self.name}"

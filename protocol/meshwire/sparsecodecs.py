@@ -1,0 +1,132 @@
+"""The codecs that send some values of a segment and keep the rest for the next round: what is typed, and their sizes.
+
+A segment of those that choose by size is a header, the indices in the form that takes fewest bytes, and the values; see
+`meshtraind.codecs.sparse`. When all values of the segment take no more than that, it sends them all.
+"""
+
+import math
+
+from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction, always
+
+HEADER_BYTES = 5  # form of the indices, how many, their bytes
+SEED_BYTES = 8
+GAP_WIDTHS = (4, 8, 12, 16)  # bits of a digit
+SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
+
+_VALUE_FORMS = {  # bytes before the values, bytes of each
+    "fp16": (1, 2),  # the exponent of a power of two
+    "fp32": (0, 4),
+    "int8": (4, 1),  # the step between two levels
+}
+_VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are sent are written")
+_AJI_HEAFIELD = "Aji and Heafield 2017, arXiv 1704.05021"
+
+
+def _ratio(default: float) -> Number:
+    return Number("ratio", 1e-5, 1.0, default, "the part of a segment's values that is sent")
+
+
+def values_bytes(form: str, count: int) -> int:
+    """Exact bytes of so many values behind the indices; `form` as typed behind the +."""
+    header, each = _VALUE_FORMS[form]
+    return header + each * count
+
+
+def kept_values(ratio: float, count: int) -> int:
+    """How many of `count` values are sent: at least `ratio` of them, and one if there is any."""
+    return min(math.ceil(ratio * count), count)
+
+
+def bitmap_bytes(count: int) -> int:
+    """Exact bytes of the indices of any number of `count` values as a bitmap."""
+    return (count + 7) // 8
+
+
+def gap_bytes(digits: int, width: int) -> int:
+    """Exact bytes of so many digits of `width` bits; those of 4 and 12 bits are written in pairs."""
+    if width % 8:
+        digits += digits % 2
+    return digits * width // 8
+
+
+def index_bytes_max(kept: int, count: int) -> int:
+    """Upper limit of the indices of `kept` of `count` values."""
+    by_width = (gap_bytes(kept + (count - kept) // ((1 << width) - 1), width) for width in GAP_WIDTHS)
+    return min(bitmap_bytes(count), *by_width)
+
+
+def most_kept(spec: CodecSpec, count: int) -> int:
+    """Upper limit of the values that are chosen from `count`, while they are not all sent because that is smaller."""
+    match spec.name:
+        case "topk" | "randomk":
+            return kept_values(spec.number("ratio"), count)
+        case "sidco":
+            return min(int(SIDCO_EXCESS * kept_values(spec.number("ratio"), count)), count)
+        case _:
+            return count
+
+
+def _sparse_bytes_max(spec: CodecSpec, count: int) -> int:
+    kept = most_kept(spec, count)
+    form = spec.choice("values")
+    chosen = index_bytes_max(kept, count) + values_bytes(form, kept)
+    return HEADER_BYTES + min(chosen, values_bytes(form, count))
+
+
+def _randomk_bytes(spec: CodecSpec, count: int) -> int:
+    return SEED_BYTES + values_bytes(spec.choice("values"), most_kept(spec, count))
+
+
+SPARSE_FAMILIES = (
+    Family(
+        "topk",
+        Reduction.TWO_SIDED,
+        _sparse_bytes_max,
+        parameters=(_ratio(0.01), _VALUES),
+        fixed=False,
+        error_feedback=always,
+        example="topk:0.01+fp16",
+        about="the largest magnitudes of each segment",
+        source=_AJI_HEAFIELD,
+    ),
+    Family(
+        "threshold",
+        Reduction.TWO_SIDED,
+        _sparse_bytes_max,
+        parameters=(
+            Number("magnitude", 1e-30, 1e30, 0.0, "what reaches it is sent; rms is then not used"),
+            Number("rms", 0.0, 1000.0, 3.0, "what reaches so many root mean squares of its segment is sent"),
+            _VALUES,
+        ),
+        fixed=False,
+        error_feedback=always,
+        example="threshold:rms=3+fp16",
+        about="magnitudes from a threshold on, fixed or relative to each segment",
+        source=f"Strom 2015, Interspeech; {_AJI_HEAFIELD}",
+    ),
+    Family(
+        "sidco",
+        Reduction.TWO_SIDED,
+        _sparse_bytes_max,
+        parameters=(
+            _ratio(0.01),
+            Choice("fit", ("exponential", "gamma", "pareto"), "exponential", "the distribution fitted to magnitudes"),
+            _VALUES,
+        ),
+        fixed=False,
+        error_feedback=always,
+        example="sidco:0.001,gamma+fp16",
+        about="nearly the largest magnitudes of each segment, from a threshold fitted in stages",
+        source="Abdelmoniem et al. 2021, MLSys, arXiv 2101.10761",
+    ),
+    Family(
+        "randomk",
+        Reduction.TWO_SIDED,
+        _randomk_bytes,
+        parameters=(_ratio(0.01), _VALUES),
+        error_feedback=always,
+        example="randomk:0.01+fp16",
+        about="values at random places that follow from a seed, so that no indices travel",
+        source="Stich et al. 2018, arXiv 1809.07599",
+    ),
+)

@@ -1,0 +1,59 @@
+"""Which way of exchanging a codec takes (C2), and what that needs on one rank."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshwire.codecspec import Reduction
+from meshwire.exchange import Exchange
+from meshwire.layout import EncodedLayout
+from meshwire.plan import Plan
+from meshwire.ringexchange import RingExchange
+from meshwire.shardedexchange import PartsLayout, ShardedExchange
+from meshwire.topology import Program, Shard, bucket_shards, ring_program, sharded_program
+
+
+@dataclass(frozen=True)
+class Way:
+    """One rank's, in one generation.
+
+    Attributes:
+        shards: by bucket.
+        area_bytes: memory of a round: the encoded vector first.
+        exchange: of a bucket, for a new round.
+    """
+
+    program: Program
+    shards: tuple[tuple[Shard, ...], ...]
+    area_bytes: int
+    exchange: Callable[[int], Exchange]
+
+    def owned(self, bucket: int) -> range:
+        """The segments of a bucket that this rank finishes."""
+        (shard,) = self.program.owned
+        run = self.shards[bucket][shard]
+        return range(run.first_segment, run.first_segment + run.segment_count)
+
+
+def way_of(plan: Plan, layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
+    """Raises ValueError for a codec that no way is built for, and as the programs do."""
+    shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.index) for bucket in plan.buckets)
+    match layout.reduction:
+        case Reduction.LINEAR:
+            program = ring_program(ranks, rank)
+            return Way(
+                program,
+                shards,
+                layout.total_bytes,
+                lambda bucket: RingExchange(bucket, program, shards[bucket], layout),
+            )
+        case Reduction.TWO_SIDED:
+            program = sharded_program(ranks, rank)
+            parts = PartsLayout(layout, program, shards)
+            return Way(
+                program,
+                shards,
+                parts.area_bytes,
+                lambda bucket: ShardedExchange(bucket, program, shards[bucket], layout, parts),
+            )
+        case _:
+            raise ValueError(f"no exchange is built for {layout.reduction.value} codecs")

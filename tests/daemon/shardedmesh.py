@@ -1,0 +1,109 @@
+"""Executors of a two-sided codec, each joined to all others, while members are lost and come.
+
+As in `churnring`; what is exchanged cannot be computed here in another way, so what must be true of it is said instead.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshtraind.codecs import codec_named
+from meshwire.header import Header
+from tests.daemon.churnring import ChurnRing
+from tests.daemon.executorring import PLAN, Member, Offer
+
+Wide = NDArray[np.float64]
+
+
+class ShardedMesh(ChurnRing):
+    """A mesh whose generations change.
+
+    Attributes:
+        parts: the bytes of each segment of a member's part, by (rank, round, bucket, segment).
+        told: the means of the rounds, as the first member has applied them.
+    """
+
+    def __init__(
+        self, members: int, codec: str, staleness: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
+    ) -> None:
+        super().__init__(members, codec, staleness, seed, rounds)
+        self.coder = codec_named(codec)
+        self.parts: dict[tuple[int, int, int, int], bytes] = {}
+
+    def receivers(self, rank: int) -> tuple[int, ...]:
+        return tuple(other for other in self.ranks if other != rank)
+
+    def receive(self, sender: int, receiver: int) -> None:
+        header, payload = self.wires[sender, receiver].queue[0]
+        if payload is not None and header.generation == self.generation and header.step < len(self.ranks) - 1:
+            self._same_as_before(sender, header, payload)
+        super().receive(sender, receiver)
+
+    def newcomer(self, rank: int, cut: int) -> None:
+        super().newcomer(rank, cut)
+        self.parts = {key: part for key, part in self.parts.items() if key[0] != rank}
+
+    def _same_as_before(self, sender: int, header: Header, payload: memoryview) -> None:
+        """C1: a round that runs again is sent the bytes of before, whoever receives which of them now."""
+        at = 0
+        for segment in range(header.first_segment, header.first_segment + header.segment_count):
+            length = self.coder.length_of(payload[at:], PLAN.buckets[header.bucket].segment_bounds(segment)[1])
+            part = bytes(payload[at : at + length])
+            assert self.parts.setdefault((sender, header.round, header.bucket, segment), part) == part
+            at += length
+        assert at == len(payload)
+
+    def check(self) -> None:
+        """All members have the same means, to the bit, of exactly those that contributed."""
+        for number, ranks in self.completed_in.items():
+            made = self.rounds[number]
+            contributors = [rank for rank in ranks if made[rank].values is not None]
+            bitmap = sum(1 << rank for rank in contributors)
+            poisoned = frozenset[int]().union(*(made[rank].poisoned for rank in contributors))
+            told: dict[int, object] = {}
+            for rank in self.ranks:
+                for bucket in PLAN.buckets:
+                    if (done := self.members[rank].done.get((number, bucket.index))) is not None:
+                        assert (done.contributors, done.poisoned) == (bitmap, bucket.index in poisoned)
+                        assert told.setdefault(bucket.index, done) == done
+            if contributors and not poisoned:
+                assert len({member.means[number].tobytes() for member in self.current() if number in member.means}) == 1
+        for rank in self.ranks:
+            member = self.members[rank]
+            assert sorted(member.means) == list(range(self.entered_at[rank] + 1, max(self.rounds) + 1))
+
+    def current(self) -> list[Member]:
+        """The members."""
+        return [self.members[rank] for rank in self.ranks]
+
+    def owed(self, weight: float) -> Wide:
+        """What all residuals hold that will be sent, in units of w*g: the owners' of the shards that are theirs now."""
+        total = np.zeros(PLAN.total_values)
+        for member in self.current():
+            feedback, way = member.executor._feedback, member.executor._way
+            assert feedback is not None
+            total += feedback.worker.values
+            for bucket in PLAN.buckets:
+                for start, count in map(bucket.segment_bounds, way.owned(bucket.index)):
+                    run = slice(start, start + count)
+                    total[run] += weight * feedback.owner.values[run].astype(np.float64)
+        return total
+
+
+def constant_offers(
+    contributors: int, others: int, last: int, seed: int, poison: float = 0.15
+) -> Mapping[int, list[Offer]]:
+    """Rounds to which the first members contribute with weight rank + 1, the others nothing; some have poison."""
+    numbers = np.random.default_rng(seed)
+    rounds: dict[int, list[Offer]] = {}
+    for number in range(1, last + 1):
+        made: list[Offer] = []
+        for rank in range(contributors):
+            values = (numbers.standard_t(3, PLAN.total_values) * (rank + 1)).astype(np.float32)
+            void = (
+                frozenset({int(numbers.integers(0, len(PLAN.buckets)))}) if numbers.random() < poison else frozenset()
+            )
+            made.append(Offer(values, rank + 1.0, void))
+        rounds[number] = made + [Offer(None, 0.0)] * others
+    return rounds

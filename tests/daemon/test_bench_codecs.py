@@ -1,0 +1,106 @@
+"""What `meshtrain bench codecs` computes, and one short run of it."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from meshtrain.cli.bench import bench
+from meshtraind.bench.codecreport import CodecFigures, CodecReport
+from meshtraind.bench.codecs import all_codecs, gradient, measure
+from meshtraind.bench.settings import BenchError
+from meshwire.codec import FAMILIES, parse_codec
+
+
+def figures(
+    codec: str = "fp32", encoded_bytes: int = 40_000_000, encode_s: float = 0.01, add_s: float = 0.01
+) -> CodecFigures:
+    return CodecFigures(codec, 10_000_000, encoded_bytes, encode_s, add_s, error=0.0, memory_bytes=2**20)
+
+
+def silent(_: str) -> None:
+    pass
+
+
+def test_it_pays_below_the_speed_at_which_the_saved_bytes_take_as_long_as_the_work() -> None:
+    """10 MB less, and 20 ms more: 500 MB/s."""
+    fp32 = figures()
+    assert figures("fp16", 30_000_000, 0.02, 0.02).pays_below_mbit(fp32) == pytest.approx(4000)
+    assert figures("free", 30_000_000, 0.005, 0.01).pays_below_mbit(fp32) is None
+    assert figures("vain", 40_000_000, 0.02, 0.02).pays_below_mbit(fp32) == 0
+    assert fp32.pays_below_mbit(fp32) == 0
+
+
+def test_speeds_are_of_the_values_in_fp32() -> None:
+    found = figures("int8", 10_000_000, 0.02, 0.01)
+    assert (found.bits, found.encode_gb_s, found.add_gb_s) == pytest.approx((8, 2, 4))
+
+
+def test_the_report_has_a_table_for_each_size() -> None:
+    fp32 = figures()
+    report = CodecReport(3, {fp32.values: fp32}, [fp32, figures("free", 10_000_000, 0.005, 0.01)])
+    found = json.loads(json.dumps(report.as_json()))
+    assert [each["pays_below_mbit"] for each in found["codecs"]] == [0, None]
+    assert "never" in report.as_text()
+    assert "any speed" in report.as_text()
+
+
+def test_all_families_are_measured() -> None:
+    assert {parse_codec(text).name for text in all_codecs()} == set(FAMILIES)
+
+
+def test_a_gradient_has_heavy_tails_and_layers_of_different_scales() -> None:
+    values = gradient(700_000)
+    assert values.dtype == np.float32
+    assert np.isfinite(values).all()
+    layers = [values[start : start + 1700].astype(np.float64) for start in (0, 2000, 40_000, 190_000)]
+    scales = [float(np.median(np.abs(layer))) for layer in layers]
+    assert max(scales) > 2 * min(scales)
+    assert max(np.abs(layer).max() / layer.std() for layer in layers) > 8
+    assert (gradient(1000) == values[:1000]).all()
+
+
+def test_figures_are_those_of_the_codec() -> None:
+    """Bytes exactly, errors about: 5 segments, the last one short."""
+    report = measure(["fp32", "int8", "onebit"], [300_000], 1, silent)
+    fp32, int8, onebit = report.figures
+    assert [each.encoded_bytes for each in report.figures] == [
+        sum(parse_codec(each.codec).segment_bytes_max(count) for count in [65536] * 4 + [300_000 - 4 * 65536])
+        for each in report.figures
+    ]
+    assert fp32.error == 0
+    assert 0 < int8.error < 0.1 < onebit.error < 1
+    assert all(each.encode_s > 0 < each.add_s for each in report.figures)
+    assert all(65536 * 4 < each.memory_bytes < 4 * 2**20 for each in report.figures)
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(BenchError, match="--runs 0"):
+        measure(["fp32"], [1000], 0, silent)
+    with pytest.raises(BenchError, match="--values 0"):
+        measure(["fp32"], [0], 1, silent)
+    with pytest.raises(BenchError, match="--codec: there is no codec 'zip'"):
+        measure(["zip"], [1000], 1, silent)
+
+
+def test_a_short_run() -> None:
+    """As a user runs it: figures on stdout, progress on stderr."""
+    argv = [sys.executable, "-m", "meshtraind.bench", "codecs", "--values", "1e5,2e4", "--codec", "int4", "--runs", "1"]
+    done = subprocess.run([*argv, "--json"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["codecs"]
+    assert [(each["codec"], each["values"]) for each in found] == [("int4", 100_000), ("int4", 20_000)]
+    assert "int4 (1 of 1), 20000 values" in done.stderr
+
+
+def test_the_command_passes_on_what_is_wrong() -> None:
+    app = typer.Typer()
+    app.add_typer(bench, name="bench")
+    argv = [sys.executable, "-m", "meshtraind.bench", "codecs", "--values", "many"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr[:21]) == (1, "error: --values many:")
+    assert CliRunner().invoke(app, ["bench", "codecs", "--values", "1e3", "--codec", "zip"]).exit_code == 1

@@ -1,0 +1,151 @@
+"""The executor with codecs that go to each shard's owner and back: C1, C2, G2, G4, G6, V1, and error feedback."""
+
+import asyncio
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshtraind.codecs.base import CodecError
+from tests.daemon.churnring import offers_of
+from tests.daemon.executorring import PLAN
+from tests.daemon.shardedmesh import ShardedMesh, constant_offers
+
+CODECS = ("int8", "int4:sr", "onebit", "topk:0.05", "threshold:rms=2", "terngrad")
+WITH_FEEDBACK = ("int8", "onebit", "topk:0.05")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    """Several chunks to a shard."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwire.limits.CHUNK_BYTES", 4 * 1024)
+        yield
+
+
+async def churn(members: int, codec: str, staleness: int, seed: int) -> None:
+    """Two changes of generation: some members are lost, killed or just left out, then one comes."""
+    mesh = ShardedMesh(members, codec, staleness, seed, offers_of(members + 1, 5, seed))
+    async with asyncio.timeout(60):
+        await mesh.some(300 * members)
+        lost = mesh.random.sample(mesh.ranks, mesh.random.choice([1, 1, members - 1]))
+        for rank in lost:
+            if mesh.random.random() < 0.5:
+                mesh.kill(rank)
+        await mesh.some(100)
+        await mesh.change(tuple(rank for rank in mesh.ranks if rank not in lost))
+        await mesh.some(300)
+        await mesh.change(tuple(sorted({*mesh.ranks, mesh.random.choice([lost[0], members])})))
+        await mesh.finish()
+    mesh.close()
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    members=st.integers(2, 4),
+    codec=st.sampled_from(CODECS),
+    staleness=st.integers(0, 2),
+    seed=st.integers(0, 2**32),
+)
+def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
+    members: int, codec: str, staleness: int, seed: int
+) -> None:
+    """C1, G6, G8: the bytes of a part are those of before a fence, and the means are bit-equal on all."""
+    asyncio.run(churn(members, codec, staleness, seed))
+
+
+async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
+    """Three contribute to every round; a fourth joins that only owns shards, or the same three go on."""
+    rounds = constant_offers(3, 1, 8, seed)
+    mesh = ShardedMesh(3, codec, staleness, seed, rounds)
+    async with asyncio.timeout(60):
+        await mesh.some(4000)
+        await mesh.change((0, 1, 2, 3) if joins else (0, 1, 2))
+        await mesh.finish()
+    weight = 6.0
+    applied, gradients = np.zeros(PLAN.total_values), np.zeros(PLAN.total_values)
+    for number, made in rounds.items():
+        if not any(offer.poisoned for offer in made):
+            applied += weight * mesh.members[0].means[number].astype(np.float64)
+            gradients += sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+    error = np.abs(applied + mesh.owed(weight) - gradients)
+    assert error.max() <= 1e-5 * np.abs(gradients).max() + 1e-3, "P1: sent + residual = gradients"
+    assert np.abs(applied - gradients).max() > 100 * error.max(), "or the codec leaves nothing out"
+    mesh.close()
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    codec=st.sampled_from(WITH_FEEDBACK),
+    staleness=st.integers(0, 2),
+    seed=st.integers(0, 2**32),
+    joins=st.booleans(),
+)
+def test_nothing_is_lost_at_workers_and_owners(codec: str, staleness: int, seed: int, joins: bool) -> None:
+    """P1, V1, C1: over void rounds, rounds that run again, and shards whose owner changes."""
+    asyncio.run(conserve(codec, staleness, seed, joins))
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codec", ["int8", "topk:0.05"])
+async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> None:
+    """C2: m=1 encodes as an owner does, so the base is made of bytes that others can be given."""
+    mesh = ShardedMesh(1, codec, 1, 1, constant_offers(1, 1, 4, 1, poison=0))
+    while mesh.members[0].complete < 1:
+        await mesh.act()
+    held = memoryview(bytes(mesh.members[0].executor.encoded(1).area))
+    mesh.opening = "late"
+    await mesh.change((0, 1))
+    await mesh.finish()
+    served = np.full(PLAN.total_values, np.nan, np.float32)
+    for bucket in PLAN.buckets:
+        for start, count in map(bucket.segment_bounds, range(bucket.segment_count)):
+            length = mesh.coder.length_of(held, count)
+            mesh.coder.decode_into(held[:length], served[start : start + count])
+            held = held[length:]
+    assert not held
+    assert served.tobytes() == mesh.members[0].means[1].tobytes()
+    mesh.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "threshold:rms=2"])
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("opened", [True, False])
+async def test_a_member_that_lags_takes_a_served_round(opened: bool, staleness: int, codec: str) -> None:
+    """G4: the runs back to back; decoded into the slot whenever it is the round's, and served on as they are."""
+    mesh = ShardedMesh(3, codec, staleness, 1, constant_offers(3, 0, 3, 1, poison=0))
+    lagging, source = mesh.members[1], mesh.members[0]
+    mesh.opening = "early" if opened else "late"
+    mesh.slow, mesh.slow_holds = 1, 0.0  # a seal is missing
+    while min(source.complete, mesh.members[2].complete) < 1:
+        await mesh.act()
+    assert lagging.opened == opened
+    cut = await mesh.change((0, 1, 2), disorder=0)
+    assert lagging.complete == cut >= 1
+    assert bytes(lagging.executor.encoded(1).area) == bytes(source.executor.encoded(1).area), "it can serve others now"
+    mesh.slow_holds = 0.5
+    await mesh.finish()
+    assert lagging.means[1].tobytes() == source.means[1].tobytes()
+    mesh.close()
+
+
+@pytest.mark.asyncio
+async def test_broken_bytes_of_a_served_round_are_refused() -> None:
+    """G4: what the source says is walked segment by segment before anything of it counts."""
+    mesh = ShardedMesh(2, "topk:0.05", 0, 1, constant_offers(2, 0, 2, 1, poison=0))
+    mesh.slow, mesh.slow_holds = 1, 0.0
+    while mesh.members[0].complete < 1:
+        await mesh.act()
+    held, lagging = mesh.members[0].executor.encoded(1), mesh.members[1].executor
+    for rank in (0, 1):
+        mesh.fence(rank)
+    for wrong in (bytes(held.area[:-1]), bytes(held.area) + b"\x00", b""):
+        lagging.place_for(1, len(wrong))[:] = wrong
+        with pytest.raises(CodecError):
+            lagging.take_served(1, held.poisoned)
+    with pytest.raises(CodecError, match="bytes at the source"):
+        lagging.place_for(1, 1 << 30)
+    mesh.close()

@@ -1,0 +1,84 @@
+"""Real daemons and learners with codecs that go to each shard's owner and back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshtrain.localmesh import LocalMesh
+from tests.daemon import jobs
+from tests.lab.chaosmesh import ChaosMesh
+
+pytestmark = pytest.mark.timeout(240)
+
+UNTIL_STOPPED = jobs.TRAIN.replace(
+    "for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):", "while not os.path.exists(sys.argv[1]):"
+)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[LocalMesh]:
+    with LocalMesh(("anna", "bert", "cleo"), print) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("codec", "options"),
+    [
+        ("int8", {}),
+        ("onebit", {"sync": "ssp:2", "straggler": "wait"}),
+        ("topk:0.05+fp16", {"sync": "ssp:2"}),
+        ("threshold:rms=2", {}),
+    ],
+)
+def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str, options: dict[str, str]) -> None:
+    """O9, C2: everybody decodes the owner's bytes, under every bound."""
+    summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN, codec=codec, **options)
+    assert summary.state == "succeeded", summary.error
+    assert summary.replicas_equal is True
+    assert summary.hashes_compared >= 4
+
+
+def test_two_runs_are_equal_bit_by_bit(mesh: LocalMesh, tmp_path: Path) -> None:
+    """R8: with fixed visibility, whatever arrives when, and with a codec that draws: its seeds are the job's."""
+    weights = set()
+    for _ in range(2):
+        fixed = {"sync": "ssp:2", "straggler": "wait", "visibility": "fixed"}
+        summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN, codec="int4:sr", **fixed)
+        assert summary.state == "succeeded", summary.error
+        weights.add(jobs.read(mesh.daemons[0], summary.job, "output", 0, "sub/weights.txt"))
+    assert len(weights) == 1
+
+
+def test_a_void_round_is_taken_back_everywhere(mesh: LocalMesh, tmp_path: Path) -> None:
+    """V1: also what residuals owe of it; the job goes on with equal replicas and finite weights."""
+    script = jobs.TRAIN.replace(
+        "optimizer.zero_grad()", "optimizer.zero_grad()\n        if mt.rank() == 2 and epoch == 0: x = x * float('nan')"
+    )
+    summary = jobs.run(mesh.daemons[0], tmp_path, script, codec="int8", on_nan="skip")
+    assert summary.state == "succeeded", summary.error
+    assert summary.replicas_equal is True
+    assert "nan" not in jobs.read(mesh.daemons[0], summary.job, "output", 0, "sub/weights.txt")
+
+
+@pytest.mark.parametrize(("codec", "sync"), [("int8", "bsp"), ("topk:0.05", "ssp:2")])
+def test_a_daemon_is_killed_and_returns(tmp_path: Path, codec: str, sync: str) -> None:
+    """C1, G6, J2: rounds that it has left half done run again with the same bytes, and its residuals begin at zero."""
+    stop = tmp_path / "stop"
+    with ChaosMesh(3) as mesh:
+        anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
+        id_ = jobs.submit(anna, tmp_path, UNTIL_STOPPED, codec=codec, sync=sync, args=(str(stop),)).job
+        jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 20, "round 20")
+        lost.kill()
+        left = jobs.wait_for(anna, id_, lambda seen: seen.present == (0, 1), "a generation without it")
+        jobs.wait_for(anna, id_, lambda seen: seen.rounds >= left.rounds + 20, "rounds without it")
+        lost.start()
+        lost.wait()
+        jobs.wait_for(anna, id_, lambda seen: seen.ranks[2].part == "computes", "its return")
+        back = jobs.summary(anna, id_)
+        jobs.wait_for(anna, id_, lambda seen: seen.rounds >= back.rounds + 20, "rounds with it")
+        stop.touch()
+        for daemon in mesh.daemons.values():
+            summary = jobs.ended(daemon, id_)
+            assert summary.state == "succeeded", summary.error
+            assert summary.replicas_equal is True

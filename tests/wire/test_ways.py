@@ -1,0 +1,42 @@
+"""Every codec has a way to be exchanged, and every rank enough memory for it (C2)."""
+
+import pytest
+
+from meshwire.codec import FAMILIES, FP32, CodecSpec, Reduction, parse_codec
+from meshwire.codecspec import Family
+from meshwire.layout import EncodedLayout
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.plan import plan_buckets
+from meshwire.ways import way_of
+
+SIZES = (70_000, 5, 300_000, 1_000, 129)
+MANIFEST = ModelManifest(
+    tensors=tuple(
+        TensorSpec(name=f"w{at}", shape=(n,), dtype="float32", kind="parameter") for at, n in enumerate(SIZES)
+    ),
+    optimizer="SGD",
+)
+PLAN = plan_buckets(MANIFEST, 1 << 18)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("ranks", [(3,), (0, 1), (0, 2, 3, 9, 63)])
+def test_each_segment_is_finished_by_one_rank(name: str, ranks: tuple[int, ...]) -> None:
+    """W3: by exactly one, whichever way; on a ring the area is the vector, else it holds the others' parts too."""
+    layout = EncodedLayout(PLAN, parse_codec(name))
+    ways = [way_of(PLAN, layout, ranks, rank) for rank in ranks]
+    for bucket in PLAN.buckets:
+        finished = sorted(segment for way in ways for segment in way.owned(bucket.index))
+        assert finished == list(range(bucket.segment_count))
+        assert all(not way.exchange(bucket.index).complete for way in ways)
+    extra = [way.area_bytes - layout.total_bytes for way in ways]
+    if layout.reduction is Reduction.LINEAR:
+        assert not any(extra)
+    else:
+        assert sum(extra) == (len(ranks) - 1) * layout.total_bytes
+
+
+def test_a_codec_without_a_way_is_refused_by_its_kind() -> None:
+    sketch = Family("sketch", Reduction.SKETCH, FP32.family.segment_bytes_max, "", "")
+    with pytest.raises(ValueError, match="no exchange is built for sketch codecs"):
+        way_of(PLAN, EncodedLayout(PLAN, CodecSpec(sketch, ())), (0, 1), 0)
