@@ -27,7 +27,7 @@ class Guests:
     """One job's, at one member. `members_max`: how many devices the job takes, those counted that it has lost."""
 
     def __init__(self, members_max: int, timeouts: Timeouts) -> None:
-        self._members_max = members_max
+        self.members_max = members_max
         self._timeouts = timeouts
         self._guests: dict[str, _Guest] = {}
 
@@ -39,7 +39,7 @@ class Guests:
         for, in the order of their ids, as the other members do.
         """
         self._follow(generation, links, now_s)
-        room = self._members_max - len(generation.members)
+        room = self.members_max - len(generation.members)
         room -= sum(guest.asking or guest.willing for guest in self._guests.values())
         asked = []
         for device, guest in sorted(self._guests.items()):

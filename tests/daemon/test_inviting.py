@@ -21,6 +21,7 @@ from meshwire import limits
 from meshwire.jobs import JobEvent, JobState
 from meshwire.messages.generation import AskIn, Invite
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.syncmode import sync_settings
 
@@ -244,7 +245,9 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
     monkeypatch.setattr(inviting, "LOOK_INTERVAL_S", 0.001)
     clock = SimpleNamespace(now_s=0.0)
     loop = asyncio.get_running_loop()
-    rounds = SimpleNamespace(complete=0)
+    rounds = SimpleNamespace(
+        complete=0, sample_space=SampleSpace(total=3, batch=9, whole_batches=False, drop_last=False)
+    )
     tasks = TaskSet("test")
     asking = Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks)
 
@@ -271,6 +274,35 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
         assert job.summary().not_joining == ()
         await after(2.0)
         assert asking.asked == (CLEO.device,)
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("total", "drop_last"), [(2, False), (29, True)])
+async def test_a_job_takes_no_more_devices_than_its_data_is_enough_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, drop_last: bool
+) -> None:
+    """X4: the newcomer's script could not prepare its loader, and would be started again three times."""
+    guest = Guest()
+    job = Job(SPEC, (ANNA, BERT), 0, tmp_path, cast(Any, HISTORY))
+    for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+        job.advance(event)
+    job.take(FIRST)
+    links = {BERT.device: link(BERT), CLEO.device: link(CLEO, guest)}
+    node = SimpleNamespace(device=ANNA.device, links=links, patience_s=5.0)
+    space = SampleSpace(total=total, batch=10, whole_batches=False, drop_last=drop_last)
+    rounds = SimpleNamespace(complete=1, sample_space=space)
+    monkeypatch.setattr(inviting, "LOOK_INTERVAL_S", 0.001)
+    loop = asyncio.get_running_loop()
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(loop, "time", _shifted(loop.time, clock))
+    tasks = TaskSet("test")
+    tasks.spawn(Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks).run(), "invite")
+    for _ in range(2):
+        await asyncio.sleep(0.02)
+        clock.now_s += 100.0
+    assert not guest.asked
+    assert job.summary().not_joining == (("cleo", "the job's data is enough for 2 devices"),)
     await tasks.close()
 
 
