@@ -151,6 +151,25 @@ async def test_what_stands_against_it_is_said(cleo: Invited) -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_invitation_that_nobody_can_have_sent_is_refused(cleo: Invited) -> None:
+    """A rank beyond those that a job can have would end in the history of jobs, and not in an answer."""
+    full = SPEC.model_copy(update={"peers_max": 2})
+    for spec, update, why in (
+        (full, {}, "has all the devices"),
+        (SPEC.model_copy(update={"peers_max": None}), {}, "has all the devices"),
+        (SPEC, {"ranks": (0, 5)}, "not those of its members"),
+        (SPEC, {"members": (ANNA, CLEO)}, "was in the job already"),
+        (SPEC, {"ranks": (1,), "learning": (1,), "proposer": BERT.device}, "not in the job"),
+        (SPEC, {"job": "k" + "0" * 11}, "is one of job k"),
+    ):
+        invite = Invite(spec=spec, generation=FIRST.model_copy(update=update))
+        assert why in ((await cleo.enlisting.invited(invite, ANNA.device)).refusal or "")
+    assert not cleo.jobs
+    assert await cleo.asked() is None
+    assert "another job" in (await cleo.asked(SPEC.model_copy(update={"seed": 2})) or "")
+
+
+@pytest.mark.asyncio
 async def test_files_that_do_not_fit_are_an_answer_and_the_next_invitation_a_new_try(cleo: Invited) -> None:
     cleo.wrong.append(BlobError("not enough space"))
     assert await cleo.asked() == "not enough space"
