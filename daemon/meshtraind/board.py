@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -165,7 +166,8 @@ class Board:
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")
         self._tell_members()
         try:
-            JobFile(spec=job.spec, members=job.members).save(job.folder)
+            began_s = job.started_at_s or time.time()
+            JobFile(spec=job.spec, members=job.members, started_at_s=began_s).save(job.folder)
         except OSError as error:
             log.warning("job %s: a restarted meshtraind could not return to it: %s", job.spec.job, error)
         return session

@@ -264,7 +264,9 @@ class Enlisting:
         del self._left[where.job]
         log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
         folder = self._node.job_folder(where.job)
-        job = Job(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS)
+        job = Job(
+            *(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS, left.started_at_s)
+        )
         self._board.add(job)
         self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
 
