@@ -285,13 +285,19 @@ class Board:
 
     async def leave(self, id_: str) -> None:
         """A person takes this device out of a job. Raises RequestError where the others could not go on."""
-        session = self._sessions.get(id_)
+        session, job = self._sessions.get(id_), self._jobs.get(id_)
+        reason = f"{self._node.name} left it, the others went on"
+        if session is None and job is not None and not job.ended and job.way is not Way.BEGINS:
+            job.left = True
+            self.enlisting.end_unstarted(job, JobEvent.CANCEL, reason)
+            await asyncio.to_thread(forget, job.folder)
+            return
         if session is None:
             raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
         if not await session.leave():
             raise RequestError(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
         session.job.left = True
-        session.end("cancelled", f"{self._node.name} left it, the others went on", now=False, tell=False)
+        session.end("cancelled", reason, now=False, tell=False)
         await session.closed.wait()
 
     def _answer_late(self, device: str, job: Job, report: RankReport) -> None:

@@ -306,7 +306,7 @@ class Enlisting:
             )
         if known is not None and self._is_on(known):
             return None
-        if known is not None and known.started_at_s is not None:
+        if known is not None and (known.started_at_s is not None or known.left):
             return f"the job has ended there: {known.error or known.state}"
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             return f"{limits.JOBS_RUNNING_MAX} jobs run there already"

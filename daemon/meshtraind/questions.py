@@ -13,7 +13,7 @@ from meshtraind.checkpointsearch import READ_TIMEOUT_S, ship
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.history import HistoryError
-from meshtraind.job import summary_of
+from meshtraind.job import Way, summary_of
 from meshtraind.jobspec import Emit
 from meshtraind.node import Node
 from meshtraind.threads import in_thread
@@ -114,7 +114,7 @@ class Questions:
         if summary.ended_at_s is not None:
             raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
         job, session = self._board.jobs.get(body.job), self._board.session(body.job)
-        if job is None:
+        if job is None or (forward and session is None and job.way is not Way.BEGINS):  # its files are on their way
             await self._cancel_elsewhere(body, summary)
             return
         reason = f"cancelled on {by}"

@@ -189,6 +189,22 @@ async def test_who_has_left_a_job_is_not_drawn_into_it_again(cleo: Invited) -> N
     assert await cleo.asked() == "the job has ended there: cleo left it, the others went on"
 
 
+@pytest.mark.asyncio
+async def test_who_leaves_while_its_files_come_is_not_drawn_into_it_again(cleo: Invited) -> None:
+    """A person who does not want a job here must not wait until it has begun."""
+    board = cast(Any, Board.__new__(Board))
+    board._node, board._jobs, board._sessions = cleo.node, cleo.jobs, {}
+    board.enlisting = cleo.enlisting
+    asked = cleo.tasks.spawn(cleo.asked(), "ask")
+    await asyncio.sleep(0)
+    await board.leave(JOB)
+    assert "cleo left it" in (await asked or "")
+    assert "cleo left it" in (await cleo.asked() or "")
+    assert cleo.jobs[JOB].state is JobState.CANCELLED
+    assert not cleo.taken_in
+    await cleo.tasks.close()
+
+
 def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> None:
     """Another device may have joined before; and it was never away."""
     job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
