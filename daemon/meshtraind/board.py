@@ -4,12 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from meshtraind.cleanup import clean_up, clean_up_all
 from meshtraind.connection import Connection, RequestError
 from meshtraind.enlisting import Enlisting
-from meshtraind.history import RESUME
+from meshtraind.history import RESUME, HistoryError
 from meshtraind.job import Job, Way
 from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
@@ -39,6 +38,7 @@ from meshwire.messages.job import (
     End,
     FilesProgress,
     Generation,
+    Outcome,
     RankReport,
 )
 from meshwire.messages.local import Resubmit, Submit, Submitted
@@ -51,7 +51,7 @@ UNSTARTED = {  # what an end means for a device that does not take part yet, or 
     "failed": JobEvent.FAIL,
     "cancelled": JobEvent.CANCEL,
 }
-OUTCOMES: dict[JobState, Literal["succeeded", "cancelled"]] = {  # all other ends are failures to those who ask
+OUTCOMES: dict[JobState, Outcome] = {  # all other ends are failures to those who ask
     JobState.SUCCEEDED: "succeeded",
     JobState.CANCELLED: "cancelled",
 }
@@ -254,6 +254,8 @@ class Board:
             self._tell_end(device, self._jobs[id_])
         elif isinstance(body, Where):
             self.enlisting.left_behind(device, body)
+        elif isinstance(body, AskIn) and not id_:
+            self._tell_of_before(device, body.job)
 
     def _to_generations(self, session: Session, device: str, body: Message) -> None:
         generations = session.passage.generations
@@ -276,12 +278,22 @@ class Board:
                 session.passage.link_made(link.device, link.hello.incarnation)
 
     def _tell_end(self, device: str, job: Job) -> None:
-        if job.left:
-            return
-        outcome = OUTCOMES.get(job.state, "failed")
-        end = End(job=job.spec.job, outcome=outcome, reason=job.error or "the job has ended", now=False)
+        if not job.left:
+            self._send_end(device, job.spec.job, OUTCOMES.get(job.state, "failed"), job.error)
+
+    def _tell_of_before(self, device: str, id_: str) -> None:
+        """Who asks to be taken into a job that succeeded before this daemon was restarted would wait for ever."""
+        try:
+            succeeded = self._node.history.find(id_).state is JobState.SUCCEEDED
+        except HistoryError:
+            return  # it is not known here
+        if succeeded:
+            self._send_end(device, id_, "succeeded", None)
+
+    def _send_end(self, device: str, id_: str, outcome: Outcome, reason: str | None) -> None:
+        end = End(job=id_, outcome=outcome, reason=reason or "the job has ended", now=False)
         if device in self._node.links:
-            self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
+            self._node.links[device].connection.notify(end, job=job_number(id_))
 
     async def leave(self, id_: str) -> None:
         """A person takes this device out of a job. Raises RequestError where the others could not go on."""

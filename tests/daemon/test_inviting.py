@@ -14,6 +14,7 @@ from meshtraind.board import Board
 from meshtraind.choice import choose_members
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
+from meshtraind.history import UnknownJobError
 from meshtraind.inviting import Inviting
 from meshtraind.job import Job, Way
 from meshtraind.tasks import TaskSet
@@ -231,6 +232,25 @@ def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | N
     ask = AskIn(job=JOB, member=CLEO, linked=())
     board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
     assert heard == ([ask] if hears else [])
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.LOST, None])
+def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: JobState | None) -> None:
+    """Else it would ask for ever. One that was lost here may go on elsewhere."""
+    told: list[End] = []
+
+    def find(job: str) -> Any:
+        if state is None:
+            raise UnknownJobError(job)
+        return SimpleNamespace(state=state)
+
+    board = cast(Any, Board.__new__(Board))
+    connection = SimpleNamespace(notify=lambda body, **_: told.append(body))
+    board._node = SimpleNamespace(history=SimpleNamespace(find=find), links={CLEO.device: link(CLEO, connection)})
+    board._ids, board._sessions, board._jobs = {}, {}, {}
+    board.enlisting = SimpleNamespace(promised=lambda _job: False)
+    board._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
+    assert [end.outcome for end in told] == (["succeeded"] if state is JobState.SUCCEEDED else [])
 
 
 @pytest.mark.parametrize(
