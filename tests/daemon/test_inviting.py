@@ -17,14 +17,18 @@ from meshtraind.enlisting import Enlisting
 from meshtraind.history import UnknownJobError
 from meshtraind.inviting import Inviting
 from meshtraind.job import Job, Way
+from meshtraind.questions import Questions
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.jobs import JobEvent, JobState
+from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskIn, Invite
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
+from meshwire.messages.local import Cancel
 from meshwire.syncmode import sync_settings
+from meshwire.wiretypes import Wire
 
 JOB = "j" + "0" * 11
 ANNA, BERT, CLEO, DORA = (
@@ -204,6 +208,35 @@ async def test_who_leaves_while_its_files_come_is_not_drawn_into_it_again(cleo: 
     assert cleo.jobs[JOB].state is JobState.CANCELLED
     assert not cleo.taken_in
     await cleo.tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -> None:
+    """Ended here alone, the job would be joined anew a minute later."""
+    asked: list[str] = []
+
+    def member(name: str, answer: Exception | None) -> Any:
+        async def request(body: Wire, **_: object) -> Done:
+            assert body == Cancel(job=JOB, now=False)
+            asked.append(name)
+            if answer is not None:
+                raise answer
+            return Done()
+
+        return SimpleNamespace(request=request)
+
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    links = {
+        ANNA.device: link(ANNA, member("anna", RequestError("no job there"))),
+        BERT.device: link(BERT, member("bert", None)),
+    }
+    board = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
+    questions = Questions(cast(Any, SimpleNamespace(device=CLEO.device, links=links)), cast(Any, board))
+    await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
+    assert asked == ["anna", "bert"]
+    links.clear()
+    with pytest.raises(RequestError, match=r"no device of job .* is linked now; see `meshtrain peers`"):
+        await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
 
 
 def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> None:
