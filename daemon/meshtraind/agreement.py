@@ -169,11 +169,11 @@ class Agreement:
 
     async def _give(self, units: tuple[bytes, ...], folder: Path, emit: Emit) -> StateTask:
         self._say(None, StateIndex(job=self._job, units=units, rank=self._rank))
-        others = lambda: [rank for rank in self._missing(self._wants) if rank != self._rank]  # noqa: E731
-        await self._until(others, "to compare their start", emit)
+        self._wants[self._rank] = ()
+        await self._until(lambda: self._missing(self._wants), "to compare their start", emit)
         self._exported = tuple(sorted({unit for wanted in self._wants.values() for unit in wanted}))
-        if self._exported and self._exported[-1] >= len(units):
-            raise RequestError(f"a member asked for unit {self._exported[-1]} of {len(units)}")
+        if unknown := set(self._exported) - set(range(len(units))):
+            raise RequestError(f"a member asked for unit {min(unknown)} of {len(units)}")
         return StateTask(units=self._exported, folder=str(folder), write=True)
 
     async def _take(

@@ -2,13 +2,13 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping
-from typing import Literal
 
 from meshtraind.cleanup import clean_up, clean_up_all
 from meshtraind.connection import Connection, RequestError
 from meshtraind.enlisting import Enlisting
-from meshtraind.history import RESUME
+from meshtraind.history import RESUME, HistoryError
 from meshtraind.job import Job, Way
 from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
@@ -38,6 +38,7 @@ from meshwire.messages.job import (
     End,
     FilesProgress,
     Generation,
+    Outcome,
     RankReport,
 )
 from meshwire.messages.local import Resubmit, Submit, Submitted
@@ -50,7 +51,7 @@ UNSTARTED = {  # what an end means for a device that does not take part yet, or 
     "failed": JobEvent.FAIL,
     "cancelled": JobEvent.CANCEL,
 }
-OUTCOMES: dict[JobState, Literal["succeeded", "cancelled"]] = {  # all other ends are failures to those who ask
+OUTCOMES: dict[JobState, Outcome] = {  # all other ends are failures to those who ask
     JobState.SUCCEEDED: "succeeded",
     JobState.CANCELLED: "cancelled",
 }
@@ -165,7 +166,8 @@ class Board:
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")
         self._tell_members()
         try:
-            JobFile(spec=job.spec, members=job.members).save(job.folder)
+            began_s = job.started_at_s or time.time()
+            JobFile(spec=job.spec, members=job.members, started_at_s=began_s).save(job.folder)
         except OSError as error:
             log.warning("job %s: a restarted meshtraind could not return to it: %s", job.spec.job, error)
         return session
@@ -252,6 +254,8 @@ class Board:
             self._tell_end(device, self._jobs[id_])
         elif isinstance(body, Where):
             self.enlisting.left_behind(device, body)
+        elif isinstance(body, AskIn) and not id_:
+            self._tell_of_before(device, body.job)
 
     def _to_generations(self, session: Session, device: str, body: Message) -> None:
         generations = session.passage.generations
@@ -274,22 +278,38 @@ class Board:
                 session.passage.link_made(link.device, link.hello.incarnation)
 
     def _tell_end(self, device: str, job: Job) -> None:
-        if job.left:
-            return
-        outcome = OUTCOMES.get(job.state, "failed")
-        end = End(job=job.spec.job, outcome=outcome, reason=job.error or "the job has ended", now=False)
+        if not job.left:
+            self._send_end(device, job.spec.job, OUTCOMES.get(job.state, "failed"), job.error)
+
+    def _tell_of_before(self, device: str, id_: str) -> None:
+        """Who asks to be taken into a job that succeeded before this daemon was restarted would wait for ever."""
+        try:
+            succeeded = self._node.history.find(id_).state is JobState.SUCCEEDED
+        except HistoryError:
+            return  # it is not known here
+        if succeeded:
+            self._send_end(device, id_, "succeeded", None)
+
+    def _send_end(self, device: str, id_: str, outcome: Outcome, reason: str | None) -> None:
+        end = End(job=id_, outcome=outcome, reason=reason or "the job has ended", now=False)
         if device in self._node.links:
-            self._node.links[device].connection.notify(end, job=job_number(job.spec.job))
+            self._node.links[device].connection.notify(end, job=job_number(id_))
 
     async def leave(self, id_: str) -> None:
         """A person takes this device out of a job. Raises RequestError where the others could not go on."""
-        session = self._sessions.get(id_)
+        session, job = self._sessions.get(id_), self._jobs.get(id_)
+        reason = f"{self._node.name} left it, the others went on"
+        if session is None and job is not None and not job.ended and job.way is not Way.BEGINS:
+            job.left = True
+            self.enlisting.end_unstarted(job, JobEvent.CANCEL, reason)
+            await asyncio.to_thread(forget, job.folder)
+            return
         if session is None:
             raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
         if not await session.leave():
             raise RequestError(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
         session.job.left = True
-        session.end("cancelled", f"{self._node.name} left it, the others went on", now=False, tell=False)
+        session.end("cancelled", reason, now=False, tell=False)
         await session.closed.wait()
 
     def _answer_late(self, device: str, job: Job, report: RankReport) -> None:

@@ -55,6 +55,7 @@ class Checkpointing:
         self._turn: CheckpointTurn | None = None
         self._number = 0
         self._after: int | None = None  # the round that the learner was asked for
+        self._task: asyncio.Task[None] | None = None  # that writes, or wrote, the newest one
         self._passed: dict[int, tuple[Entry, Generation]] = {}  # the rounds since
         self.newest: Checkpoint | None = None
 
@@ -83,13 +84,14 @@ class Checkpointing:
             return
         round_ = rounds.complete
         if self._after is None and round_ and (self.newest is None or self.newest.round < round_):
-            task = self._begin(rounds, round_)
+            self._begin(rounds, round_)
             self._passed[round_] = rounds.entry(), generation
-            await asyncio.wait({task}, timeout=END_TIMEOUT_S)
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=END_TIMEOUT_S)
 
-    def _begin(self, rounds: "Rounds", after_round: int) -> "asyncio.Task[None]":
+    def _begin(self, rounds: "Rounds", after_round: int) -> None:
         self._after = after_round
-        return self._tasks.spawn(self._save(rounds, after_round), f"checkpoint after round {after_round}")
+        self._task = self._tasks.spawn(self._save(rounds, after_round), f"checkpoint after round {after_round}")
 
     def forget(self) -> None:
         """This learner is lost, and the history that it was in may be, too."""

@@ -14,6 +14,7 @@ from typing import Literal, Protocol, cast
 from meshtraind.tasks import TaskSet
 from meshtraind.tcpinfo import kernel_bytes_sent
 from meshwire import limits
+from meshwire.addresses import same_host
 from meshwire.header import HEADER_BYTES, Header, Kind
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
@@ -82,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         device: id of the peer at the other end, once its certificate was verified.
         attached: what the client or learner at the other end said first, once its token was verified.
-        same_host: both ends have the same address, so the bytes never leave this machine.
+        same_host: both ends are on this machine, so the bytes never leave it.
         last_received_s: when the last byte came, on time.monotonic's clock.
         chunk_payload_bytes_sent: of chunk frames, without their headers.
     """
@@ -243,8 +244,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.set_write_buffer_limits(high=limits.LINK_QUEUE_BYTES_MAX, low=limits.LINK_QUEUE_BYTES_MAX // 2)
         here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
-        over_ip = isinstance(here, tuple) and isinstance(there, tuple)
-        self.same_host = here[0] == there[0] if over_ip else True
+        self.same_host = not (isinstance(here, tuple) and isinstance(there, tuple)) or same_host(here[0], there[0])
         self.last_received_s = time.monotonic()
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""How a state is fetched beside rounds that go on: with their delay as the price, and a tenth of the time to spend.
+"""How a state is fetched beside rounds that go on: with their delay as the price, and a twelfth of the time to spend.
 
 Nothing here knows how fast the network is. One small piece at a time is under way, so that what a round sends never
 queues behind more than that, and each piece is paid for by a pause. How long it must be is measured: rounds during
@@ -39,9 +39,8 @@ class Share:
         self._begun_s: float | None = None  # the piece that is under way: from here on not counted yet
         self._piece_began_s = self._piece_carried = 0.0
         self._busy_s = 0.0  # in the round that goes on
-        self._all_busy_s = self._all_cost_s = (
-            10 * PIECE_S
-        )  # in rounds of before, the older the less; at first the worst
+        # In rounds of before, the older the less; at first the worst.
+        self._all_busy_s = self._all_cost_s = 10 * PIECE_S
         self._rest_s = 0.0  # the next piece may begin then
         self._rest_carried = float("inf")  # or when so many bytes of chunks have passed
         self._clean_until_s: float | None = None  # a round is being left without pieces

@@ -17,6 +17,7 @@ from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.codec import parse_codec
+from meshwire.guests import invitation_wrong
 from meshwire.jobs import JobEvent, JobState, job_number
 from meshwire.lineage import rank_of
 from meshwire.messages.generation import Invite, Where
@@ -263,7 +264,9 @@ class Enlisting:
         del self._left[where.job]
         log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
         folder = self._node.job_folder(where.job)
-        job = Job(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS)
+        job = Job(
+            *(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS, left.started_at_s)
+        )
         self._board.add(job)
         self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
 
@@ -273,7 +276,7 @@ class Enlisting:
         """A member asks this device to join. Several may: they get the same answer, once the files are here."""
         spec = invite.spec
         known = self._board.jobs.get(spec.job)
-        refusal = self._why_not_join(invite, known)
+        refusal = self._why_not_join(invite, device, known)
         if refusal is not None:
             return OfferReply(refusal=refusal)
         job = known if known is not None and self._is_on(known) else self._join(invite, device)
@@ -282,8 +285,12 @@ class Enlisting:
         why_ended = job.error or "it has given the job up"
         return OfferReply(refusal=why_ended if job.ended else None)
 
-    def _why_not_join(self, invite: Invite, known: Job | None) -> str | None:
+    def _why_not_join(self, invite: Invite, sender: str, known: Job | None) -> str | None:
         spec, generation, node = invite.spec, invite.generation, self._node
+        if wrong := invitation_wrong(invite, node.device, sender):
+            return f"the invitation is wrong: {wrong}"
+        if known is not None and known.spec != spec:
+            return f"there is another job {spec.job} already"
         if self._board.closing:
             return "meshtraind is stopping there"
         unlinked = [
@@ -299,7 +306,7 @@ class Enlisting:
             )
         if known is not None and self._is_on(known):
             return None
-        if known is not None and known.started_at_s is not None:
+        if known is not None and (known.started_at_s is not None or known.left):
             return f"the job has ended there: {known.error or known.state}"
         if self._board.running >= limits.JOBS_RUNNING_MAX:
             return f"{limits.JOBS_RUNNING_MAX} jobs run there already"

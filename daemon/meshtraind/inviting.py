@@ -11,8 +11,11 @@ from meshtraind.node import Node
 from meshtraind.tasks import TaskSet
 from meshwire.guests import Guests
 from meshwire.jobs import JobState
+from meshwire.lineage import rank_of
 from meshwire.messages.generation import Invite
 from meshwire.messages.job import Generation, OfferReply
+from meshwire.messages.learner import SampleSpace
+from meshwire.samples import members_most
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -36,9 +39,11 @@ class Inviting:
     ) -> None:
         self._node = node
         self._job = job
+        self._peers_max = peers_max
         self._rounds = rounds
         self._tasks = tasks
         self._guests = Guests(peers_max, Timeouts(node.patience_s))
+        self._too_many: str | None = None  # why it takes fewer devices than it may
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -50,13 +55,22 @@ class Inviting:
         loop = asyncio.get_running_loop()
         while True:
             generation, rounds = self._job.generation, self._rounds()
-            has_state = rounds is not None and rounds.complete > 0
-            if generation is not None and has_state and self._job.state is JobState.RUNNING:
+            has_begun = rounds is not None and rounds.complete > 0
+            if generation is not None and rounds is not None and has_begun and self._job.state is JobState.RUNNING:
+                if rounds.sample_space is not None:
+                    self._limit(rounds.sample_space)
                 links = {device: link.hello.incarnation for device, link in self._node.links.items()}
                 for device in self._guests.due(generation, links, loop.time()):
                     self._tasks.spawn(self._ask(device, generation), f"invite {device[:8]}")
-                self._tell()
+                self._tell(generation)
             await asyncio.sleep(LOOK_INTERVAL_S)
+
+    def _limit(self, samples: SampleSpace) -> None:
+        """X4: each member needs a sample in every round. With more of them no newcomer's script could prepare its
+        loader."""
+        most = members_most(samples.total, samples.batch, drop_last=samples.drop_last)
+        self._guests.members_max = min(self._peers_max, most)
+        self._too_many = f"the job's data is enough for {most} devices" if most < self._peers_max else None
 
     async def _ask(self, device: str, generation: Generation) -> None:
         link = self._node.links.get(device)
@@ -80,9 +94,12 @@ class Inviting:
             log.info("job %s: %s has the files and will join", spec.job, name)
         elif news:
             log.warning("job %s: %s does not join: %s; it is asked again", spec.job, name, why_not)
-        self._tell()
+        self._tell(generation)
 
-    def _tell(self) -> None:
-        links = self._node.links
-        refusals = self._guests.refusals.items()
-        self._job.not_joining = tuple((links[device].hello.name, why) for device, why in refusals if device in links)
+    def _tell(self, generation: Generation) -> None:
+        links, refusals = self._node.links, dict(self._guests.refusals)
+        if self._too_many is not None and len(generation.members) >= self._guests.members_max:
+            refusals = {device: self._too_many for device in links if rank_of(generation, device) is None}
+        self._job.not_joining = tuple(
+            (links[device].hello.name, why) for device, why in refusals.items() if device in links
+        )

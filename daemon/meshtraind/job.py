@@ -16,6 +16,8 @@ from meshwire.messages.job import BaseHash, Generation, JobSpec, JobSummary, Mem
 
 log = logging.getLogger(__name__)
 
+SAVE_INTERVAL_S = 30.0  # what is known of a job's rounds if this daemon is killed
+
 
 class HashBoard:
     """O9: compares the base hashes of the ranks that compute at equal rounds. Only rounds that all of them have named
@@ -83,6 +85,7 @@ class Job:
         rank: this device's index in `members`. Of one that joins it may change until it is taken in.
         folder: DATA/jobs/ID.
         way: how this daemon comes into the job.
+        started_at_s: Unix time, if it was in it before.
 
     Attributes:
         on_odd: called with a round and the ranks whose base after it was not that of the others (O9).
@@ -96,6 +99,7 @@ class Job:
         folder: Path,
         history: JobHistory,
         way: Way = Way.BEGINS,
+        started_at_s: float | None = None,
     ) -> None:
         self.spec = spec
         self.members = members
@@ -107,7 +111,7 @@ class Job:
         self.state = JobState.OFFERED
         self.error: str | None = None
         self.exit_code: int | None = None
-        self.started_at_s: float | None = None
+        self.started_at_s = started_at_s
         self.ended_at_s: float | None = None
         self.reports: dict[int, RankReport] = {}
         self.hashes = HashBoard(range(len(members)))
@@ -143,7 +147,7 @@ class Job:
         log.info(
             "job %s (%s): %s -> %s%s", self.spec.job, self.spec.name, before, self.state, f": {error}" if error else ""
         )
-        if self.state is JobState.STARTING:
+        if self.state is JobState.STARTING and self.started_at_s is None:
             self.started_at_s = time.time()
         if self.ended:
             self.ended_at_s = time.time()
@@ -177,6 +181,8 @@ class Job:
     def report(self, report: RankReport) -> None:
         """Takes a rank's news."""
         self.reports[report.rank] = report
+        if not self.ended and time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
+            self._save()
         self.touch()
 
     def drop_out(self) -> None:
@@ -187,6 +193,10 @@ class Job:
     def _present(self) -> set[int]:
         ranks = set(self.generation.ranks) if self.generation is not None else set()
         return ranks - {self.rank} if self._out else ranks
+
+    @property
+    def _rounds(self) -> int:
+        return max((report.metrics.round for report in self.reports.values()), default=0)
 
     @property
     def gone(self) -> set[int]:
@@ -237,7 +247,7 @@ class Job:
             error=self.error,
             script=self.spec.script,
             ranks=tuple(self.reports[rank] for rank in sorted(self.reports)),
-            rounds=max((report.metrics.round for report in self.reports.values()), default=0),
+            rounds=self._rounds,
             hashes_compared=self.hashes.compared,
             replicas_equal=self.hashes.equal,
             generation=generation.number if generation is not None else 0,
@@ -249,6 +259,7 @@ class Job:
         )
 
     def _save(self) -> None:
+        self._saved_s = time.monotonic()
         record = JobRecord(
             id=self.spec.job,
             name=self.spec.name,
@@ -261,6 +272,7 @@ class Job:
                 "names": [member.name for member in self.members],
                 "generation": self.generation.number if self.generation is not None else 0,
                 "present": sorted(self._present()),
+                "rounds": self._rounds,
             },
             state=self.state,
             members=tuple(member.device for member in self.members),
@@ -286,7 +298,7 @@ def summary_of(record: JobRecord) -> JobSummary:
         Member(device=device, incarnation=0, name=labels[rank] if rank < len(labels) else device[:8])
         for rank, device in enumerate(record.members)
     )
-    generation, present = record.spec.get("generation"), record.spec.get("present")
+    generation, present, rounds = (record.spec.get(key) for key in ("generation", "present", "rounds"))
     return JobSummary(
         job=record.id,
         name=record.name,
@@ -299,6 +311,7 @@ def summary_of(record: JobRecord) -> JobSummary:
         exit_code=record.exit_code,
         error=record.error,
         script=str(record.spec.get("script", "")),
+        rounds=rounds if isinstance(rounds, int) else 0,
         generation=generation if isinstance(generation, int) else 0,
         present=tuple(rank for rank in present if isinstance(rank, int)) if isinstance(present, list) else (),
     )

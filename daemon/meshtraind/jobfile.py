@@ -22,6 +22,7 @@ class JobFile(Wire):
 
     spec: JobSpec
     members: tuple[Member, ...]
+    started_at_s: float | None = None  # Unix time
 
     def save(self, folder: Path) -> None:
         """Writes it into the job's folder, whole or not at all. Raises OSError."""

@@ -62,9 +62,8 @@ class Joining:
         self._folder = job.folder / STATE
         self._round = 0
         self._pace: Courtesy | None = None  # while a state is on its way
-        self._chains: dict[
-            int, bytes | None
-        ] = {}  # of the rounds since it was asked for: what comes must be one's base
+        # Of the rounds since a state was asked for: what comes must be the base of one.
+        self._chains: dict[int, bytes | None] = {}
 
     async def model(self, body: LearnerModel, emit: Emit) -> None:
         """Raises RequestError when it is another model than the others'."""

@@ -2,7 +2,7 @@
 
 import os
 
-from meshwire.local import JOB_VARIABLE, THREADS_VARIABLE
+from meshwire.local import JOB_VARIABLE
 from meshwire.messages.job import JobSpec
 
 MASTER_PORT = "29500"  # torchrun's default; nothing of meshtrain listens there
@@ -16,6 +16,7 @@ def learner_environment(spec: JobSpec, rank: int, members: int, *, threads: int,
         master_host: where rank 0 is, for scripts that open a connection of their own.
     """
     return {
+        "OMP_NUM_THREADS": str(threads),  # torch's own, too, unless the script or its owner say otherwise
         **dict(spec.env),
         "RANK": str(rank),
         "WORLD_SIZE": str(members),
@@ -30,10 +31,8 @@ def learner_environment(spec: JobSpec, rank: int, members: int, *, threads: int,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": spec.job,
-        "OMP_NUM_THREADS": str(threads),
         "PYTHONUNBUFFERED": "1",
         JOB_VARIABLE: spec.job,
-        THREADS_VARIABLE: str(threads),
     }
 
 

@@ -101,7 +101,7 @@ class LocalSide:
             case Watch():
                 return await questions.watch(body, emit)
             case Cancel():
-                await questions.cancel(body, mesh.node.name)
+                await questions.cancel(body, mesh.node.name, forward=True)
                 return Done()
             case Leave():
                 await self._board.leave(body.job)

@@ -7,8 +7,10 @@ from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.questions import Questions
 from meshwire.header import Header
+from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
 from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
+from meshwire.messages.local import Cancel
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -50,6 +52,9 @@ class PeerSide:
                 return await self._questions.checkpoint(body)
             case Find():
                 return Found(jobs=self._questions.summaries(body.prefix))
+            case Cancel():
+                await self._questions.cancel(body, conn.name, forward=False)
+                return Done()
             case CatchUp() | FetchRound() | AskModel() | AskState():
                 return await self._board.asked(_device(conn), body)
         raise RequestError(f"a peer may not ask for {type(body).__name__}")

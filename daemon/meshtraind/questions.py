@@ -13,12 +13,11 @@ from meshtraind.checkpointsearch import READ_TIMEOUT_S, ship
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.history import HistoryError
-from meshtraind.job import summary_of
+from meshtraind.job import Way, summary_of
 from meshtraind.jobspec import Emit
 from meshtraind.node import Node
 from meshtraind.threads import in_thread
 from meshwire import limits
-from meshwire.jobs import job_number
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,
@@ -42,6 +41,7 @@ from meshwire.wiretypes import Wire
 log = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 30.0
+PEER_CANCEL_TIMEOUT_S = 60.0  # it saves a checkpoint before
 PEER_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 1.0
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
@@ -108,29 +108,40 @@ class Questions:
             else:
                 await asyncio.sleep(WATCH_INTERVAL_S)
 
-    async def cancel(self, body: Cancel, by: str) -> None:
-        """Ends a job everywhere; returns when it has ended."""
-        summary = await self._summary(body.job)
+    async def cancel(self, body: Cancel, by: str, *, forward: bool) -> None:
+        """Ends a job everywhere, from here or (`forward`) from a member of it; returns when it has ended."""
+        summary = await self._summary(body.job, ask_others=forward)
         if summary.ended_at_s is not None:
             raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
+        job, session = self._board.jobs.get(body.job), self._board.session(body.job)
+        if job is None or (forward and session is None and job.way is not Way.BEGINS):  # its files are on their way
+            await self._cancel_elsewhere(body, summary)
+            return
         reason = f"cancelled on {by}"
-        session = self._board.session(body.job)
         if session is not None:
             if not body.now:
                 await session.passage.save()
             session.end("cancelled", reason, now=body.now)
-        elif body.job in self._board.jobs:
-            self._board.ended(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))
         else:
-            end = End(job=body.job, outcome="cancelled", reason=reason, now=body.now)
-            for member in summary.members:
-                if member.device in self._node.links:
-                    self._node.links[member.device].connection.notify(end, job=job_number(body.job))
+            self._board.ended(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))
         deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
-        while (await self._summary(body.job)).ended_at_s is None:
+        while not job.ended:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise RequestError(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
-            await asyncio.sleep(0.1)
+            await job.news(CANCEL_TIMEOUT_S)
+
+    async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
+        """Of the members, one that is in the job now is asked first: it can save what the job has learned."""
+        error = RequestError(f"no device of job {body.job} is linked now; see `meshtrain peers`")
+        ranks = (*summary.present, *(rank for rank in range(len(summary.members)) if rank not in summary.present))
+        for member in (summary.members[rank] for rank in ranks):
+            if member.device in self._node.links:
+                try:
+                    await self._ask(member, body, PEER_CANCEL_TIMEOUT_S)
+                    return
+                except RequestError as refused:
+                    error = refused
+        raise error
 
     async def fetch(self, body: Fetch, *, forward: bool) -> Fetched:
         """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""

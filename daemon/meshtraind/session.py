@@ -68,6 +68,7 @@ class Session:
             job.take(generation)
         self._number = job_number(job.spec.job)
         self._links = links
+        self._dropping_out = False  # after an internal error
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._learners = LearnerLife(node, job, threads, master_host, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, lambda: job.gone)
@@ -346,10 +347,13 @@ class Session:
     def _task_failed(self, name: str, error: BaseException) -> None:
         """A bug here, or what this machine lacks: it concerns nobody else."""
         log.error("%s failed", name, exc_info=error)
-        if not name.rpartition("/")[2].startswith(SIDE_TASKS) and not self.job.ending:
+        if not name.rpartition("/")[2].startswith(SIDE_TASKS) and not self.job.ending and not self._dropping_out:
+            self._dropping_out = True  # once: leaving may be what fails
             text = self._named(f"{name} failed: {''.join(traceback.format_exception(error))}")
             self._tasks.spawn(self._drop_out(text), "leave after a failure")
 
     async def _drop_out(self, why: str) -> None:
-        self.job.left = await self.leave()
-        self.end("failed", why, now=True, tell=not self.job.left)
+        try:
+            self.job.left = await self.leave()
+        finally:
+            self.end("failed", why, now=True, tell=not self.job.left)

@@ -9,7 +9,6 @@ from meshwire.local import (
     ENDPOINT_VARIABLE,
     JOB_VARIABLE,
     MEMORY_FD_VARIABLE,
-    THREADS_VARIABLE,
     TOKEN_VARIABLE,
 )
 
@@ -21,14 +20,12 @@ class Environment:
     Attributes:
         endpoint: unix:PATH or tcp:HOST:PORT.
         memory_fd: descriptor of the shared memory; the learner sizes it.
-        threads: for torch (M3); None leaves torch's own choice.
     """
 
     endpoint: str
     token: str = field(repr=False)
     job: str
     memory_fd: int
-    threads: int | None = None
 
     @classmethod
     def take(cls, variables: MutableMapping[str, str] = os.environ) -> "Environment | None":
@@ -45,11 +42,9 @@ class Environment:
                 "meshtrain belongs to the process that the daemon started, and this is another one: call its functions "
                 "in the script itself, under `if __name__ == '__main__':`, and hand the values to other processes"
             )
-        threads = variables.get(THREADS_VARIABLE)
         return cls(
             endpoint=variables[ENDPOINT_VARIABLE],
             token=token,
             job=variables[JOB_VARIABLE],
             memory_fd=int(variables[MEMORY_FD_VARIABLE]),
-            threads=int(threads) if threads else None,
         )

@@ -90,8 +90,6 @@ class Session:
         if not isinstance(welcome, LearnerWelcome):
             client.close()
             raise ConnectionLost(f"the daemon answered with {type(welcome).__name__}: it is of another version")
-        if environment.threads is not None:
-            torch.set_num_threads(environment.threads)
         return cls(client, welcome, environment.memory_fd)
 
     # Preparation

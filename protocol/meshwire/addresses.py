@@ -64,6 +64,11 @@ def split_host_port(text: str, default_port: int = DEFAULT_PORT) -> tuple[str, i
     return _checked_host(host), int(port_text)
 
 
+def same_host(one: str, other: str) -> bool:
+    """Whether the two IP addresses of a connection's ends are of one machine: they are equal, or both loopback."""
+    return one == other or (ipaddress.ip_address(one).is_loopback and ipaddress.ip_address(other).is_loopback)
+
+
 class Address(Wire):
     """A TCP address of a daemon: canonical IP address or host name, and port. Hashable."""
 

@@ -9,8 +9,26 @@ from dataclasses import dataclass
 
 from meshwire import limits
 from meshwire.lineage import rank_of
+from meshwire.messages.generation import Invite
 from meshwire.messages.job import Generation
+from meshwire.proposalchecks import list_wrong
 from meshwire.timeouts import ASK_S_MAX, Timeouts
+
+
+def invitation_wrong(invite: Invite, device: str, sender: str) -> str | None:
+    """Can `device` have been invited so by `sender`? Returns what is wrong with it, or None."""
+    spec, generation = invite.spec, invite.generation
+    if wrong := list_wrong(generation):
+        return wrong
+    if spec.job != generation.job:
+        return f"its generation is one of job {generation.job}"
+    if rank_of(generation, sender) not in generation.ranks:
+        return "it comes from a device that is not in the job"
+    if rank_of(generation, device) is not None:
+        return "it is for a device that was in the job already"
+    if len(generation.members) >= (spec.peers_max or 0):
+        return "the job has all the devices that it takes"
+    return None
 
 
 @dataclass(slots=True)
@@ -27,7 +45,7 @@ class Guests:
     """One job's, at one member. `members_max`: how many devices the job takes, those counted that it has lost."""
 
     def __init__(self, members_max: int, timeouts: Timeouts) -> None:
-        self._members_max = members_max
+        self.members_max = members_max
         self._timeouts = timeouts
         self._guests: dict[str, _Guest] = {}
 
@@ -39,7 +57,7 @@ class Guests:
         for, in the order of their ids, as the other members do.
         """
         self._follow(generation, links, now_s)
-        room = self._members_max - len(generation.members)
+        room = self.members_max - len(generation.members)
         room -= sum(guest.asking or guest.willing for guest in self._guests.values())
         asked = []
         for device, guest in sorted(self._guests.items()):

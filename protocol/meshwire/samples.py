@@ -43,6 +43,11 @@ def rounds_per_epoch(total: int, batch_sizes: Sequence[int], *, drop_last: bool 
     return rounds if drop_last else rounds + (remainder >= members)
 
 
+def members_most(total: int, batch: int, *, drop_last: bool) -> int:
+    """How many members with batches of one size `rounds_per_epoch` takes."""
+    return total // batch if drop_last else total
+
+
 def cuts(count: int, batch_sizes: Sequence[int]) -> list[int]:
     """Bounds that split `count` samples in proportion to the batch sizes, with one at least for each rank.
 

@@ -164,6 +164,21 @@ async def test_what_a_person_cancels_can_be_gone_on_with(desk: Desk) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_checkpoint_that_is_being_written_is_waited_for(desk: Desk) -> None:
+    """Else a job that is cancelled meanwhile would go on from the one before."""
+    desk.complete(20 - ROUNDS_AHEAD)
+    save = await desk.asked()
+    ends = desk.tasks.spawn(desk.checkpointing.before_the_end(cast(Any, desk.rounds)), "save")
+    desk.complete(21)
+    await asyncio.sleep(0.05)
+    assert not ends.done()
+    desk.answer(save, 20)
+    await asyncio.wait_for(ends, 10)
+    assert desk.found() == [20]
+    assert len(desk.told) == 1
+
+
+@pytest.mark.asyncio
 async def test_a_cancelled_job_waits_no_longer_for_a_learner_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from meshtraind import job as jobs_here
 from meshtraind.history import (
     SCHEMA_VERSION,
     AmbiguousJobError,
@@ -14,8 +15,12 @@ from meshtraind.history import (
     JobHistory,
     UnknownJobError,
 )
+from meshtraind.job import Job, Way, summary_of
+from meshtraind.jobfile import JobFile, load_all
 from meshwire import limits
-from meshwire.jobs import TERMINAL_STATES, JobRecord, JobState, new_job_id
+from meshwire.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
+from meshwire.messages.job import BlobRef, JobSpec, Member, Metrics, RankReport
+from meshwire.syncmode import sync_settings
 
 DEVICE = "ab" * 32
 
@@ -165,3 +170,34 @@ def test_limits(history: JobHistory) -> None:
         with pytest.raises(ValueError, match="can be listed"):
             history.newest(count)
     assert history.newest() == ()
+
+
+def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one that was lost `meshtrain jobs` says so; one that it returns to goes on to count from its start."""
+    monkeypatch.setattr(jobs_here, "SAVE_INTERVAL_S", 0.0)
+    spec = JobSpec(
+        job=new_job_id(bytes(4), 0.0), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
+        env=(), files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+        on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
+    )  # fmt: skip
+    members = tuple(Member(device=letter * 64, incarnation=1, name=letter) for letter in "ab")
+    history = JobHistory(tmp_path / "jobs.db", now_s=0.0)
+    job = Job(spec, members, 0, tmp_path, history)
+    for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):
+        job.advance(event)
+    job.report(RankReport(job=spec.job, rank=1, state="running", metrics=Metrics(round=7)))
+    began_s = job.started_at_s
+    JobFile(spec=spec, members=members, started_at_s=began_s).save(tmp_path)
+    history.close()
+
+    history = JobHistory(tmp_path / "jobs.db", now_s=1e10)
+    (lost,) = (summary_of(record) for record in history.lost)
+    assert (lost.state, lost.rounds, lost.started_at_s) == (JobState.LOST, 7, began_s)
+    left = load_all([tmp_path])[spec.job]
+    again = Job(left.spec, members, 0, tmp_path, history, Way.RETURNS, left.started_at_s)
+    for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):
+        again.advance(event)
+    assert again.summary().started_at_s == began_s
+    history.close()

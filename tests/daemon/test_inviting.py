@@ -14,15 +14,21 @@ from meshtraind.board import Board
 from meshtraind.choice import choose_members
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
+from meshtraind.history import UnknownJobError
 from meshtraind.inviting import Inviting
 from meshtraind.job import Job, Way
+from meshtraind.questions import Questions
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.jobs import JobEvent, JobState
+from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskIn, Invite
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
+from meshwire.messages.local import Cancel
 from meshwire.syncmode import sync_settings
+from meshwire.wiretypes import Wire
 
 JOB = "j" + "0" * 11
 ANNA, BERT, CLEO, DORA = (
@@ -150,6 +156,25 @@ async def test_what_stands_against_it_is_said(cleo: Invited) -> None:
 
 
 @pytest.mark.asyncio
+async def test_an_invitation_that_nobody_can_have_sent_is_refused(cleo: Invited) -> None:
+    """A rank beyond those that a job can have would end in the history of jobs, and not in an answer."""
+    full = SPEC.model_copy(update={"peers_max": 2})
+    for spec, update, why in (
+        (full, {}, "has all the devices"),
+        (SPEC.model_copy(update={"peers_max": None}), {}, "has all the devices"),
+        (SPEC, {"ranks": (0, 5)}, "not those of its members"),
+        (SPEC, {"members": (ANNA, CLEO)}, "was in the job already"),
+        (SPEC, {"ranks": (1,), "learning": (1,), "proposer": BERT.device}, "not in the job"),
+        (SPEC, {"job": "k" + "0" * 11}, "is one of job k"),
+    ):
+        invite = Invite(spec=spec, generation=FIRST.model_copy(update=update))
+        assert why in ((await cleo.enlisting.invited(invite, ANNA.device)).refusal or "")
+    assert not cleo.jobs
+    assert await cleo.asked() is None
+    assert "another job" in (await cleo.asked(SPEC.model_copy(update={"seed": 2})) or "")
+
+
+@pytest.mark.asyncio
 async def test_files_that_do_not_fit_are_an_answer_and_the_next_invitation_a_new_try(cleo: Invited) -> None:
     cleo.wrong.append(BlobError("not enough space"))
     assert await cleo.asked() == "not enough space"
@@ -167,6 +192,51 @@ async def test_who_has_left_a_job_is_not_drawn_into_it_again(cleo: Invited) -> N
     job.advance(JobEvent.CANCEL, "cleo left it, the others went on")
     job.advance(JobEvent.STOPPED)
     assert await cleo.asked() == "the job has ended there: cleo left it, the others went on"
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_while_its_files_come_is_not_drawn_into_it_again(cleo: Invited) -> None:
+    """A person who does not want a job here must not wait until it has begun."""
+    board = cast(Any, Board.__new__(Board))
+    board._node, board._jobs, board._sessions = cleo.node, cleo.jobs, {}
+    board.enlisting = cleo.enlisting
+    asked = cleo.tasks.spawn(cleo.asked(), "ask")
+    await asyncio.sleep(0)
+    await board.leave(JOB)
+    assert "cleo left it" in (await asked or "")
+    assert "cleo left it" in (await cleo.asked() or "")
+    assert cleo.jobs[JOB].state is JobState.CANCELLED
+    assert not cleo.taken_in
+    await cleo.tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -> None:
+    """Ended here alone, the job would be joined anew a minute later."""
+    asked: list[str] = []
+
+    def member(name: str, answer: Exception | None) -> Any:
+        async def request(body: Wire, **_: object) -> Done:
+            assert body == Cancel(job=JOB, now=False)
+            asked.append(name)
+            if answer is not None:
+                raise answer
+            return Done()
+
+        return SimpleNamespace(request=request)
+
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    links = {
+        ANNA.device: link(ANNA, member("anna", RequestError("no job there"))),
+        BERT.device: link(BERT, member("bert", None)),
+    }
+    board = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
+    questions = Questions(cast(Any, SimpleNamespace(device=CLEO.device, links=links)), cast(Any, board))
+    await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
+    assert asked == ["anna", "bert"]
+    links.clear()
+    with pytest.raises(RequestError, match=r"no device of job .* is linked now; see `meshtrain peers`"):
+        await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
 
 
 def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> None:
@@ -195,6 +265,25 @@ def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | N
     ask = AskIn(job=JOB, member=CLEO, linked=())
     board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
     assert heard == ([ask] if hears else [])
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.LOST, None])
+def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: JobState | None) -> None:
+    """Else it would ask for ever. One that was lost here may go on elsewhere."""
+    told: list[End] = []
+
+    def find(job: str) -> Any:
+        if state is None:
+            raise UnknownJobError(job)
+        return SimpleNamespace(state=state)
+
+    board = cast(Any, Board.__new__(Board))
+    connection = SimpleNamespace(notify=lambda body, **_: told.append(body))
+    board._node = SimpleNamespace(history=SimpleNamespace(find=find), links={CLEO.device: link(CLEO, connection)})
+    board._ids, board._sessions, board._jobs = {}, {}, {}
+    board.enlisting = SimpleNamespace(promised=lambda _job: False)
+    board._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
+    assert [end.outcome for end in told] == (["succeeded"] if state is JobState.SUCCEEDED else [])
 
 
 @pytest.mark.parametrize(
@@ -244,7 +333,9 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
     monkeypatch.setattr(inviting, "LOOK_INTERVAL_S", 0.001)
     clock = SimpleNamespace(now_s=0.0)
     loop = asyncio.get_running_loop()
-    rounds = SimpleNamespace(complete=0)
+    rounds = SimpleNamespace(
+        complete=0, sample_space=SampleSpace(total=3, batch=9, whole_batches=False, drop_last=False)
+    )
     tasks = TaskSet("test")
     asking = Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks)
 
@@ -271,6 +362,35 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
         assert job.summary().not_joining == ()
         await after(2.0)
         assert asking.asked == (CLEO.device,)
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("total", "drop_last"), [(2, False), (29, True)])
+async def test_a_job_takes_no_more_devices_than_its_data_is_enough_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, drop_last: bool
+) -> None:
+    """X4: the newcomer's script could not prepare its loader, and would be started again three times."""
+    guest = Guest()
+    job = Job(SPEC, (ANNA, BERT), 0, tmp_path, cast(Any, HISTORY))
+    for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+        job.advance(event)
+    job.take(FIRST)
+    links = {BERT.device: link(BERT), CLEO.device: link(CLEO, guest)}
+    node = SimpleNamespace(device=ANNA.device, links=links, patience_s=5.0)
+    space = SampleSpace(total=total, batch=10, whole_batches=False, drop_last=drop_last)
+    rounds = SimpleNamespace(complete=1, sample_space=space)
+    monkeypatch.setattr(inviting, "LOOK_INTERVAL_S", 0.001)
+    loop = asyncio.get_running_loop()
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(loop, "time", _shifted(loop.time, clock))
+    tasks = TaskSet("test")
+    tasks.spawn(Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks).run(), "invite")
+    for _ in range(2):
+        await asyncio.sleep(0.02)
+        clock.now_s += 100.0
+    assert not guest.asked
+    assert job.summary().not_joining == (("cleo", "the job's data is enough for 2 devices"),)
     await tasks.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from meshtrain.client import RequestError
 from meshtrain.localmesh import LocalMesh
-from meshwire.messages.job import ListOutputs, Outputs
+from meshwire.messages.job import Checkpoints, ListCheckpoints, ListOutputs, Outputs
 from meshwire.messages.local import Cancel, GetStatus, Leave, Status
 from tests.daemon import jobs
 
@@ -135,6 +135,23 @@ def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool
         assert summary.state == "cancelled"
         assert summary.error is not None
         assert "cancelled on bert" in summary.error
+
+
+def test_a_device_that_is_not_in_a_job_can_cancel_it(mesh: LocalMesh, tmp_path: Path) -> None:
+    """A member does it in its name, and saves before what has been learned."""
+    anna, bert, cleo = mesh.daemons
+    id_ = jobs.submit(anna, tmp_path, SLOW, on=("anna", "bert")).job
+    jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 2, "round 2")
+    cleo.request(Cancel(job=id_, now=False), jobs.TIMEOUT_S, "cancelling")
+    for daemon in (anna, bert):
+        ended = jobs.ended(daemon, id_)
+        assert ended.state == "cancelled"
+        assert (ended.error or "").startswith("cancelled on cleo (")
+    listed = cleo.request(ListCheckpoints(job=id_), jobs.TIMEOUT_S, "checkpoints")
+    assert isinstance(listed, Checkpoints)
+    assert listed.checkpoints
+    with pytest.raises(RequestError, match=f"{id_} has ended already: it is cancelled"):
+        cleo.request(Cancel(job=id_, now=False), jobs.TIMEOUT_S, "cancelling")
 
 
 ZERO = "optimizer.zero_grad()"

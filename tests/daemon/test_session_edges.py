@@ -238,16 +238,22 @@ async def test_who_hears_of_a_job_that_it_has_promised_begins_it(tmp_path: Path)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("others_go_on", [True, False])
-async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool) -> None:
-    """The traceback is the job's error on this device. The others hear of it only if they cannot go on without it."""
+@pytest.mark.parametrize("others_go_on", [True, False, None])
+async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool | None) -> None:
+    """The traceback is the job's error on this device. The others hear of it only if they cannot go on without it.
+
+    None: leaving fails, too.
+    """
     ended: list[tuple[str, str, bool]] = []
     session = Session.__new__(Session)
     session.job = cast(Job, SimpleNamespace(ending=False, left=False, rank=1))
     session._node = cast(Any, SimpleNamespace(name="bert"))
+    session._dropping_out = False
     session._tasks = TaskSet("job x", session._task_failed)
 
     async def leave() -> bool:
+        if others_go_on is None:
+            raise ZeroDivisionError("there")
         return others_go_on
 
     session.leave = leave  # type: ignore[method-assign]
@@ -261,13 +267,15 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool) -> Non
     await asyncio.sleep(0.01)
     assert not ended, "it trains on without this one"
     session._tasks.spawn(breaks(), "catch up")
+    session._tasks.spawn(breaks(), "report")
     await until(lambda: ended)
+    await asyncio.sleep(0.01)
     ((outcome, why, tell),) = ended
     assert outcome == "failed"
     assert why.startswith("rank 1 (bert): job x/catch up failed: Traceback")
     assert why.endswith("ZeroDivisionError: here\n")
-    assert tell is not others_go_on
-    assert session.job.left is others_go_on
+    assert tell is not bool(others_go_on)
+    assert session.job.left is bool(others_go_on)
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,8 @@ def test_a_stalled_link_is_lost_after_the_patience(mesh: ChaosMesh) -> None:
     began_s = time.monotonic()
     mesh.proxy(stall)
     until(lambda: "bert" not in mesh.linked("anna"), "the silence to be noticed")
-    assert time.monotonic() - began_s >= PATIENCE_S
+    between_heartbeats_s = PATIENCE_S / 4  # at most so long before the stall the silence has begun
+    assert time.monotonic() - began_s >= PATIENCE_S - between_heartbeats_s
     mesh.proxy(lambda proxy: proxy.heal("anna", "bert"))
     mesh.wait_linked()
 

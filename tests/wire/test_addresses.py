@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwire import limits
 from meshwire.addressbook import BACKOFF_MAX_S, BACKOFF_MIN_S, STABLE_LINK_S, AddressBook, Dial, Source
-from meshwire.addresses import DEFAULT_PORT, Address, split_host_port
+from meshwire.addresses import DEFAULT_PORT, Address, same_host, split_host_port
 from meshwire.messages.link import Addresses
 
 OWN, A, B, C = (digit * 64 for digit in "0abc")
@@ -395,3 +395,12 @@ def test_whatever_happens_no_linked_unpaired_or_own_target_is_dialled(events: li
             assert following.device is None or following.device in pinned - linked
             assert following.address not in own
             assert following.at_s <= now_s + BACKOFF_MAX_S
+
+
+def test_both_ends_of_a_connection_on_one_machine() -> None:
+    """M3: learners there share its cores."""
+    assert same_host("192.168.1.20", "192.168.1.20")
+    assert same_host("127.0.0.1", "127.64.3.1")
+    assert same_host("::1", "::1")
+    assert not same_host("192.168.1.20", "192.168.1.21")
+    assert not same_host("fe80::1%eth0", "fe80::2%eth0")

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.samples import epoch_seed, rounds_per_epoch
+from meshwire.samples import epoch_seed, members_most, rounds_per_epoch
 from tests.plannedeal import deal
 
 BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(
@@ -61,6 +61,15 @@ def test_fewer_samples_than_members_are_an_error() -> None:
     for sizes in ([], [4, 0]):
         with pytest.raises(ValueError, match="at least one sample a round"):
             deal(10, sizes, 0)
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.booleans())
+def test_an_epoch_is_enough_for_so_many_members(total: int, batch: int, drop_last: bool) -> None:
+    most = members_most(total, batch, drop_last=drop_last)
+    if most:
+        assert rounds_per_epoch(total, [batch] * most, drop_last=drop_last) >= 1
+    with pytest.raises(ValueError, match="fewer"):
+        rounds_per_epoch(total, [batch] * (most + 1), drop_last=drop_last)
 
 
 def test_epoch_seeds_are_fixed_and_distinct() -> None:

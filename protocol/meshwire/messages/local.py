@@ -217,7 +217,8 @@ class Watched(Wire):
 
 @message("cancel")
 class Cancel(Wire):
-    """Request: end a job. `now` kills the learners. Reply: `Done` when it has ended everywhere here."""
+    """Request: end a job, also of a daemon to a member of it. `now` kills the learners and saves nothing. Reply: `Done`
+    when it has ended there."""
 
     job: JobId
     now: bool
