@@ -100,8 +100,7 @@ class RoundCore:
         self._own(self._table.bind(self.settings.rank, bind))
         self._out.append(Broadcast(bind))
         if not self.settings.lockstep:
-            elapsed_s, settings = now_s - learner.started_s, self.settings
-            late_after_s = learner.times.late_after_s(settings.rtt_s, elapsed_s, settings.staleness)
+            late_after_s = learner.times.late_after_s(self.settings.rtt_s, now_s - learner.started_s)
             self._calls.contributed(bind.round, now_s + late_after_s)
 
     def _tell_seal(self, seal: Seal) -> None:

@@ -33,16 +33,11 @@ class StepTimes:
         deadline_s = self.deadline_s()
         self._steps_s.append(step_s if deadline_s is None else min(step_s, deadline_s))
 
-    def late_after_s(self, rtt_s: float, elapsed_s: float, staleness: int) -> float:
-        """R3: (s + 1) / 2 median steps, at least 2 RTT. Before the second has ended, what is known of the first stands
-        in.
-
-        From a bind on it takes more than s steps until its learner would stand still. About half of that is for the
-        others, since whoever is passed over computes on without the round's change; the rest is for the exchange.
-        """
+    def late_after_s(self, rtt_s: float, elapsed_s: float) -> float:
+        """R3: one median step, at least 2 RTT. Before the second has ended, what is known of the first stands in."""
         first_s = elapsed_s if self._first_s is None else self._first_s
         median_s = statistics.median(self._steps_s) if self._steps_s else first_s
-        return max((staleness + 1) / 2 * median_s, LATE_AFTER_RTTS_MIN * rtt_s)
+        return max(median_s, LATE_AFTER_RTTS_MIN * rtt_s)
 
     def deadline_s(self) -> float | None:
         """V2: the larger of 3 x the 95th percentile and 2 s; None while there is too little history."""

@@ -112,7 +112,7 @@ def test_nobody_waits_for_a_learner_that_s_can_carry(s: int, members: int) -> No
 @pytest.mark.parametrize("step_s", [0.2, 0.5])
 def test_a_learner_that_hangs_is_cut_off_at_its_deadline(step_s: float, s: int, bucket: int) -> None:
     """V2 if it is bound, R5 if it is not; the others stand still no longer than its deadline and half a second."""
-    hang = Mishap(rank=1, step=20, kind="hang", bucket=bucket, for_s=8.0)
+    hang = Mishap(rank=1, step=20, kind="hang", bucket=bucket, for_s=5.0)
     timing = Timing((step_s,) * 3, 0.1, delay_s=(0.0, 0.01), exchange_s=(0.05, 0.1))
     for seed in range(3):
         cluster = Cluster(seed, members=3, staleness=s, steps=60, timing=timing, mishaps=(hang,)).run()
