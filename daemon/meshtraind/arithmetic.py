@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshtraind.codecs.base import Codec, CodecError, Values
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.feedback import Feedback
 from meshtraind.ownpart import OwnPart, RingPart
 from meshtraind.resultslot import ResultSlot
@@ -24,10 +24,7 @@ class Arithmetic(ABC):
         norm_buckets: buckets before this one hold parameters' gradients and count in squared norms (O4).
     """
 
-    def __init__(
-        self, codec: Codec, segments: Sequence[Sequence[Segment]], segment_values: int, norm_buckets: int
-    ) -> None:
-        self._codec = codec
+    def __init__(self, segments: Sequence[Sequence[Segment]], segment_values: int, norm_buckets: int) -> None:
         self._segments = segments
         self._norm_buckets = norm_buckets
         self._sum: Values = np.empty(segment_values, np.float32)
@@ -67,11 +64,11 @@ class RingArithmetic(Arithmetic):
     ) -> Work:
         if work.poison or not (work.add_own or work.incoming):
             return work
-        codec = self._codec
         opened = slot if work.deliver else None
         measured = work.finish and bucket < self._norm_buckets
         squared_norm = 0.0
         for segment in self._run(bucket, work):
+            codec = segment.codec
             encoded = area[segment.offset : segment.offset + segment.length]
             total = self._sum[: segment.count]
             if work.add_own or work.finish:
@@ -110,14 +107,13 @@ class ShardedArithmetic(Arithmetic):
 
     def __init__(
         self,
-        codec: Codec,
         segments: Sequence[Sequence[Segment]],
         segment_values: int,
         norm_buckets: int,
         seed: int,
         feedback: Feedback | None,
     ) -> None:
-        super().__init__(codec, segments, segment_values, norm_buckets)
+        super().__init__(segments, segment_values, norm_buckets)
         self._seed = seed
         self._feedback = feedback
 
@@ -128,13 +124,16 @@ class ShardedArithmetic(Arithmetic):
             return work
         segments = self._run(bucket, work)
         if work.finish:
-            sources = [self._part(place, bucket, work, area, own) for place in work.parts]
-            return self._finish(number, bucket, work, area, segments, sources, slot)
+            parts = [
+                _Part(rank, segments, self._part(place, bucket, work, area, own))
+                for rank, place in zip(_ranks(work.contributors), work.parts, strict=True)
+            ]
+            return self._finish(number, bucket, work, area, segments, parts, slot)
         if work.deliver and slot is not None:
             offset = segments[0].offset
             run = area[offset : offset + work.length_bytes]
-            for segment, payload in each_payload(self._codec, segments, run):
-                self._codec.decode_into(payload, slot.place(segment))
+            for segment, payload in each_payload(segments, run):
+                segment.codec.decode_into(payload, slot.place(segment))
         return work
 
     def _part(
@@ -154,44 +153,73 @@ class ShardedArithmetic(Arithmetic):
         work: Work,
         area: memoryview,
         segments: Sequence[Segment],
-        sources: Sequence[memoryview],
+        parts: Sequence["_Part"],
         slot: ResultSlot | None,
     ) -> Work:
         start, last = segments[0].start, segments[-1]
         owed = None
-        if self._feedback is not None:
+        if self._feedback is not None and segments[0].codec.spec.error_feedback:
             owed = self._feedback.finish(number, bucket, start, last.start + last.count - start, work.weight)
         measured = bucket < self._norm_buckets
         squared_norm = 0.0
         at = first = segments[0].offset
-        walks = [each_payload(self._codec, segments, source) for source in sources]
-        for segment, *parts in zip(segments, *walks, strict=True):
+        for index, segment in enumerate(segments):
             total = self._sum[: segment.count]
-            self._add_up([payload for _, payload in parts], total)
+            parts[0].decode_into(index, total)
+            for part in parts[1:]:
+                part.add_to(index, total)
             with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                 np.divide(total, np.float32(work.weight), out=total)
             place, seed = area[at : at + segment.length], segment_seed(self._seed, number, segment.start)
             try:
                 if owed is None:
-                    length = self._codec.encode_into(total, place, seed)
+                    length = segment.codec.encode_into(total, place, seed)
                 else:
                     rest = owed[segment.start - start : segment.start - start + segment.count]
                     with np.errstate(over="ignore", invalid="ignore"):
                         np.add(rest, total, out=rest)
-                    length = self._codec.encode_rest_into(rest, place, seed)
+                    length = segment.codec.encode_rest_into(rest, place, seed)
             except CodecError:  # finite parts can have a sum that is not
-                if self._feedback is not None:
+                if self._feedback is not None and owed is not None:
                     self._feedback.owner.cancel(number, start)
                 return replace(work, poison=True)
             if slot is not None or measured:
                 values = slot.place(segment) if slot is not None else total
-                self._codec.decode_into(area[at : at + length], values)
+                segment.codec.decode_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if measured else 0.0
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)
 
-    def _add_up(self, payloads: Sequence[memoryview], total: Values) -> None:
-        """Raises CodecError when one is broken."""
-        self._codec.decode_into(payloads[0], total)
-        for payload in payloads[1:]:
-            self._codec.sum_into(payload, total, total)
+
+class _Part:
+    """One member's part of a run. All raise CodecError when it is broken, which names the member."""
+
+    def __init__(self, rank: int, segments: Sequence[Segment], run: memoryview) -> None:
+        self._rank = rank
+        try:
+            self._payloads = list(each_payload(segments, run))
+        except CodecError as error:
+            raise self._broken(error) from None
+
+    def decode_into(self, index: int, out: Values) -> None:
+        """The values of the segment at `index` of the run."""
+        segment, payload = self._payloads[index]
+        try:
+            segment.codec.decode_into(payload, out)
+        except CodecError as error:
+            raise self._broken(error) from None
+
+    def add_to(self, index: int, total: Values) -> None:
+        """Adds those values to `total`."""
+        segment, payload = self._payloads[index]
+        try:
+            segment.codec.sum_into(payload, total, total)
+        except CodecError as error:
+            raise self._broken(error) from None
+
+    def _broken(self, error: CodecError) -> CodecError:
+        return CodecError(f"the part of rank {self._rank}: {error}")
+
+
+def _ranks(bitmap: int) -> list[int]:
+    return [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]

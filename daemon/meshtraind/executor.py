@@ -55,7 +55,6 @@ class Executor:
         job: number for the frame headers.
         seed: the job's, for codecs that draw.
         staleness: the bound s.
-        norm_buckets: buckets before this one hold parameters' gradients and count in squared norms (O4).
         result: slot for the means, `plan.total_values` long.
         on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
             complete here, decoded or not; after a change of generation once more if the round runs again.
@@ -76,7 +75,6 @@ class Executor:
         seed: int,
         generation: int,
         staleness: int,
-        norm_buckets: int,
         result: Values,
         on_bucket: Callable[[int, int, bool, int, float, float], None],
         on_result: Callable[[int], None],
@@ -85,10 +83,11 @@ class Executor:
     ) -> None:
         self._plan = plan
         self._rank = rank
-        self._codec = codec_named(codec)
-        self._layout = EncodedLayout(plan, self._codec.spec)
-        self._segments = segments_by_bucket(plan, self._layout)
-        self._feedback = Feedback(plan.total_values) if self._codec.spec.error_feedback else None
+        chosen = codec_named(codec)
+        self._layout = EncodedLayout(plan, chosen.spec)
+        codecs = {spec: chosen if spec == chosen.spec else codec_named(str(spec)) for spec in set(self._layout.codecs)}
+        self._segments = segments_by_bucket(plan, self._layout, [codecs[spec] for spec in self._layout.codecs])
+        self._feedback = Feedback(plan.total_values) if chosen.spec.error_feedback else None
         self._job = job
         self._staleness = staleness
         self._on_bucket = on_bucket
@@ -96,24 +95,22 @@ class Executor:
         self._on_broken = on_broken
         self._complete = complete
         self._memory = RoundMemory(
-            self._codec,
             self._layout,
             self._segments,
             staleness,
-            member_seed(seed, rank, owner=False, shared=self._codec.shared_draws),
+            member_seed(seed, rank, owner=False, shared=chosen.shared_draws),
             self._feedback.worker if self._feedback is not None else None,
         )
-        self._slot = ResultSlot(result, self._codec, self._segments, on_result, on_broken)
+        self._slot = ResultSlot(result, self._segments, on_result, on_broken)
         self._arithmetic: Arithmetic
         if self._layout.reduction is Reduction.LINEAR:
-            self._arithmetic = RingArithmetic(self._codec, self._segments, plan.segment_values, norm_buckets)
+            self._arithmetic = RingArithmetic(self._segments, plan.segment_values, plan.parameter_buckets)
         else:
             self._arithmetic = ShardedArithmetic(
-                self._codec,
                 self._segments,
                 plan.segment_values,
-                norm_buckets,
-                member_seed(seed, rank, owner=True, shared=self._codec.shared_draws),
+                plan.parameter_buckets,
+                member_seed(seed, rank, owner=True, shared=chosen.shared_draws),
                 self._feedback,
             )
         self.on_chunk_sent: Callable[[Header], None] | None = None

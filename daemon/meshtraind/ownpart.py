@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshtraind.codecs.base import Codec, CodecError, Values
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.feedback import Residual
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment
@@ -24,8 +24,7 @@ class OwnPart(ABC):
     area: memoryview | None = None
     """Memory of the daemon's that it takes."""
 
-    def __init__(self, codec: Codec, segments: Segments) -> None:
-        self._codec = codec
+    def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self._kept: dict[int, Part] = {}
 
@@ -69,8 +68,8 @@ class InSlot(RingPart):
     """s=0: the learner writes the slot again only after the round is complete, and so after its successor on the ring
     has received what was sent from here. Nothing is copied, and what only enters a sum is never rounded."""
 
-    def __init__(self, codec: Codec, segments: Segments) -> None:
-        super().__init__(codec, segments)
+    def __init__(self, segments: Segments) -> None:
+        super().__init__(segments)
         self._raw: Values
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -81,7 +80,7 @@ class InSlot(RingPart):
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
         # Where encoding changes nothing an area is laid out as the vector. The learner has looked for NaN (V1).
-        if not self._codec.identity:
+        if not self._segments[bucket][first_segment].codec.identity:
             return None
         return _run(self._raw.data.cast("B"), self._segments[bucket], first_segment, segment_count)
 
@@ -96,22 +95,22 @@ class Retained(RingPart):
 
     area: memoryview
 
-    def __init__(self, codec: Codec, segments: Segments, area: memoryview, scratch: Values) -> None:
-        super().__init__(codec, segments)
+    def __init__(self, segments: Segments, area: memoryview, scratch: Values) -> None:
+        super().__init__(segments)
         self.area = area
         self._scratch = scratch
 
     def _take(self, bucket: int, raw: Values) -> None:
         for segment in self._segments[bucket]:
             values = raw[segment.start : segment.start + segment.count]
-            self._codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
+            segment.codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
 
     def values(self, segment: Segment) -> Values:
         payload = self.area[segment.offset : segment.offset + segment.length]
-        if self._codec.identity:
+        if segment.codec.identity:
             return np.frombuffer(payload, np.float32)
         values = self._scratch[: segment.count]
-        self._codec.decode_into(payload, values)
+        segment.codec.decode_into(payload, values)
         return values
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
@@ -125,15 +124,13 @@ class Compensated(OwnPart):
     Args:
         number: of the round.
         seed: of the job and this member, for codecs that draw.
-        residual: the worker's; None for a codec without error feedback.
+        residual: the worker's; None if no codec has error feedback.
     """
 
     area: memoryview
 
-    def __init__(
-        self, codec: Codec, segments: Segments, area: memoryview, number: int, seed: int, residual: Residual | None
-    ) -> None:
-        super().__init__(codec, segments)
+    def __init__(self, segments: Segments, area: memoryview, number: int, seed: int, residual: Residual | None) -> None:
+        super().__init__(segments)
         self.area = area
         self._number = number
         self._seed = seed
@@ -143,10 +140,10 @@ class Compensated(OwnPart):
     def _take(self, bucket: int, raw: Values) -> None:
         segments = self._segments[bucket]
         ends = [segments[0].offset]
-        if self._residual is None:
+        if self._residual is None or not segments[0].codec.spec.error_feedback:
             for segment in segments:
                 values = raw[segment.start : segment.start + segment.count]
-                ends.append(ends[-1] + self._codec.encode_into(values, *self._place(segment, ends[-1])))
+                ends.append(ends[-1] + segment.codec.encode_into(values, *self._place(segment, ends[-1])))
         else:
             start, last = segments[0].start, segments[-1]
             values = self._residual.begin(self._number, start, last.start + last.count - start)
@@ -156,7 +153,7 @@ class Compensated(OwnPart):
                 for segment in segments:
                     first = segment.start - start
                     piece = values[first : first + segment.count]
-                    ends.append(ends[-1] + self._codec.encode_rest_into(piece, *self._place(segment, ends[-1])))
+                    ends.append(ends[-1] + segment.codec.encode_rest_into(piece, *self._place(segment, ends[-1])))
             except CodecError:
                 self._residual.cancel(self._number, start)
                 raise

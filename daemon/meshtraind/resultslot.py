@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from meshtraind.codecs.base import Codec, CodecError, Values
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.segments import Segment, each_payload
 from meshtraind.slices import Slices
 
@@ -36,13 +36,11 @@ class ResultSlot:
     def __init__(
         self,
         values: Values,
-        codec: Codec,
         segments: Sequence[Sequence[Segment]],
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._values: Values | None = values
-        self._codec = codec
         self._segments = segments
         self._segment_count = sum(len(bucket) for bucket in segments)
         self._on_result = on_result
@@ -102,8 +100,8 @@ class ResultSlot:
             try:
                 segments = self._segments[final.bucket][final.first_segment : end]
                 run = self._area[final.offset : final.offset + final.length_bytes]
-                for segment, payload in each_payload(self._codec, segments, run):
-                    self._codec.decode_into(payload, self.place(segment))
+                for segment, payload in each_payload(segments, run):
+                    segment.codec.decode_into(payload, self.place(segment))
             except CodecError as error:
                 self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
                 return True  # its segments never come to lie here

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshtraind.codecs.base import Codec, CodecError, Values
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.feedback import Residual
 from meshtraind.ownpart import Compensated, InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final
@@ -62,14 +62,12 @@ class RoundMemory:
 
     def __init__(
         self,
-        codec: Codec,
         layout: EncodedLayout,
         segments: Sequence[Sequence[Segment]],
         staleness: int,
         seed: int,
         residual: Residual | None,
     ) -> None:
-        self._codec = codec
         self._layout = layout
         self._segments = segments
         self._staleness = staleness
@@ -101,10 +99,10 @@ class RoundMemory:
     def _new_part(self, number: int) -> OwnPart:
         if self._layout.reduction is not Reduction.LINEAR:
             area = self._own_areas.take()
-            return Compensated(self._codec, self._segments, area, number, self._seed, self._residual)
+            return Compensated(self._segments, area, number, self._seed, self._residual)
         if self._staleness:
-            return Retained(self._codec, self._segments, self._own_areas.take(), self._scratch)
-        return InSlot(self._codec, self._segments)
+            return Retained(self._segments, self._own_areas.take(), self._scratch)
+        return InSlot(self._segments)
 
     def fence(self, complete: int) -> None:
         """What there is of rounds after `complete` is void but for own parts."""
@@ -157,7 +155,7 @@ class RoundMemory:
         at = 0
         for bucket, segments in enumerate(self._segments):
             void = bool(bitmap >> bucket & 1)
-            for first, count in self._layout.chunks(Shard(0, len(segments))):
+            for first, count in self._layout.chunks(bucket, Shard(0, len(segments))):
                 offset, length = self._layout.span(bucket, first, count)
                 if not self._layout.fixed:
                     offset, length = at, 0 if void else self._length(segments[first : first + count], round_.area[at:])
@@ -170,7 +168,7 @@ class RoundMemory:
     def _length(self, segments: Sequence[Segment], run: memoryview) -> int:
         at = 0
         for segment in segments:
-            at += self._codec.length_of(run[at:], segment.count)
+            at += segment.codec.length_of(run[at:], segment.count)
         return at
 
     def forget(self, number: int) -> None:

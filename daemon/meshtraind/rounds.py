@@ -24,7 +24,7 @@ from meshwire.manifest import ModelManifest
 from meshwire.messages.job import Generation, JobSpec, RankReport
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace
 from meshwire.messages.rounds import Bind
-from meshwire.plan import Plan, parameter_buckets
+from meshwire.plan import Plan
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.wiretypes import Wire
@@ -87,7 +87,6 @@ class Rounds:
             seed=spec.seed,
             generation=generation.hash64(),
             staleness=staleness,
-            norm_buckets=parameter_buckets(plan, manifest),
             result=np.frombuffer(memory.result(), np.float32),
             on_bucket=self._bucket_complete,
             on_result=self._result_decoded,

@@ -1,4 +1,4 @@
-"""Where every segment of a round lies: its values in the vector, and its bytes in an area of encoded ones."""
+"""Every segment of a round: its codec, its values in the vector, and its bytes in an area of encoded ones."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,32 +17,38 @@ class Segment:
     Where segments vary in length, that is the place it has if it begins a run, and takes at most.
     """
 
+    codec: Codec
+
     offset: int
     length: int
     start: int
     count: int
 
 
-def segments_by_bucket(plan: Plan, layout: EncodedLayout) -> list[list[Segment]]:
-    """Every segment of every bucket, computed once because every chunk of every round asks for them."""
+def segments_by_bucket(plan: Plan, layout: EncodedLayout, codecs: Sequence[Codec]) -> list[list[Segment]]:
+    """Every segment of every bucket, computed once because every chunk of every round asks for them.
+
+    Args:
+        codecs: by bucket.
+    """
     return [
         [
-            Segment(*layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
+            Segment(codecs[bucket.index], *layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
             for segment in range(bucket.segment_count)
         ]
         for bucket in plan.buckets
     ]
 
 
-def each_payload(codec: Codec, segments: Sequence[Segment], run: memoryview) -> Iterator[tuple[Segment, memoryview]]:
+def each_payload(segments: Sequence[Segment], run: memoryview) -> Iterator[tuple[Segment, memoryview]]:
     """The bytes of each segment of a run in which they lie back to back. Raises CodecError if that is not so."""
     at = 0
     for segment in segments:
-        length = codec.length_of(run[at:], segment.count)
+        length = segment.codec.length_of(run[at:], segment.count)
         yield segment, run[at : at + length]
         at += length
     if at != len(run):
-        raise CodecError(f"{codec.spec}: {len(run)} bytes for segments that take {at}")
+        raise CodecError(f"{segments[0].codec.spec}: {len(run)} bytes for segments that take {at}")
 
 
 class Areas:

@@ -10,7 +10,7 @@ from meshwire.codecspec import CodecSpec, Family, Reduction
 from meshwire.quantcodecs import QUANTISING_FAMILIES
 from meshwire.sparsecodecs import SPARSE_FAMILIES
 
-__all__ = ["BF16", "FAMILIES", "FP16", "FP32", "CodecSpec", "Family", "Reduction", "parse_codec"]
+__all__ = ["BF16", "FAMILIES", "FP16", "FP32", "CodecSpec", "Family", "Reduction", "buffer_codec", "parse_codec"]
 
 
 def _fixed(header_bytes: int, value_bytes: int) -> Callable[[CodecSpec, int], int]:
@@ -55,6 +55,18 @@ def parse_codec(text: str) -> CodecSpec:
     return family.spec(typed, after_plus if plus else None)
 
 
+def buffer_codec(codec: CodecSpec) -> CodecSpec:
+    """How float buffers travel in a job with this codec (O5).
+
+    Error feedback needs contributions that do not depend on what was left out. A buffer's does: it is the difference
+    from a base that has not moved, so it says again what is still owed. A running variance that waits 100 rounds for
+    its turn would be moved ten times too far, and a mask that never changes would be moved by 1-bit's means. So where
+    a codec leaves something out, buffers are rounded to fp16, and what did not change takes next to nothing.
+    """
+    return codec if codec.reduction is Reduction.LINEAR else _CHANGED_VALUES
+
+
 FP32 = parse_codec("fp32")
 FP16 = parse_codec("fp16")
 BF16 = parse_codec("bf16")
+_CHANGED_VALUES = parse_codec("threshold:rms=0+fp16")

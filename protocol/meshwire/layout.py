@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from meshwire import limits
-from meshwire.codec import CodecSpec
-from meshwire.plan import Plan
+from meshwire.codec import CodecSpec, buffer_codec
+from meshwire.plan import Bucket, Plan
 from meshwire.topology import Shard
 
 
@@ -15,41 +15,54 @@ class EncodedLayout:
     back at the beginning of that.
 
     Attributes:
+        codecs: by bucket; the one of float buffers may have another than the job's (O5).
         fixed: each segment takes exactly the place that it has.
-        chunk_segments: how many full segments one frame carries.
     """
 
     def __init__(self, plan: Plan, codec: CodecSpec) -> None:
         self.reduction = codec.reduction
-        self.fixed = codec.fixed
-        self._full_bytes = codec.segment_bytes_max(plan.segment_values)
-        self._segment_counts = [bucket.segment_count for bucket in plan.buckets]
-        self._last_bytes = [
-            codec.segment_bytes_max(bucket.segment_bounds(bucket.segment_count - 1)[1]) for bucket in plan.buckets
-        ]
-        self._bucket_offsets: list[int] = []
+        self.codecs = tuple(
+            codec if bucket.index < plan.parameter_buckets else buffer_codec(codec) for bucket in plan.buckets
+        )
+        self.fixed = all(each.fixed for each in self.codecs)
+        self._places: list[_Places] = []
         offset = 0
-        for bucket in plan.buckets:
-            self._bucket_offsets.append(offset)
-            offset += self._run_bytes(bucket.index, 0, bucket.segment_count)
+        for bucket, each in zip(plan.buckets, self.codecs, strict=True):
+            places = _Places(bucket, each, offset)
+            offset += places.run_bytes(0, bucket.segment_count)
+            self._places.append(places)
         self.total_bytes = offset
-        # About CHUNK_BYTES, for segment headers must not halve it.
-        self.chunk_segments = max(1, (limits.CHUNK_BYTES + self._full_bytes // 8) // self._full_bytes)
 
     def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
         """(offset, length) in bytes of a run of segments."""
-        offset = self._bucket_offsets[bucket] + first_segment * self._full_bytes
-        return offset, self._run_bytes(bucket, first_segment, segment_count)
+        places = self._places[bucket]
+        return places.offset + first_segment * places.full_bytes, places.run_bytes(first_segment, segment_count)
 
-    def chunks(self, shard: Shard) -> Iterator[tuple[int, int]]:
+    def chunk_segments(self, bucket: int) -> int:
+        """How many segments one frame carries, if there are so many."""
+        return self._places[bucket].chunk_segments
+
+    def chunks(self, bucket: int, shard: Shard) -> Iterator[tuple[int, int]]:
         """(first segment, segment count) of each frame that carries a piece of it."""
         end = shard.first_segment + shard.segment_count
-        for first in range(shard.first_segment, end, self.chunk_segments):
-            yield first, min(self.chunk_segments, end - first)
+        for first in range(shard.first_segment, end, self.chunk_segments(bucket)):
+            yield first, min(self.chunk_segments(bucket), end - first)
 
-    def _run_bytes(self, bucket: int, first_segment: int, segment_count: int) -> int:
+
+class _Places:
+    """One bucket's, from `offset` on."""
+
+    def __init__(self, bucket: Bucket, codec: CodecSpec, offset: int) -> None:
+        self.offset = offset
+        self.full_bytes = codec.segment_bytes_max(bucket.segment_values)
+        self._segment_count = bucket.segment_count
+        self._last_bytes = codec.segment_bytes_max(bucket.segment_bounds(bucket.segment_count - 1)[1])
+        # About CHUNK_BYTES, for segment headers must not halve it.
+        self.chunk_segments = max(1, (limits.CHUNK_BYTES + self.full_bytes // 8) // self.full_bytes)
+
+    def run_bytes(self, first_segment: int, segment_count: int) -> int:
         if not segment_count:
             return 0
-        if first_segment + segment_count < self._segment_counts[bucket]:
-            return segment_count * self._full_bytes
-        return (segment_count - 1) * self._full_bytes + self._last_bytes[bucket]
+        if first_segment + segment_count < self._segment_count:
+            return segment_count * self.full_bytes
+        return (segment_count - 1) * self.full_bytes + self._last_bytes

@@ -58,12 +58,17 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The vector of a round. Buckets tile it; values between two spans are padding and stay zero."""
+    """The vector of a round. Buckets tile it; values between two spans are padding and stay zero.
+
+    Attributes:
+        parameter_buckets: how many hold parameters: all but the one of float buffers, which is the last.
+    """
 
     segment_values: int
     total_values: int
     spans: tuple[Span, ...]
     buckets: tuple[Bucket, ...]
+    parameter_buckets: int
 
     def digest(self) -> bytes:
         """SHA-256 over all positions."""
@@ -83,6 +88,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
     parameters = [(index, spec) for index, spec in reversed(tensors) if spec.kind == "parameter" and spec.in_vector]
     buffers = [(index, spec) for index, spec in tensors if spec.kind == "buffer" and spec.in_vector]
     groups = _grouped([_aligned(spec.count) for _, spec in parameters], bucket_bytes // VALUE_BYTES)
+    parameter_buckets = len(groups)
     if buffers:
         groups.append(len(buffers))
     if len(groups) > limits.BUCKETS_MAX:
@@ -99,12 +105,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
         end = last.start + _aligned(last.count)
         buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values))
         first += tensor_count
-    return Plan(segment_values, total_values, spans, tuple(buckets))
-
-
-def parameter_buckets(plan: Plan, manifest: ModelManifest) -> int:
-    """How many buckets hold parameters: all but the one of float buffers, which is the last."""
-    return sum(1 for bucket in plan.buckets if manifest.tensors[plan.spans[bucket.spans[0]].tensor].kind == "parameter")
+    return Plan(segment_values, total_values, spans, tuple(buckets), parameter_buckets)
 
 
 def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], int]:

@@ -30,7 +30,7 @@ class RingExchange(Exchange):
     def _contributed(self) -> Iterator[Work]:
         poison = self._part is Part.POISON
         for shard in self._program.initial_shards():
-            for first, count in self._layout.chunks(self._shards[shard]):
+            for first, count in self._layout.chunks(self._bucket, self._shards[shard]):
                 yield self._work(shard, None, first, count, 0, 0.0, poison=poison)
         for headers in self._landed:
             for header in headers:

@@ -48,7 +48,8 @@ class ShardedExchange(Exchange):
         self._parts = parts
         (self._owned,) = program.owned
         # By first segment of each run that is summed here: what others have sent of it.
-        self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in layout.chunks(shards[self._owned])}
+        runs = layout.chunks(bucket, shards[self._owned])
+        self._received: dict[int, dict[int, Header]] = {first: {} for first, _ in runs}
         self._final_steps = tuple(
             index for index, step in enumerate(program.steps) if step.op is Op.COPY and step.send_shard is not None
         )
@@ -66,14 +67,14 @@ class ShardedExchange(Exchange):
         for index, step in enumerate(self._program.steps):
             if step.op is Op.REDUCE:
                 assert step.send_shard is not None
-                for first, count in self._layout.chunks(self._shards[step.send_shard]):
+                for first, count in self._layout.chunks(self._bucket, self._shards[step.send_shard]):
                     yield self._sent(index, first, count)
-        for first, count in self._layout.chunks(self._shards[self._owned]):
+        for first, count in self._layout.chunks(self._bucket, self._shards[self._owned]):
             if self._all_there(self._received[first]):
                 yield self._summed(first, count)
 
     def _wrong(self, step: Step, header: Header, left: int) -> str | None:
-        cut = min(left, self._layout.chunk_segments)
+        cut = min(left, self._layout.chunk_segments(self._bucket))
         if header.segment_count != cut:
             return f"{header.segment_count} segments in a chunk that all cut at {cut}"
         assert step.recv_from is not None

@@ -66,6 +66,12 @@ def most_kept(spec: CodecSpec, count: int) -> int:
             return count
 
 
+def _threshold_feeds_back(spec: CodecSpec) -> bool:
+    """Not where all that is left out is a cast's rounding, as with the casts themselves."""
+    every = not spec.number("magnitude") and not spec.number("rms")
+    return not every or spec.choice("values") == "int8"
+
+
 def _sparse_bytes_max(spec: CodecSpec, count: int) -> int:
     kept = most_kept(spec, count)
     form = spec.choice("values")
@@ -99,7 +105,7 @@ SPARSE_FAMILIES = (
             _VALUES,
         ),
         fixed=False,
-        error_feedback=always,
+        error_feedback=_threshold_feeds_back,
         example="threshold:rms=3+fp16",
         about="magnitudes from a threshold on, fixed or relative to each segment",
         source=f"Strom 2015, Interspeech; {_AJI_HEAFIELD}",

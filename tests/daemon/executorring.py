@@ -209,7 +209,6 @@ class Ring:
             seed=7,
             generation=self.generation,
             staleness=self.staleness,
-            norm_buckets=NORM_BUCKETS,
             result=result,
             on_bucket=partial(self._bucket_done, rank),
             on_result=lambda round_: self.members[rank].decoded.append(round_),

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
+from meshwire.codec import parse_codec
 from meshwire.header import Header
+from meshwire.layout import EncodedLayout
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import PLAN, Member, Offer
 
@@ -20,6 +22,7 @@ class ShardedMesh(ChurnRing):
     """A mesh whose generations change.
 
     Attributes:
+        coders: by bucket.
         parts: the bytes of each segment of a member's part, by (rank, round, bucket, segment).
         told: the means of the rounds, as the first member has applied them.
     """
@@ -28,7 +31,7 @@ class ShardedMesh(ChurnRing):
         self, members: int, codec: str, staleness: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
     ) -> None:
         super().__init__(members, codec, staleness, seed, rounds)
-        self.coder = codec_named(codec)
+        self.coders = [codec_named(str(spec)) for spec in EncodedLayout(PLAN, parse_codec(codec)).codecs]
         self.parts: dict[tuple[int, int, int, int], bytes] = {}
 
     def receivers(self, rank: int) -> tuple[int, ...]:
@@ -48,7 +51,8 @@ class ShardedMesh(ChurnRing):
         """C1: a round that runs again is sent the bytes of before, whoever receives which of them now."""
         at = 0
         for segment in range(header.first_segment, header.first_segment + header.segment_count):
-            length = self.coder.length_of(payload[at:], PLAN.buckets[header.bucket].segment_bounds(segment)[1])
+            _, count = PLAN.buckets[header.bucket].segment_bounds(segment)
+            length = self.coders[header.bucket].length_of(payload[at:], count)
             part = bytes(payload[at : at + length])
             assert self.parts.setdefault((sender, header.round, header.bucket, segment), part) == part
             at += length

@@ -7,11 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Values
 from meshtraind.feedback import Feedback, Residual
 from meshtraind.segments import Segment
 
 COUNT = 12
+CODEC = codec_named("onebit")
 RUNS = ((0, 5), (5, 3), (8, 4))
 
 
@@ -94,7 +96,7 @@ def test_rounds_that_run_again_are_rewound() -> None:
 
 
 def segments(*starts: int) -> list[tuple[int, Segment]]:
-    return [(0, Segment(4 * start, 4, start, 1)) for start in starts]
+    return [(0, Segment(CODEC, 4 * start, 4, start, 1)) for start in starts]
 
 
 @given(st.integers(0, 2**16), st.booleans(), st.booleans())

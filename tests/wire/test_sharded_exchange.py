@@ -36,7 +36,7 @@ def two_segments_to_a_chunk() -> object:
 def make_plan(segment_count: int) -> Plan:
     values = segment_count * SEGMENT_VALUES - 16
     bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
-    return Plan(SEGMENT_VALUES, values, (), (bucket,))
+    return Plan(SEGMENT_VALUES, values, (), (bucket,), 1)
 
 
 @dataclass

@@ -11,8 +11,9 @@ from meshwire.ways import way_of
 
 SIZES = (70_000, 5, 300_000, 1_000, 129)
 MANIFEST = ModelManifest(
-    tensors=tuple(
-        TensorSpec(name=f"w{at}", shape=(n,), dtype="float32", kind="parameter") for at, n in enumerate(SIZES)
+    tensors=(
+        *(TensorSpec(name=f"w{at}", shape=(n,), dtype="float32", kind="parameter") for at, n in enumerate(SIZES)),
+        TensorSpec(name="running_mean", shape=(90_000,), dtype="float32", kind="buffer"),
     ),
     optimizer="SGD",
 )
@@ -34,6 +35,17 @@ def test_each_segment_is_finished_by_one_rank(name: str, ranks: tuple[int, ...])
         assert not any(extra)
     else:
         assert sum(extra) == (len(ranks) - 1) * layout.total_bytes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
+    """O5: error feedback would send again what the next difference from the base holds anyway."""
+    codec = parse_codec(name)
+    layout = EncodedLayout(PLAN, codec)
+    assert set(layout.codecs[: PLAN.parameter_buckets]) == {codec}
+    of_buffers = layout.codecs[PLAN.parameter_buckets]
+    assert not of_buffers.error_feedback
+    assert of_buffers == (codec if codec.reduction is Reduction.LINEAR else parse_codec("threshold:rms=0+fp16"))
 
 
 def test_a_codec_without_a_way_is_refused_by_its_kind() -> None:

@@ -165,7 +165,6 @@ class Peer:
             seed=0,
             generation=GENERATION,
             staleness=0,
-            norm_buckets=len(self._plan.buckets),
             result=self._result,
             on_bucket=self._bucket_done,
             on_result=self._result_decoded,
