@@ -166,6 +166,8 @@ class Family:
             parameter = self._named("values")
             if parameter is None:
                 raise ValueError(f"codec {self.name}: nothing can follow a + here. {self._legal()}")
+            if parameter.name in given:
+                raise ValueError(f"codec {self.name}: values is given twice. {self._legal()}")
             given[parameter.name] = self._parsed(parameter, after_plus)
         return CodecSpec(self, tuple(given.get(parameter.name, parameter.default) for parameter in self.parameters))
 

@@ -58,7 +58,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The vector of a round. Buckets tile it; values between two spans are padding and stay zero.
+    """The vector of a round. Buckets tile it; values between two spans are padding, zero in every contribution.
 
     Attributes:
         parameter_buckets: how many hold parameters: all but the one of float buffers, which is the last.

@@ -68,6 +68,7 @@ def test_the_canonical_text_is_parsed_to_the_same(ratio: float, block: int, roun
         ("half", "'half' is none of its parameters. It takes: ratio is a number from 0.0001 to 1; block is"),
         ("size=3", "'size=3' is none of its parameters"),
         ("0.1,0.2", "'0.2' is none of its parameters"),
+        ("values=fp32+fp16", "values is given twice. It takes: ratio is"),
         ("0.1,", "'' is none of its parameters"),
     ],
 )
