@@ -338,9 +338,8 @@ class Executor:
             self._on_bucket(
                 round_.number, bucket, exchange.poisoned, exchange.contributors, exchange.weight, exchange.squared_norm
             )
-        if (
-            lies_in_slot and round_.number in self._memory.rounds
-        ):  # it has not been forgotten, nor everything closed, by that
+        kept = round_.number in self._memory.rounds  # not forgotten, nor everything closed, by that
+        if lies_in_slot and kept:
             self._on_result(round_.number)
 
     # Sending

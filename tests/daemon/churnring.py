@@ -87,6 +87,23 @@ class ChurnRing(Ring):
         assert not self.broken
         await asyncio.sleep(0)
 
+    async def churn(self, most: int) -> None:
+        """Two changes of generation: some members are lost, killed or just left out, then one comes. Up to `most`
+        things happen before the first one."""
+        newcomer = len(self.members)
+        async with asyncio.timeout(60):
+            await self.some(most)
+            lost = self.random.sample(self.ranks, self.random.choice([1, 1, newcomer - 1]))
+            for rank in lost:
+                if self.random.random() < 0.5:
+                    self.kill(rank)
+            await self.some(100)
+            await self.change(tuple(rank for rank in self.ranks if rank not in lost))
+            await self.some(300)
+            await self.change(tuple(sorted({*self.ranks, self.random.choice([lost[0], newcomer])})))
+            await self.finish()
+        self.close()
+
     async def finish(self) -> None:
         """Until all members have applied and forgotten everything."""
         await self.play(self.rounds)

@@ -22,20 +22,7 @@ def small_chunks() -> Iterator[None]:
 
 
 async def churn(members: int, codec: str, staleness: int, seed: int) -> None:
-    """Two changes of generation: some members are lost, killed or just left out, then one comes."""
-    ring = ChurnRing(members, codec, staleness, seed, offers_of(members + 1, 7, seed))
-    async with asyncio.timeout(60):
-        await ring.some(150 * members)
-        lost = ring.random.sample(ring.ranks, ring.random.choice([1, 1, members - 1]))
-        for rank in lost:
-            if ring.random.random() < 0.5:
-                ring.kill(rank)
-        await ring.some(100)
-        await ring.change(tuple(rank for rank in ring.ranks if rank not in lost))
-        await ring.some(300)
-        await ring.change(tuple(sorted({*ring.ranks, ring.random.choice([lost[0], members])})))
-        await ring.finish()
-    ring.close()
+    await ChurnRing(members, codec, staleness, seed, offers_of(members + 1, 7, seed)).churn(150 * members)
 
 
 @settings(max_examples=15, deadline=None)

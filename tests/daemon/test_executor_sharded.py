@@ -26,20 +26,7 @@ def small_chunks() -> Iterator[None]:
 
 
 async def churn(members: int, codec: str, staleness: int, seed: int) -> None:
-    """Two changes of generation: some members are lost, killed or just left out, then one comes."""
-    mesh = ShardedMesh(members, codec, staleness, seed, offers_of(members + 1, 5, seed))
-    async with asyncio.timeout(60):
-        await mesh.some(300 * members)
-        lost = mesh.random.sample(mesh.ranks, mesh.random.choice([1, 1, members - 1]))
-        for rank in lost:
-            if mesh.random.random() < 0.5:
-                mesh.kill(rank)
-        await mesh.some(100)
-        await mesh.change(tuple(rank for rank in mesh.ranks if rank not in lost))
-        await mesh.some(300)
-        await mesh.change(tuple(sorted({*mesh.ranks, mesh.random.choice([lost[0], members])})))
-        await mesh.finish()
-    mesh.close()
+    await ShardedMesh(members, codec, staleness, seed, offers_of(members + 1, 5, seed)).churn(300 * members)
 
 
 @settings(max_examples=12, deadline=None)

@@ -13,17 +13,9 @@ from meshwire.codec import FP32
 from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
 from meshwire.layout import EncodedLayout
-from meshwire.plan import Bucket, Plan
 from meshwire.ringexchange import RingExchange
 from meshwire.topology import bucket_shards, ring_program
-
-SEGMENT_VALUES = 1024
-
-
-def make_plan(segment_count: int) -> Plan:
-    values = segment_count * SEGMENT_VALUES - 16
-    bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
-    return Plan(SEGMENT_VALUES, values, (), (bucket,), 1)
+from tests.wire.onebucket import SEGMENT_VALUES, generations, make_plan
 
 
 @dataclass
@@ -124,15 +116,10 @@ class Ring:
                 self.work(receiver, possible)
 
 
-def rings(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:
-    """What each rank adds; the ranks of a generation need not follow each other."""
-    return st.dictionaries(st.integers(0, 63), st.sampled_from(parts), min_size=1, max_size=6).map(
-        lambda drawn: dict(sorted(drawn.items()))
-    )
-
-
 @settings(max_examples=150, deadline=None)
-@given(parts=rings(Part.DATA, Part.DATA, Part.NOTHING), segment_count=st.integers(1, 12), seed=st.integers(0, 2**32))
+@given(
+    parts=generations(Part.DATA, Part.DATA, Part.NOTHING), segment_count=st.integers(1, 12), seed=st.integers(0, 2**32)
+)
 def test_every_rank_gets_the_same_weighted_mean(parts: dict[int, Part], segment_count: int, seed: int) -> None:
     """W3: the wire carries w*g, the owner divides once; a rank with nothing to add forwards (R4)."""
     ring = Ring(tuple(parts), segment_count, list(parts.values()), seed)
@@ -154,7 +141,7 @@ def test_every_rank_gets_the_same_weighted_mean(parts: dict[int, Part], segment_
 
 @settings(max_examples=100, deadline=None)
 @given(
-    parts=rings(*Part).filter(lambda parts: Part.POISON in parts.values()),
+    parts=generations(*Part).filter(lambda parts: Part.POISON in parts.values()),
     segment_count=st.integers(1, 12),
     seed=st.integers(0, 2**32),
 )

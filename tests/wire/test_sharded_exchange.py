@@ -13,11 +13,10 @@ from meshwire.codec import FP32, CodecSpec, Family, Reduction
 from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
 from meshwire.layout import EncodedLayout
-from meshwire.plan import Bucket, Plan
 from meshwire.shardedexchange import PartsLayout, ShardedExchange
 from meshwire.topology import bucket_shards, sharded_program
+from tests.wire.onebucket import SEGMENT_VALUES, generations, make_plan
 
-SEGMENT_VALUES = 1024
 SEGMENT_BYTES = 4 * SEGMENT_VALUES
 FIXED = CodecSpec(replace(FP32.family, reduction=Reduction.TWO_SIDED), ())
 VARIABLE = CodecSpec(Family("some", Reduction.TWO_SIDED, lambda _, count: 4 * count, "", "", fixed=False), ())
@@ -31,12 +30,6 @@ def two_segments_to_a_chunk() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("meshwire.limits.CHUNK_BYTES", 2 * SEGMENT_BYTES)
         yield
-
-
-def make_plan(segment_count: int) -> Plan:
-    values = segment_count * SEGMENT_VALUES - 16
-    bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
-    return Plan(SEGMENT_VALUES, values, (), (bucket,), 1)
 
 
 @dataclass
@@ -146,16 +139,9 @@ class Mesh:
         return most if self.codec.fixed else self.random.randint(1, most)
 
 
-def meshes(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:
-    """What each rank adds; the ranks of a generation need not follow each other."""
-    return st.dictionaries(st.integers(0, 63), st.sampled_from(parts), min_size=1, max_size=6).map(
-        lambda drawn: dict(sorted(drawn.items()))
-    )
-
-
 @settings(max_examples=150, deadline=None)
 @given(
-    parts=meshes(Part.DATA, Part.DATA, Part.NOTHING),
+    parts=generations(Part.DATA, Part.DATA, Part.NOTHING),
     segment_count=st.integers(1, 20),
     seed=st.integers(0, 2**32),
     codec=st.sampled_from([FIXED, VARIABLE]),
@@ -179,7 +165,7 @@ def test_every_rank_gets_the_same_weighted_mean(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    parts=meshes(*Part).filter(lambda parts: Part.POISON in parts.values()),
+    parts=generations(*Part).filter(lambda parts: Part.POISON in parts.values()),
     segment_count=st.integers(1, 20),
     seed=st.integers(0, 2**32),
 )

@@ -1,0 +1,22 @@
+"""What the tests of all ways of exchanging have in common: a bucket of short segments, and who adds what to it."""
+
+from hypothesis import strategies as st
+
+from meshwire.exchange import Part
+from meshwire.plan import Bucket, Plan
+
+SEGMENT_VALUES = 1024
+
+
+def make_plan(segment_count: int) -> Plan:
+    """Of one bucket, whose last segment is shorter than the others."""
+    values = segment_count * SEGMENT_VALUES - 16
+    bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
+    return Plan(SEGMENT_VALUES, values, (), (bucket,), 1)
+
+
+def generations(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:
+    """What each rank adds; the ranks of a generation need not follow each other."""
+    return st.dictionaries(st.integers(0, 63), st.sampled_from(parts), min_size=1, max_size=6).map(
+        lambda drawn: dict(sorted(drawn.items()))
+    )
