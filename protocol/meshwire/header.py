@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 RESERVED = bytes(8)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
