@@ -131,7 +131,7 @@ def wait_for(daemon: LocalDaemon, job: str, condition: Callable[[JobSummary], bo
         if condition(seen):
             return seen
         assert seen.ended_at_s is None, f"the job ended before {what}: {seen.error}"
-        assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S} s for {what}"
+        assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S} s for {what}: {seen}"
         time.sleep(0.05)
 
 

@@ -74,7 +74,7 @@ def test_a_daemon_is_killed_and_returns(tmp_path: Path, codec: str, sync: str) -
         jobs.wait_for(anna, id_, lambda seen: seen.rounds >= left.rounds + 20, "rounds without it")
         lost.start()
         lost.wait()
-        jobs.wait_for(anna, id_, lambda seen: seen.ranks[2].part == "computes", "its return")
+        jobs.wait_for(anna, id_, lambda seen: seen.learning == (0, 1, 2), "its return")
         back = jobs.summary(anna, id_)
         jobs.wait_for(anna, id_, lambda seen: seen.rounds >= back.rounds + 20, "rounds with it")
         stop.touch()
