@@ -133,13 +133,18 @@ class Run:
             time.sleep(POLL_S)
 
     def _look(self) -> JobSummary | None:
-        """The summary of the daemon that knows most; starts those whose time has come."""
+        """The summary of the daemon that knows most; starts those whose time has come.
+
+        A daemon that has just begun again takes its job for lost until it hears of it.
+        """
         for name, start_s in list(self._starts_s.items()):
             if time.monotonic() >= start_s:
                 self._mesh.daemons[name].start()
                 del self._starts_s[name]
         seen = [summary for daemon in self._mesh.daemons.values() if (summary := self._summary(daemon)) is not None]
-        return max(seen, key=lambda summary: (summary.ended_at_s is not None, summary.generation), default=None)
+        return max(
+            seen, key=lambda one: (one.state != "lost", one.ended_at_s is not None, one.generation), default=None
+        )
 
     def _summary(self, daemon: ChaosDaemon) -> JobSummary | None:
         reply = daemon.ask(GetJobs(prefix=self._job), "jobs")
