@@ -29,9 +29,7 @@ MBIT = 50.0
 BALLAST_VALUES = 11_500_000  # 46 MB of optimizer state
 BEFORE_S = 5.0  # steady rounds before anything breaks
 AFTER_ROUNDS = 10  # rounds that show that it goes on
-RECOVERY_TIMEOUT_S = (
-    240.0  # 46 MB at the least share of 50 Mbit/s that a state gets take 90 s, imports on shared cores their time
-)
+RECOVERY_TIMEOUT_S = 240.0  # the least share of 50 Mbit/s carries 46 MB in 90 s; imports on shared cores
 PARTITION_PATIENCES = 3.0  # how long a partition lasts
 POLL_S = 0.1
 SOCKET_GOAL_S = 1.0
