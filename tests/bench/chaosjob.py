@@ -185,8 +185,7 @@ class ChaosJob:
 
     def summary(self, daemon: ChaosDaemon) -> JobSummary | None:
         """What a daemon says of the job; None when it does not answer, or has not heard of it."""
-        reply = daemon.ask(GetJobs(prefix=self.id), "jobs")
-        return reply.jobs[0] if isinstance(reply, Found) and reply.jobs else None
+        return summary_on(daemon, self.id)
 
     def finish(self) -> None:
         """Tells the script to end, which takes it up to three epochs."""
@@ -205,6 +204,12 @@ class ChaosJob:
                 lines = path.read_text().splitlines(keepends=True)
                 found += [Record(**json.loads(line)) for line in lines if line.endswith("}\n")]
         return sorted(found, key=lambda record: record.t_s)
+
+
+def summary_on(daemon: ChaosDaemon, job: str) -> JobSummary | None:
+    """What a daemon says of a job; None when it does not answer, or has not heard of it."""
+    reply = daemon.ask(GetJobs(prefix=job), "jobs")
+    return reply.jobs[0] if isinstance(reply, Found) and reply.jobs else None
 
 
 def repeated(records: Sequence[Record]) -> list[str]:

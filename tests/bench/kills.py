@@ -20,11 +20,11 @@ from pathlib import Path
 from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.localmesh import LocalMeshError
 from meshtraind.fetch import output_folder
-from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import GetJobs
+from meshwire.messages.job import JobSummary
+from tests.bench.chaosjob import summary_on
 from tests.bench.soak import interruptible, say
 from tests.daemon import jobs
-from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
+from tests.lab.chaosmesh import ChaosMesh
 
 PEERS = 4
 PATIENCE_S = 2.0
@@ -141,14 +141,11 @@ class Run:
             if time.monotonic() >= start_s:
                 self._mesh.daemons[name].start()
                 del self._starts_s[name]
-        seen = [summary for daemon in self._mesh.daemons.values() if (summary := self._summary(daemon)) is not None]
+        answers = [summary_on(daemon, self._job) for daemon in self._mesh.daemons.values()]
+        seen = [summary for summary in answers if summary is not None]
         return max(
             seen, key=lambda one: (one.state != "lost", one.ended_at_s is not None, one.generation), default=None
         )
-
-    def _summary(self, daemon: ChaosDaemon) -> JobSummary | None:
-        reply = daemon.ask(GetJobs(prefix=self._job), "jobs")
-        return reply.jobs[0] if isinstance(reply, Found) and reply.jobs else None
 
     def _kill(self, seen: JobSummary) -> None:
         computing = {self._names[rank] for rank in seen.learning} - self._starts_s.keys()
