@@ -79,7 +79,8 @@ def record(epoch):
         bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     missing = (epoch - tally).clamp(min=0)
     line = {"t_s": time.monotonic(), "rank": mt.rank(), "epoch": epoch, "most": int(tally.max()),
-            "missing": int(missing.sum()), "loss": shown_loss, "digest": hashlib.sha256(bits).hexdigest()}
+            "missing": int(missing.sum()), "loss": shown_loss,
+            "digest": hashlib.sha256(bits).hexdigest(), "pid": os.getpid()}
     with open(mt.output_dir() / "epochs.jsonl", "a") as file:
         file.write(json.dumps(line) + "\\n")
 
@@ -128,6 +129,7 @@ class Record:
         missing: over all samples: how often it is in the base less than once for each epoch before this one.
         loss: of the step before; 0: of none.
         digest: of the base.
+        pid: of the learner's process, which is another one after a return.
     """
 
     t_s: float
@@ -137,6 +139,7 @@ class Record:
     missing: int
     loss: float = 0.0
     digest: str = ""
+    pid: int = 0
 
 
 class ChaosJob:

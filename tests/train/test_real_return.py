@@ -68,8 +68,15 @@ class Broken:
         return [record for record in self.job.records() if record.rank == self.job.names.index(name)]
 
     def returns(self, name: str, since_s: float) -> None:
-        """Waits until the learner of a peer that was lost trains again, and all go on."""
-        again = lambda: any(record.t_s > since_s for record in self.records(name))  # noqa: E731
+        """Waits until the learner of a peer that was lost trains again, and all go on.
+
+        The process that was lost may still train for a moment, before its daemon hears that the others went on.
+        """
+
+        def again() -> bool:
+            before = {record.pid for record in self.records(name) if record.t_s <= since_s}
+            return any(record.pid not in before for record in self.records(name))
+
         self.until(again, f"the return of {name}")
         self.go_on()
 
