@@ -87,7 +87,7 @@ class Executor:
         self._layout = EncodedLayout(plan, chosen.spec)
         codecs = {spec: chosen if spec == chosen.spec else codec_named(str(spec)) for spec in set(self._layout.codecs)}
         self._segments = segments_by_bucket(plan, self._layout, [codecs[spec] for spec in self._layout.codecs])
-        self._feedback = Feedback(plan.total_values) if chosen.spec.error_feedback else None
+        self._feedback = Feedback(plan.total_values, chosen.spec.decay) if chosen.spec.error_feedback else None
         self._job = job
         self._staleness = staleness
         self._on_bucket = on_bucket

@@ -2,9 +2,13 @@
 
 A worker's residual has the units of w*g, an owner's those of the mean. Both follow the rounds: what a round did to one
 can be taken back as long as the round is not complete, for it may run again (C1) or be void (V1).
+
+With a decay b each round of a member begins with b times what its last one left out, at workers and at owners. Then
+residual_T + sum b^(T-t) sent_t is sum b^(T-t) came_t over the rounds that count: it is a momentum (DeMo), or
+is forgotten in time (SparseLoCo).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,18 +30,20 @@ class Residual:
 
     Args:
         count: of values.
+        decay: what a round leaves of them before it adds anything, from 0 to 1.
 
     Attributes:
         values: as they are now.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, decay: float = 1.0) -> None:
         self.values: Values = np.zeros(count, np.float32)
+        self._decay = np.float32(decay)
         self._before: dict[int, _Before] = {}
         self._spare: list[Values] = []
 
     def begin(self, number: int, start: int, count: int) -> Values:
-        """The values of a run, which round `number` is going to change in place."""
+        """The values of a run, decayed, which round `number` is going to change in place."""
         before = self._before.get(number)
         if before is None:
             spare = self._spare.pop() if self._spare else np.empty_like(self.values)
@@ -46,6 +52,8 @@ class Residual:
         before.runs[start] = count
         now = self.values[start : start + count]
         before.values[start : start + count] = now
+        if self._decay != 1:
+            np.multiply(now, self._decay, out=now)
         return now
 
     def cancel(self, number: int, start: int) -> None:
@@ -74,37 +82,44 @@ class Residual:
             self._spare.append(before.values)
 
     def add(self, start: int, values: Values) -> None:
-        """Something more was left out, before all rounds that are not settled."""
-        end = start + len(values)
-        for before in self._before.values():
-            with np.errstate(all="ignore"):  # where a round has changed nothing, anything lies there
-                before.values[start:end] += values
-        self.values[start:end] += values
+        """Something more was left out, before all rounds that are not settled. It lies within one run of theirs."""
+        self._shift(sorted(self._before), start, values)
 
     def _take_back(self, number: int, before: Values, start: int) -> None:
         end = start + len(before)
-        later = [self._before[other] for other in sorted(self._before) if other > number]
-        later = [other for other in later if start in other.runs]
+        later = [other for other in sorted(self._before) if other > number and start in self._before[other].runs]
         if not later:
             self.values[start:end] = before
             return
-        change = before - later[0].values[start:end]
-        for other in later:
-            other.values[start:end] += change
+        self._shift(later, start, before - self._before[later[0]].values[start:end])
+
+    def _shift(self, rounds: Sequence[int], start: int, change: Values) -> None:
+        """Adds a change to what was before these rounds, and what has become of it to everything since."""
+        end = start + len(change)
+        for number in rounds:
+            before = self._before[number]
+            if any(first <= start < first + count for first, count in before.runs.items()):
+                before.values[start:end] += change
+                if self._decay != 1:
+                    change = change * self._decay
         self.values[start:end] += change
 
 
 class Feedback:
     """One member's, of one job.
 
+    Args:
+        count: of values.
+        decay: of both residuals.
+
     Attributes:
         worker: in units of w*g.
         owner: of the segments that this member finishes, in units of the mean.
     """
 
-    def __init__(self, count: int) -> None:
-        self.worker = Residual(count)
-        self.owner = Residual(count)
+    def __init__(self, count: int, decay: float = 1.0) -> None:
+        self.worker = Residual(count, decay)
+        self.owner = Residual(count, decay)
         self._weights: dict[int, float] = {}  # by bucket: of the newest round in which something of it was finished
 
     def finish(self, number: int, bucket: int, start: int, count: int, weight: float) -> Values:

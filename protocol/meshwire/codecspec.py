@@ -43,6 +43,10 @@ class Number:
         return value if legal else None
 
 
+DECAY = Number("decay", 0.0, 1.0, 1.0, "what a round leaves of what the rounds before it have left out")
+"""For codecs with error feedback."""
+
+
 @dataclass(frozen=True, slots=True)
 class Choice:
     """A parameter that is one of a few words. As typed: bare, or NAME=WORD."""
@@ -95,6 +99,11 @@ class CodecSpec:
     def error_feedback(self) -> bool:
         """Whether what one encoding leaves out is added to the next."""
         return self.family.error_feedback(self)
+
+    @property
+    def decay(self) -> float:
+        """What each round leaves of what the rounds before it have left out: its parameter of this name, or all."""
+        return self.number(DECAY.name) if DECAY in self.family.parameters else 1.0
 
     def segment_bytes_max(self, count: int) -> int:
         """Upper limit of an encoded segment of `count` values, header included."""

@@ -6,7 +6,7 @@ A segment of those that choose by size is a header, the indices in the form that
 
 import math
 
-from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.codecspec import DECAY, Choice, CodecSpec, Family, Number, Reduction, always
 
 HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
@@ -67,9 +67,9 @@ def most_kept(spec: CodecSpec, count: int) -> int:
 
 
 def _threshold_feeds_back(spec: CodecSpec) -> bool:
-    """Not where all that is left out is a cast's rounding, as with the casts themselves."""
+    """Not where all that is left out is a cast's rounding, as with the casts, unless a decay is asked for."""
     every = not spec.number("magnitude") and not spec.number("rms")
-    return not every or spec.choice("values") == "int8"
+    return not every or spec.choice("values") == "int8" or spec.decay < 1
 
 
 def _sparse_bytes_max(spec: CodecSpec, count: int) -> int:
@@ -88,7 +88,7 @@ SPARSE_FAMILIES = (
         "topk",
         Reduction.TWO_SIDED,
         _sparse_bytes_max,
-        parameters=(_ratio(0.01), _VALUES),
+        parameters=(_ratio(0.01), DECAY, _VALUES),
         fixed=False,
         error_feedback=always,
         example="topk:0.01+fp16",
@@ -102,6 +102,7 @@ SPARSE_FAMILIES = (
         parameters=(
             Number("magnitude", 1e-30, 1e30, 0.0, "what reaches it is sent; rms is then not used"),
             Number("rms", 0.0, 1000.0, 3.0, "what reaches so many root mean squares of its segment is sent"),
+            DECAY,
             _VALUES,
         ),
         fixed=False,
@@ -117,6 +118,7 @@ SPARSE_FAMILIES = (
         parameters=(
             _ratio(0.01),
             Choice("fit", ("exponential", "gamma", "pareto"), "exponential", "the distribution fitted to magnitudes"),
+            DECAY,
             _VALUES,
         ),
         fixed=False,
@@ -129,7 +131,7 @@ SPARSE_FAMILIES = (
         "randomk",
         Reduction.TWO_SIDED,
         _randomk_bytes,
-        parameters=(_ratio(0.01), _VALUES),
+        parameters=(_ratio(0.01), DECAY, _VALUES),
         error_feedback=always,
         example="randomk:0.01+fp16",
         about="values at random places that follow from a seed, so that no indices travel",

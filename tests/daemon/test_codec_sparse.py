@@ -298,6 +298,8 @@ def test_hostile_payloads_are_named(text: str, payload: bytes, match: str) -> No
         ("threshold:inf", "magnitude is 'inf'"),
         ("sidco:0.1,weibull", "'weibull' is none of its parameters"),
         ("randomk:1.1", "ratio is '1.1'"),
+        ("topk:0.1,decay=1.5", "decay is '1.5'; it must be a number from 0 to 1"),
+        ("int8:decay=0.9", "'decay=0.9' is none of its parameters"),
     ],
 )
 def test_wrong_parameters_are_named_with_what_is_legal(text: str, match: str) -> None:
@@ -306,8 +308,15 @@ def test_wrong_parameters_are_named_with_what_is_legal(text: str, match: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["topk", "topk:0.1+int8", "threshold:rms=2", "threshold:0.5", "sidco:0.001,gamma", "randomk:0.3"]
+    "text", ["topk", "topk:0.1+int8", "threshold:rms=2", "threshold:0.5", "sidco:0.001,gamma", "randomk:0.3,decay=0.95"]
 )
 def test_typed_text_is_canonical(text: str) -> None:
     assert str(parse_codec(text)) == text
     assert str(codec(text).spec) == text
+
+
+def test_a_decay_needs_error_feedback_and_gets_it() -> None:
+    assert parse_codec("topk").decay == parse_codec("fp16").decay == 1
+    assert parse_codec("topk:decay=0.95").decay == 0.95
+    assert not parse_codec("threshold:rms=0").error_feedback
+    assert parse_codec("threshold:rms=0,decay=0.5").error_feedback

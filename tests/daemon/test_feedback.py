@@ -1,6 +1,6 @@
 """Error feedback loses nothing (P1), and what a round did to it can be taken back (C1, V1).
 
-All numbers are small integers or halves of them, so every sum here is exact.
+All numbers are small integers or few halvings of them, so every sum here is exact.
 """
 
 import numpy as np
@@ -37,12 +37,18 @@ def encode(residual: Residual, number: int, gradient: Values) -> Values:
     return sent
 
 
-@given(st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 3), st.integers(0, 2**16))
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=12),
+    st.integers(0, 3),
+    st.integers(0, 2**16),
+    st.sampled_from([0.0, 0.5, 1.0]),
+)
 def test_what_is_sent_and_what_is_left_are_the_gradients_but_of_void_rounds(
-    voids: list[bool], staleness: int, seed: int
+    voids: list[bool], staleness: int, seed: int, decay: float
 ) -> None:
-    """P1, V1: also when later rounds have been encoded before one turns out to be void."""
-    residual = Residual(COUNT)
+    """P1, V1: also when later rounds have been encoded before one turns out to be void. With a decay the geometric
+    one, in which a void round is not counted either."""
+    residual = Residual(COUNT, decay)
     total, sent = np.zeros(COUNT, np.float32), np.zeros(COUNT, np.float32)
     gradients = [integers(seed + number) for number in range(len(voids))]
     encoded: list[Values] = []
@@ -54,14 +60,14 @@ def test_what_is_sent_and_what_is_left_are_the_gradients_but_of_void_rounds(
         residual.settle(number, void=voids[number])
     for void, gradient, part in zip(voids, gradients, encoded, strict=True):
         if not void:
-            total += gradient
-            sent += part
+            total = total * np.float32(decay) + gradient
+            sent = sent * np.float32(decay) + part
     assert (sent + residual.values == total).all()
 
 
 def test_a_void_round_in_lockstep_has_never_been() -> None:
     """V1, to the bit, whatever the values: with s=0 nothing has built on it."""
-    residual = Residual(COUNT)
+    residual = Residual(COUNT, 0.95)
     residual.values[:] = np.random.default_rng(1).standard_normal(COUNT)
     before = residual.values.copy()
     encode(residual, 1, np.full(COUNT, 1e-3, np.float32))
@@ -70,7 +76,7 @@ def test_a_void_round_in_lockstep_has_never_been() -> None:
 
 
 def test_a_run_whose_encoding_fails_is_as_it_was() -> None:
-    residual = Residual(COUNT)
+    residual = Residual(COUNT, 0.95)
     encode(residual, 1, integers(1))
     before = residual.values.copy()
     values = residual.begin(2, 5, 3)
@@ -84,7 +90,7 @@ def test_a_run_whose_encoding_fails_is_as_it_was() -> None:
 
 def test_rounds_that_run_again_are_rewound() -> None:
     """C1: the owner's, to the bit; those that stand below the cut stay."""
-    residual = Residual(COUNT)
+    residual = Residual(COUNT, 0.95)
     encode(residual, 1, integers(1))
     before = residual.values.copy()
     for number in (2, 3, 4):
@@ -99,11 +105,12 @@ def segments(*starts: int) -> list[tuple[int, Segment]]:
     return [(0, Segment(CODEC, 4 * start, 4, start, 1)) for start in starts]
 
 
-@given(st.integers(0, 2**16), st.booleans(), st.booleans())
-def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, void: bool) -> None:
+@given(st.integers(0, 2**16), st.booleans(), st.booleans(), st.sampled_from([0.5, 1.0]))
+def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, void: bool, decay: float) -> None:
     """Nothing that was owed is lost when another member becomes the owner: the sum over both is as before, times the
-    weight; also where the worker's round on its way turns out to be void."""
-    feedback, weight = Feedback(COUNT), 4.0
+    weight; also where the worker's round on its way turns out to be void. A decay takes its part of it as it would have
+    of the owner's, in rounds that begin after the cut."""
+    feedback, weight = Feedback(COUNT, decay), 4.0
     finished = feedback.finish(1, 0, 0, COUNT, weight)
     finished += integers(seed)
     half(finished)
@@ -118,7 +125,8 @@ def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, vo
     assert (feedback.owner.values[:5] == owed[:5]).all()
     feedback.settle(2, void=void, contributed=True)
     moved = np.where(np.arange(COUNT) >= 5, owed * np.float32(weight), 0)
-    expected = before + moved if void else before + moved + gradient - sent
+    counts = in_flight and not void
+    expected = np.float32(decay) * (before + moved) + gradient - sent if counts else before + moved
     assert (feedback.worker.values == expected).all()
 
 
