@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Values
+from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Feedback
 from meshtraind.ownpart import OwnPart, RingPart
 from meshtraind.resultslot import ResultSlot
@@ -170,15 +170,16 @@ class ShardedArithmetic(Arithmetic):
                 part.add_to(index, total)
             with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                 np.divide(total, np.float32(work.weight), out=total)
-            place, seed = area[at : at + segment.length], segment_seed(self._seed, number, segment.start)
+            place = area[at : at + segment.length]
+            terms = Terms(number, segment_seed(self._seed, number, segment.start))
             try:
                 if owed is None:
-                    length = segment.codec.encode_into(total, place, seed)
+                    length = segment.codec.encode_into(total, place, terms)
                 else:
                     rest = owed[segment.start - start : segment.start - start + segment.count]
                     with np.errstate(over="ignore", invalid="ignore"):
                         np.add(rest, total, out=rest)
-                    length = segment.codec.encode_rest_into(rest, place, seed)
+                    length = segment.codec.encode_rest_into(rest, place, terms)
             except CodecError:  # finite parts can have a sum that is not
                 if self._feedback is not None and owed is not None:
                     self._feedback.owner.cancel(number, start)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Values
+from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Residual
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment
@@ -159,8 +159,9 @@ class Compensated(OwnPart):
                 raise
         self._ends[bucket] = ends
 
-    def _place(self, segment: Segment, at: int) -> tuple[memoryview, int]:
-        return self.area[at : at + segment.length], segment_seed(self._seed, self._number, segment.start)
+    def _place(self, segment: Segment, at: int) -> tuple[memoryview, Terms]:
+        terms = Terms(self._number, segment_seed(self._seed, self._number, segment.start))
+        return self.area[at : at + segment.length], terms
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
         ends = self._ends[bucket]

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
-from meshtraind.codecs.base import Codec, CodecError
+from meshtraind.codecs.base import Codec, CodecError, Terms
 
 Values = NDArray[np.float32]
 
@@ -19,7 +19,7 @@ def codec(text: str) -> Codec:
 
 def encoded(text: str, values: Values, seed: int = 0) -> bytes:
     out = memoryview(bytearray(codec(text).spec.segment_bytes_max(len(values))))
-    return bytes(out[: codec(text).encode_into(values, out, seed)])
+    return bytes(out[: codec(text).encode_into(values, out, Terms(seed=seed))])
 
 
 def decoded(text: str, payload: bytes | memoryview, count: int) -> Values:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs import codec_named
-from meshtraind.codecs.base import CodecError
+from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
 from meshwire.codec import FAMILIES, parse_codec
 from meshwire.quantcodecs import ONEBIT_COLUMN
@@ -168,7 +168,7 @@ def test_sent_and_rest_are_what_came(text: str) -> None:
     for name, values in EDGES.items():
         rest = values.copy()
         out = memoryview(bytearray(codec(text).spec.segment_bytes_max(len(values))))
-        payload = out[: codec(text).encode_rest_into(rest, out, SEED)]
+        payload = out[: codec(text).encode_rest_into(rest, out, Terms(seed=SEED))]
         assert payload == encoded(text, values, SEED), name
         sent = decoded(text, payload, len(values))
         with np.errstate(over="ignore"):
@@ -186,7 +186,7 @@ def test_nothing_is_lost_over_many_rounds(text: str) -> None:
         came += gradient
         residual += gradient
         payload = memoryview(bytearray(codec(text).spec.segment_bytes_max(2000)))
-        length = codec(text).encode_rest_into(residual, payload, turn)
+        length = codec(text).encode_rest_into(residual, payload, Terms(seed=turn))
         sent += decoded(text, payload[:length], 2000)
     assert (sent + residual == came).all()
     assert sent.any()
@@ -209,7 +209,7 @@ def test_the_same_values_and_seed_give_the_same_bytes(text: str) -> None:
     encoded(text, EDGES["huge"], 6)
     assert encoded(text, values, 5) == first
     out = memoryview(bytearray(parse_codec(text).segment_bytes_max(3001)))
-    assert bytes(out[: codec_named(text).encode_into(values, out, 5)]) == first
+    assert bytes(out[: codec_named(text).encode_into(values, out, Terms(seed=5))]) == first
     assert np.isfinite(decoded(text, encoded(text, values, 2**64 - 1), 3001)).all()
 
 
@@ -237,9 +237,9 @@ def test_values_that_are_not_finite_are_refused_and_left_alone(text: str) -> Non
         values[place] = value
         before = values.copy()
         with pytest.raises(CodecError, match="not a number"):
-            codec(text).encode_into(values, out, SEED)
+            codec(text).encode_into(values, out, Terms(seed=SEED))
         with pytest.raises(CodecError, match="not a number"):
-            codec(text).encode_rest_into(values, out, SEED)
+            codec(text).encode_rest_into(values, out, Terms(seed=SEED))
         assert (values.view(np.uint32) == before.view(np.uint32)).all()
 
 
@@ -250,7 +250,7 @@ def test_segments_lie_back_to_back(text: str) -> None:
     area = memoryview(bytearray(b"\xa5" * (3 + sum(map(parse_codec(text).segment_bytes_max, counts)))))
     at = 3
     for count in counts:
-        at += codec(text).encode_into(heavy(count), area[at:], SEED)
+        at += codec(text).encode_into(heavy(count), area[at:], Terms(seed=SEED))
     assert set(area[:3]) == {0xA5}
     assert set(area[at:]) <= {0xA5}
     area, at = area[:at], 3
@@ -276,10 +276,10 @@ def test_wrong_lengths_are_refused(text: str) -> None:
     with pytest.raises(CodecError):
         codec(text).sum_into(memoryview(payload.tobytes() + b"\0"), values, values)
     with pytest.raises(CodecError):
-        codec(text).encode_into(values, memoryview(bytearray(parse_codec(text).segment_bytes_max(300) - 1)), SEED)
+        codec(text).encode_into(values, memoryview(bytearray(parse_codec(text).segment_bytes_max(300) - 1)))
     many = limits.SEGMENT_VALUES_MAX + 1
     with pytest.raises(CodecError, match="at most 65536"):
-        codec(text).encode_into(np.zeros(many, np.float32), memoryview(bytearray(8 * many)), SEED)
+        codec(text).encode_into(np.zeros(many, np.float32), memoryview(bytearray(8 * many)))
     with pytest.raises(CodecError, match="at most 65536"):
         codec(text).length_of(memoryview(bytes(8 * many)), many)
 
@@ -379,7 +379,7 @@ def distance_left(text: str, *, feedback: bool) -> float:
                 residuals[worker] = 0
             residuals[worker] += gradient
             # Workers share a seed, as those of one round do.
-            length = codec(text).encode_rest_into(residuals[worker], out, turn)
+            length = codec(text).encode_rest_into(residuals[worker], out, Terms(seed=turn))
             if owner:
                 total[:] = 0
             codec(text).sum_into(out[:length], total, total)

@@ -6,6 +6,7 @@ import struct
 import numpy as np
 import pytest
 
+from meshtraind.codecs.base import Terms
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy, refused, round_trip
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -56,7 +57,7 @@ def test_many_rounds_are_those_of_mxnet_with_the_same_thresholds(count: int, rms
         residual += gradient
         came += gradient
         threshold = threshold_of(residual, rms)
-        assert codec(text).encode_rest_into(residual, out, seed) == len(out)
+        assert codec(text).encode_rest_into(residual, out, Terms(seed=seed)) == len(out)
         assert out == struct.pack("<i", int(math.log2(threshold))) + mxnet_quantize(theirs, gradient, threshold)
         assert residual.tolist() == theirs
         sent += decoded(text, bytes(out), count)

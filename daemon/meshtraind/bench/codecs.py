@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
 from meshtraind.bench.settings import BenchError
 from meshtraind.codecs import codec_named
-from meshtraind.codecs.base import Codec
+from meshtraind.codecs.base import Codec, Terms
 from meshwire.codec import FAMILIES, parse_codec
 from meshwire.limits import SEGMENT_VALUES_MAX
 
@@ -101,7 +101,7 @@ def _encode(codec: Codec, values: Values, area: memoryview) -> list[int]:
     encode = codec.encode_rest_into if codec.spec.error_feedback else codec.encode_into
     lengths, at = [], 0
     for seed, part in enumerate(_segments(values)):
-        lengths.append(encode(part, area[at:], seed))
+        lengths.append(encode(part, area[at:], Terms(seed=seed)))
         at += lengths[-1]
     return lengths
 

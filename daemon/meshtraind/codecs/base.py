@@ -1,6 +1,7 @@
 """What all codecs have in common: checks, scratch memory, adding, and what an encoding leaves out."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -20,10 +21,26 @@ class CodecError(ValueError):
     """Values or bytes that the codec does not take. From a peer it is a protocol error of that link."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What an encoding follows besides the values. All of it is the encoder's alone: decoding needs none of it.
+
+    Attributes:
+        round: its number, from 1, for rates that change over time.
+        seed: for codecs that draw; a non-negative 64-bit number.
+    """
+
+    round: int = 1
+    seed: int = 0
+
+
+FIRST = Terms()
+
+
 class Codec(ABC):
     """Encodes one segment at a time (C1). Values are contiguous fp32; bytes are little-endian.
 
-    It has no memory of what it encoded before: the same values and seed give the same bytes. An instance owns scratch
+    It has no memory of what it encoded before: the same values and terms give the same bytes. An instance owns scratch
     memory: use it from one thread.
     """
 
@@ -37,12 +54,9 @@ class Codec(ABC):
         self._decoded: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
         self._rest: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
 
-    def encode_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+    def encode_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """Writes a segment to the beginning of `out`, which has at least `segment_bytes_max(len(values))` bytes, and
         returns its length.
-
-        Args:
-            seed: for codecs that draw; a non-negative 64-bit number.
 
         Raises CodecError when a value is not finite (V1: such a bucket is sent as poison).
         """
@@ -51,14 +65,14 @@ class Codec(ABC):
             if len(out) < most:
                 raise CodecError(f"{self.spec}: {len(out)} bytes for {len(values)} values, which may take {most}")
             out = out[:most]
-        return self._encode(values, self._bits[: len(values)], out, seed)
+        return self._encode(values, self._bits[: len(values)], out, terms)
 
-    def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+    def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `encode_into`, and leaves in `values` what was not encoded: the values minus those that are decoded.
 
         When it raises CodecError, `values` are as they were.
         """
-        length = self.encode_into(values, out, seed)
+        length = self.encode_into(values, out, terms)
         decoded = self._rest[: len(values)]
         self._decode(out[:length], decoded, self._bits[: len(values)])
         with np.errstate(over="ignore", invalid="ignore"):
@@ -100,7 +114,7 @@ class Codec(ABC):
         np.add(values, decoded, out=out)
 
     @abstractmethod
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         """`out` has exactly `segment_bytes_max(len(values))` bytes. `bits` is scratch as long as `values`, which are
         only read. Returns the length."""
 

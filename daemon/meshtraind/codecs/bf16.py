@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 
 MAGNITUDE = 0x7FFF
 INFINITY = 0x7F80
@@ -12,7 +12,7 @@ LARGEST = float(np.uint32(0x7F7F0000).view(np.float32))  # what is larger would 
 class Bf16(Codec):
     """Relative error at most 2^-8 of each value; values beyond the largest one become it."""
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         if self._peak(values.view(np.uint32), bits) > LARGEST:
             values = np.clip(values, -LARGEST, LARGEST, out=self._decoded[: len(values)])
         source = values.view(np.uint32)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.dither import add_dither
 from meshtraind.codecs.packing import Bytes
 from meshwire import limits, quantcodecs
@@ -57,12 +57,12 @@ class BlockCodec(Codec):
     def _unpack(self, packed: Bytes, out: Bytes) -> None:
         """Raises CodecError for what `_pack` does not make."""
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         steps = self._steps(self._extents(values, bits))
         scaled = self._decoded[: len(values)]
         by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), self._block, out=scaled)
         if self._stochastic:
-            add_dither(scaled, seed, scratch=bits.view(np.float32))
+            add_dither(scaled, terms.seed, scratch=bits.view(np.float32))
         np.rint(scaled, out=scaled)
         np.clip(scaled, -self._levels, self._levels, out=scaled)
         numbers = self._numbers[: len(values)]

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 
 HEADER = struct.Struct("<i")
 PEAK_BITS = 15  # scaled magnitudes are below 2^15
@@ -31,7 +31,7 @@ BIAS = np.float32(2.0**112)
 class Fp16(Codec):
     """Error at most 2^-11 of the segment's largest magnitude."""
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         peak = self._peak(values.view(np.uint32), bits)
         exponent = max(math.frexp(peak)[1] - PEAK_BITS, EXPONENT_MIN) if peak else 0
         scaled = np.multiply(values, np.float32(2.0**-exponent), out=self._decoded[: len(values)])

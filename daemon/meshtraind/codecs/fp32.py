@@ -4,7 +4,7 @@ import sys
 
 import numpy as np
 
-from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Terms, Values
 
 NEGATIVE_INFINITY_FP32 = 0xFF800000  # as bits
 
@@ -14,7 +14,7 @@ class Fp32(Codec):
 
     identity = sys.byteorder == "little"
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         _check_finite(values)
         np.copyto(np.frombuffer(out, "<f4"), values)
         return len(out)

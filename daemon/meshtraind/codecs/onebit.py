@@ -7,7 +7,7 @@ for each value, 1 from zero up. What a mean leaves out of its values adds up to 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.blocks import by_block, starts
 from meshtraind.codecs.packing import Bytes, pack_planes, unpack_planes
 from meshwire import limits
@@ -22,7 +22,7 @@ class OneBit(Codec):
         super().__init__(spec)
         self._signs: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         columns = starts(len(values), ONEBIT_COLUMN)
         means = np.frombuffer(out, "<f4", 2 * len(columns)).reshape(2, len(columns))
         packed = np.frombuffer(out, np.uint8, offset=means.nbytes)

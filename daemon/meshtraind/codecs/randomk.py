@@ -9,7 +9,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.keptvalues import FORMS
 from meshwire.codec import CodecSpec
@@ -31,17 +31,17 @@ class RandomK(Codec):
         self._written = FORMS[spec.choice("values")]()
         self._sent = np.empty(0, np.intp), np.empty(0, np.float32)  # places and values, by the last encoding
 
-    def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+    def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
-        length = self.encode_into(values, out, seed)
+        length = self.encode_into(values, out, terms)
         places, sent = self._sent
         values[places] -= sent
         return length
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
-        SEED.pack_into(out, 0, seed)
-        places = drawn_places(seed, most_kept(self.spec, len(values)), len(values))
+        SEED.pack_into(out, 0, terms.seed)
+        places = drawn_places(terms.seed, most_kept(self.spec, len(values)), len(values))
         self._sent = places, self._written.quantised(values[places])
         self._written.write(self._sent[1], out[SEED.size :])
         return len(out)

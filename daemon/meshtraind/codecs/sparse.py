@@ -10,7 +10,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
 from meshtraind.codecs.keptvalues import FORMS
 from meshwire import limits
@@ -40,9 +40,9 @@ class SparseCodec(Codec):
             magnitudes: finite |x|, as bits, in whose order they are; scratch.
         """
 
-    def encode_rest_into(self, values: Values, out: memoryview, seed: int = 0) -> int:
+    def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """As `Codec.encode_rest_into`, at the places alone that were sent."""
-        length = self.encode_into(values, out, seed)
+        length = self.encode_into(values, out, terms)
         _apply(np.subtract, values, *self._sent)
         return length
 
@@ -63,7 +63,7 @@ class SparseCodec(Codec):
             raise CodecError(f"{self.spec}: {len(payload)} bytes of a segment of {length}")
         return length
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
         indices = self._chosen(bits)
         sent = self._written.quantised(values[indices])

@@ -10,7 +10,7 @@ import struct
 
 import numpy as np
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.dither import add_dither
 from meshtraind.codecs.moments import root_mean_square
 from meshtraind.codecs.packing import Bytes, pack_trits, unpack_trits
@@ -29,13 +29,13 @@ class TernGrad(Codec):
         super().__init__(spec)
         self._digits: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         peak = self._peak(values.view(np.uint32), bits)
         scaler = np.float32(min(CLIP_SIGMAS * root_mean_square(values), peak))
         scaled = self._decoded[: len(values)]
         np.clip(values, -scaler, scaler, out=scaled)
         np.divide(scaled, scaler or np.float32(np.inf), out=scaled)
-        add_dither(scaled, seed, scratch=bits.view(np.float32))
+        add_dither(scaled, terms.seed, scratch=bits.view(np.float32))
         np.rint(scaled, out=scaled)
         np.add(scaled, 1, out=scaled)
         digits = self._digits[: len(values)]

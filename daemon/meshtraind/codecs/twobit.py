@@ -14,7 +14,7 @@ import struct
 
 import numpy as np
 
-from meshtraind.codecs.base import Bits, Codec, CodecError, Values
+from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.moments import root_mean_square
 from meshtraind.codecs.packing import Bytes, pack_quads
 from meshwire import limits
@@ -35,7 +35,7 @@ class TwoBit(Codec):
         self._rms = spec.number("rms")
         self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
-    def _encode(self, values: Values, bits: Bits, out: memoryview, seed: int) -> int:
+    def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         limit = self._rms * root_mean_square(values)
         exponent = min(max(math.frexp(limit)[1] - 1, EXPONENT_MIN), EXPONENT_MAX) if limit else EXPONENT_MIN
         threshold = np.float32(2.0**exponent)
