@@ -5,19 +5,25 @@ A segment of those that choose by size is a header, the indices in the form that
 """
 
 import math
+from collections.abc import Callable, Mapping
 
 from meshwire.codecspec import DECAY, Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.quantcodecs import STEP_BYTES, blocks, nibble_bytes
 
 HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
 GAP_WIDTHS = (4, 8, 12, 16)  # bits of a digit
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
-_VALUE_FORMS = {  # bytes before the values, bytes of each
-    "fp16": (1, 2),  # the exponent of a power of two
-    "fp32": (0, 4),
-    "int8": (4, 1),  # the step between two levels
+INT4_BUCKET = 128  # values that share a step
+
+_VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many values
+    "fp16": lambda count: 1 + 2 * count,  # the exponent of a power of two first
+    "fp32": lambda count: 4 * count,
+    "int8": lambda count: 4 + count,  # the step between two levels first
+    "int4": lambda count: STEP_BYTES * blocks(count, INT4_BUCKET) + nibble_bytes(count),
 }
+_EXACT_FORMS = ("fp16", "fp32")  # nothing is lost but what a cast rounds off
 _VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are sent are written")
 _AJI_HEAFIELD = "Aji and Heafield 2017, arXiv 1704.05021"
 
@@ -28,8 +34,7 @@ def _ratio(default: float) -> Number:
 
 def values_bytes(form: str, count: int) -> int:
     """Exact bytes of so many values behind the indices; `form` as typed behind the +."""
-    header, each = _VALUE_FORMS[form]
-    return header + each * count
+    return _VALUE_FORMS[form](count)
 
 
 def kept_values(ratio: float, count: int) -> int:
@@ -69,7 +74,7 @@ def most_kept(spec: CodecSpec, count: int) -> int:
 def _threshold_feeds_back(spec: CodecSpec) -> bool:
     """Not where all that is left out is a cast's rounding, as with the casts, unless a decay is asked for."""
     every = not spec.number("magnitude") and not spec.number("rms")
-    return not every or spec.choice("values") == "int8" or spec.decay < 1
+    return not every or spec.choice("values") not in _EXACT_FORMS or spec.decay < 1
 
 
 def _sparse_bytes_max(spec: CodecSpec, count: int) -> int:
@@ -83,18 +88,35 @@ def _randomk_bytes(spec: CodecSpec, count: int) -> int:
     return SEED_BYTES + values_bytes(spec.choice("values"), most_kept(spec, count))
 
 
+_TOPK = Family(
+    "topk",
+    Reduction.TWO_SIDED,
+    _sparse_bytes_max,
+    parameters=(_ratio(0.01), DECAY, _VALUES),
+    fixed=False,
+    error_feedback=always,
+    example="topk:0.01+fp16",
+    about="the largest magnitudes of each segment",
+    source=_AJI_HEAFIELD,
+)
+
+
+def masked_values(spec: CodecSpec, count: int) -> int:
+    """How many of `count` values a cocktail chooses from."""
+    return kept_values(spec.number("mask"), count)
+
+
+def of_masked(spec: CodecSpec) -> CodecSpec:
+    """What a cocktail does with the values under its mask."""
+    return _TOPK.spec(f"{spec.number('ratio'):.17g}", spec.choice("values"))
+
+
+def _cocktail_bytes_max(spec: CodecSpec, count: int) -> int:
+    return SEED_BYTES + of_masked(spec).segment_bytes_max(masked_values(spec, count))
+
+
 SPARSE_FAMILIES = (
-    Family(
-        "topk",
-        Reduction.TWO_SIDED,
-        _sparse_bytes_max,
-        parameters=(_ratio(0.01), DECAY, _VALUES),
-        fixed=False,
-        error_feedback=always,
-        example="topk:0.01+fp16",
-        about="the largest magnitudes of each segment",
-        source=_AJI_HEAFIELD,
-    ),
+    _TOPK,
     Family(
         "threshold",
         Reduction.TWO_SIDED,
@@ -136,5 +158,21 @@ SPARSE_FAMILIES = (
         example="randomk:0.01+fp16",
         about="values at random places that follow from a seed, so that no indices travel",
         source="Stich et al. 2018, arXiv 1809.07599",
+    ),
+    Family(
+        "cocktail",
+        Reduction.TWO_SIDED,
+        _cocktail_bytes_max,
+        parameters=(
+            Number("mask", 1e-5, 1.0, 0.1, "the part of a segment's values, at places drawn anew, that may be sent"),
+            Number("ratio", 1e-5, 1.0, 0.2, "the part of those that is sent"),
+            DECAY,
+            Choice("values", tuple(_VALUE_FORMS), "int4", "how the values that are sent are written"),
+        ),
+        fixed=False,
+        error_feedback=always,
+        example="cocktail:0.1,ratio=0.2+int4",
+        about="the largest magnitudes among values at random places, in 4 bits",
+        source="Wang et al. 2023 (CocktailSGD), ICML",
     ),
 )

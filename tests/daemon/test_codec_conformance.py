@@ -19,12 +19,13 @@ from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
 from meshwire.codec import FAMILIES, parse_codec
 from meshwire.quantcodecs import ONEBIT_COLUMN
+from meshwire.sparsecodecs import INT4_BUCKET
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
 
 MORE = (
     *("topk:0.1", "topk:1", "topk:0.3+int8", "topk:0.05+fp32", "threshold:0.5", "threshold:rms=0"),
     *("threshold:rms=1+int8", "threshold:rms=2+fp32", "sidco:0.1,gamma", "sidco:0.02,pareto+fp32"),
-    *("randomk:0.3+fp32", "randomk:0.5+int8"),
+    *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
     "twobit:rms=2",
 )
@@ -57,15 +58,19 @@ def claims(text: str) -> Claims:
         case "fp32" | "fp16" | "bf16":
             return Claims(exact=True)
         case "topk":
-            # int8 loses up to half a step at each value.
-            int8 = spec.choice("values") == "int8"
-            return Claims(exact=not int8, kept=spec.number("ratio") * (0.9 if int8 else 1 - 2**-20))
+            # int8 loses up to half a step at each value; of a bucket of int4 the largest one is sent at least.
+            part = {"int8": 0.9, "int4": 0.9 / INT4_BUCKET}.get(spec.choice("values"), 1 - 2**-20)
+            exact, fixed_point = spec.choice("values") != "int8", spec.choice("values") != "int4"
+            return Claims(exact=exact, fixed_point=fixed_point, kept=spec.number("ratio") * part)
         case "threshold":
             # What was just above the threshold may be rounded to below it, and the rms of what was sent is another.
             return Claims(exact=spec.choice("values") != "int8", fixed_point=False)
         case "sidco":
             # The fit to what was sent is another.
             return Claims(exact=spec.choice("values") != "int8", fixed_point=False)
+        case "cocktail":
+            # As with randomk no place is left out for ever; with int4 what is left of a bucket makes other ones.
+            return Claims(exact=True, fixed_point=spec.choice("values") == "fp16", stalls=False)
         case "randomk":
             # No place is left out for ever: rounds without error feedback are slow, but no worse.
             return Claims(exact=spec.choice("values") != "int8", stalls=False)
@@ -361,6 +366,7 @@ def disagreeing(workers: int, count: int) -> tuple[Values, Values]:
 
 ROUNDS = 400
 BRISK = {"topk": "topk:0.1", "sidco": "sidco:0.1", "randomk": "randomk:0.1", "threshold": "threshold:rms=1"}
+BRISK["cocktail"] = "cocktail:0.5"
 
 
 def distance_left(text: str, *, feedback: bool) -> float:

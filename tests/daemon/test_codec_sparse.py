@@ -217,7 +217,32 @@ def test_only_values_travel() -> None:
     assert len(encoded("randomk:0.01", heavy(FULL))) == 8 + values_bytes("fp16", kept_values(0.01, FULL))
 
 
+# Cocktail
+
+
+def test_a_cocktail_is_top_k_of_what_is_drawn() -> None:
+    values = heavy(FULL)
+    sent = round_trip("cocktail:0.1,ratio=0.2+fp32", values, 77)
+    drawn = drawn_places(77, kept_values(0.1, FULL), FULL)
+    assert (sent[drawn] == round_trip("topk:0.2+fp32", values[drawn])).all()
+    assert set(np.flatnonzero(sent)) <= set(drawn)
+
+
+def test_a_cocktail_sends_a_190th() -> None:
+    """2 % of the values, 4.1 bits each; 4.2 more for an index among the places drawn, and not 7.2 among all."""
+    size, sent = len(encoded("cocktail", heavy(FULL))), kept_values(0.02, FULL)
+    assert size * 190 < 4 * FULL
+    index_bytes = size - 8 - 5 - values_bytes("int4", sent)
+    assert 8 * index_bytes < 4.3 * sent
+
+
 # The values
+
+
+def test_four_bits_hold_where_neighbours_differ_by_far() -> None:
+    """Each 128 values have a step of their own."""
+    values = np.concatenate([np.full(128, 1000, np.float32), np.full(128, 1e-3, np.float32)])
+    assert round_trip("topk:1+int4", values) == pytest.approx(values, rel=1 / 13)
 
 
 @settings(max_examples=300, deadline=None)
@@ -234,7 +259,12 @@ def test_values_are_a_fixed_point_and_near(form: str, typed: list[float]) -> Non
     assert (written.read(out, len(values)) == quantised).all()
     assert (written.quantised(quantised) == quantised).all()
     peak = float(np.abs(values.astype(np.float64)).max())
-    near = {"fp32": 0.0, "fp16": max(2**-11 * peak, 0.0), "int8": max(peak / 253, 2.0**-127)}[form]
+    near = {
+        "fp32": 0.0,
+        "fp16": 2**-11 * peak,
+        "int8": max(peak / 253, 2.0**-127),
+        "int4": max(peak / 13, 7 * 2.0**-126),
+    }[form]
     assert np.abs(quantised.astype(np.float64) - values).max() <= near
 
 
@@ -278,6 +308,15 @@ REFUSED = [
     ("topk+int8", payload(Form.GAPS_8, 1, 1, b"\x00" + struct.pack("<f", 1) + b"\x80"), "a level of -128"),
     ("randomk:0.1+fp32", bytes(8) + NAN, "infinite or not a number"),
     ("randomk:0.1+fp32", bytes(11), "11 bytes for 8 values"),
+    ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\xff\xff\x00"), "a step size is not within"),
+    ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x3f\x0f"), "a value is more than 7 steps"),
+    ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x3f\x10"), "is not zero"),
+    (
+        "cocktail",
+        bytes(8) + payload(Form.GAPS_8, 1, 1, b"\x01" + bytes(3)),
+        "index 1 in a segment of 1",
+    ),
+    ("cocktail", bytes(11), "3 bytes are no header"),
 ]
 
 
@@ -293,11 +332,13 @@ def test_hostile_payloads_are_named(text: str, payload: bytes, match: str) -> No
         ("topk:0", "ratio is '0'; it must be a number from 1e-05 to 1"),
         ("topk:2", "ratio is '2'"),
         ("topk:nan", "ratio is 'nan'"),
-        ("topk:0.1+fp8", "values is 'fp8'; it must be one of fp16, fp32, int8"),
+        ("topk:0.1+fp8", "values is 'fp8'; it must be one of fp16, fp32, int8, int4"),
         ("threshold:rms=-1", "rms is '-1'"),
         ("threshold:inf", "magnitude is 'inf'"),
         ("sidco:0.1,weibull", "'weibull' is none of its parameters"),
         ("randomk:1.1", "ratio is '1.1'"),
+        ("cocktail:2", "mask is '2'; it must be a number from 1e-05 to 1"),
+        ("cocktail:ratio=0", "ratio is '0'"),
         ("topk:0.1,decay=1.5", "decay is '1.5'; it must be a number from 0 to 1"),
         ("int8:decay=0.9", "'decay=0.9' is none of its parameters"),
     ],
@@ -308,7 +349,16 @@ def test_wrong_parameters_are_named_with_what_is_legal(text: str, match: str) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["topk", "topk:0.1+int8", "threshold:rms=2", "threshold:0.5", "sidco:0.001,gamma", "randomk:0.3,decay=0.95"]
+    "text",
+    [
+        "topk",
+        "topk:0.1+int8",
+        "threshold:rms=2",
+        "threshold:0.5",
+        "sidco:0.001,gamma",
+        "randomk:0.3,decay=0.95",
+        "cocktail:0.5",
+    ],
 )
 def test_typed_text_is_canonical(text: str) -> None:
     assert str(parse_codec(text)) == text

@@ -23,6 +23,7 @@ _CLASSES = {
     "threshold": ("threshold", "Threshold"),
     "sidco": ("sidco", "Sidco"),
     "randomk": ("randomk", "RandomK"),
+    "cocktail": ("cocktail", "Cocktail"),
 }
 
 

@@ -6,6 +6,7 @@ out of a value: error feedback loses nothing, and decoded values encode to the s
 """
 
 from abc import abstractmethod
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,16 @@ class BlockCodec(Codec):
         self._levels = levels
         self._stochastic = stochastic
         self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
-        self._coarsest: np.float32 = _upper_half(np.array([LARGEST_FP32 / levels], np.float32))[0]
 
     def _extents(self, values: Values, bits: Bits) -> Values:
         """The magnitude that the steps of each block must reach: its largest one.
 
         Raises CodecError when a value is not finite.
         """
-        np.bitwise_and(values.view(np.uint32), MAGNITUDE_FP32, out=bits)
-        peaks = np.maximum.reduceat(bits, starts(len(bits), self._block))
-        if peaks.max(initial=0) >= INFINITY_FP32:
+        peaks = block_peaks(values, self._block, bits)
+        if peaks.view(np.uint32).max(initial=0) >= INFINITY_FP32:
             raise CodecError(f"{self.spec}: a value is infinite or not a number")
-        return peaks.view(np.float32)
+        return peaks
 
     @abstractmethod
     def _pack(self, numbers: Bytes, out: Bytes) -> None:
@@ -58,7 +57,7 @@ class BlockCodec(Codec):
         """Raises CodecError for what `_pack` does not make."""
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        steps = self._steps(self._extents(values, bits))
+        steps = step_sizes(self._extents(values, bits), self._levels, reaching=self._stochastic)
         scaled = self._decoded[: len(values)]
         by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), self._block, out=scaled)
         if self._stochastic:
@@ -68,17 +67,16 @@ class BlockCodec(Codec):
         numbers = self._numbers[: len(values)]
         np.copyto(numbers.view(np.int8), scaled, casting="unsafe")
         np.add(numbers, self._levels, out=numbers)
-        np.copyto(np.frombuffer(out, "<u2", len(steps)), steps.view(np.uint32) >> 16, casting="unsafe")
+        write_steps(steps, out)
         self._pack(numbers, np.frombuffer(out, np.uint8, offset=quantcodecs.STEP_BYTES * len(steps)))
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         count = quantcodecs.blocks(len(out), self._block)
-        halves = np.frombuffer(payload, "<u2", count)
-        steps = (halves.astype(np.uint32) << 16).view(np.float32)
-        # As bits, negative numbers and what is not a number are above all others.
-        if steps.view(np.uint32).max(initial=0) > self._coarsest.view(np.uint32):
-            raise CodecError(f"{self.spec}: a step size is not within 0 to {self._coarsest:.3g}")
+        try:
+            steps = read_steps(payload, count, self._levels)
+        except CodecError as error:
+            raise CodecError(f"{self.spec}: {error}") from None
         numbers = self._numbers[: len(out)]
         self._unpack(np.frombuffer(payload, np.uint8, offset=quantcodecs.STEP_BYTES * count), numbers)
         if numbers.max(initial=0) > 2 * self._levels:
@@ -87,18 +85,39 @@ class BlockCodec(Codec):
         np.copyto(out, numbers.view(np.int8))
         by_block(np.multiply, out, steps, self._block, out=out)
 
-    def _steps(self, extents: Values) -> Values:
-        """Step sizes of 8 significant bits.
 
-        Rounded to the nearest: half a step beyond the last one is still rounded to it, and a size is off by less than
-        that. With noise, the steps must reach the extents themselves: rounded up.
-        """
-        steps = extents / np.float32(self._levels)
-        bits = steps.view(np.uint32)
-        bits += np.uint32(0xFFFF) if self._stochastic else 0x7FFF + (bits >> 16 & 1)
-        steps = np.minimum(_upper_half(steps), self._coarsest)
-        steps[steps < FINEST] = 0
-        return steps
+def block_peaks(values: Values, length: int, bits: Bits) -> Values:
+    """The largest magnitude of each block, infinite or not a number where a value is. `bits` is scratch as long."""
+    np.bitwise_and(values.view(np.uint32), MAGNITUDE_FP32, out=bits)
+    return np.maximum.reduceat(bits, starts(len(bits), length)).view(np.float32)
+
+
+def step_sizes(extents: Values, levels: int, *, reaching: bool) -> Values:
+    """Step sizes of 8 significant bits, `levels` of which make each extent; 0 where that takes finer ones than FINEST.
+
+    Rounded to the nearest: half a step beyond the last one is still rounded to it, and a size is off by less than
+    that. With noise, the steps must reach the extents themselves: rounded up.
+    """
+    steps = extents / np.float32(levels)
+    bits = steps.view(np.uint32)
+    bits += np.uint32(0xFFFF) if reaching else 0x7FFF + (bits >> 16 & 1)
+    steps = np.minimum(_upper_half(steps), _coarsest(levels))
+    steps[steps < FINEST] = 0
+    return steps
+
+
+def write_steps(steps: Values, out: memoryview) -> None:
+    """To the beginning of `out`, as bf16."""
+    np.copyto(np.frombuffer(out, "<u2", len(steps)), steps.view(np.uint32) >> 16, casting="unsafe")
+
+
+def read_steps(payload: memoryview, count: int, levels: int) -> Values:
+    """From its beginning. Raises CodecError for a size that `step_sizes` does not make."""
+    steps = (np.frombuffer(payload, "<u2", count).astype(np.uint32) << 16).view(np.float32)
+    # As bits, negative numbers and what is not a number are above all others.
+    if steps.view(np.uint32).max(initial=0) > _coarsest(levels).view(np.uint32):
+        raise CodecError(f"a step size is not within 0 to {_coarsest(levels):.3g}")
+    return steps
 
 
 def by_block(ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], length: int, *, out: NDArray[Any]) -> None:
@@ -117,3 +136,9 @@ def starts(count: int, length: int) -> NDArray[np.intp]:
 def _upper_half(values: Values) -> Values:
     """Cut to 8 significant bits."""
     return (values.view(np.uint32) & UPPER_HALF).view(np.float32)
+
+
+@cache
+def _coarsest(levels: int) -> np.float32:
+    """The largest step with 8 significant bits of which so many are finite."""
+    return np.float32(_upper_half(np.array([LARGEST_FP32 / levels], np.float32))[0])

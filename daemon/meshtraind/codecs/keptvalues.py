@@ -1,4 +1,4 @@
-"""The values that a sparse codec sends, as bytes: fp16, fp32 or int8, with one scale for all of a segment.
+"""The values that a sparse codec sends, as bytes: fp16, fp32 or int8, with one scale for all of a segment, or int4.
 
 What is written is a fixed point: decoded values are written as the same bytes again. What the values lose is exact in
 fp32, unless they are denormal, so that nothing is lost besides what error feedback keeps.
@@ -7,11 +7,15 @@ fp32, unless they are denormal, so that nothing is lost besides what error feedb
 import math
 import struct
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import numpy as np
 
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, CodecError, Values
-from meshwire.sparsecodecs import values_bytes
+from meshtraind.codecs.blocks import block_peaks, by_block, read_steps, step_sizes, write_steps
+from meshtraind.codecs.packing import pack_nibbles, unpack_nibbles
+from meshwire.quantcodecs import INT4_LEVELS, STEP_BYTES, blocks
+from meshwire.sparsecodecs import INT4_BUCKET, values_bytes
 
 FP16_PEAK_BITS = 15  # scaled magnitudes are below 2^15
 FP16_EXPONENT_MIN = -127
@@ -29,6 +33,7 @@ class KeptValues(ABC):
     """Turns values into bytes. `name` is what is typed behind the +."""
 
     name: str
+    drops_zeros: ClassVar[bool] = True  # what is quantised to zero may be left out of what is written
 
     def size(self, count: int) -> int:
         """Exact bytes of so many values."""
@@ -40,7 +45,7 @@ class KeptValues(ABC):
 
     @abstractmethod
     def write(self, quantised: Values, out: memoryview) -> None:
-        """Fills `out` with what `quantised` made, or with a part of it that has its largest magnitude."""
+        """Fills `out` with what `quantised` made, without its zeros if they may be left out."""
 
     @abstractmethod
     def read(self, payload: memoryview, count: int) -> Values:
@@ -119,7 +124,46 @@ class Int8Values(KeptValues):
         return levels * np.float32(step)
 
 
-FORMS: dict[str, type[KeptValues]] = {form.name: form for form in (Fp16Values, Fp32Values, Int8Values)}
+class Int4Values(KeptValues):
+    """Error at most 1/13 of the largest magnitude among 128 neighbours."""
+
+    name = "int4"
+    drops_zeros = False  # the others would change neighbours, and with them steps
+
+    def quantised(self, values: Values) -> Values:
+        steps, quantised = self._levels(values)
+        by_block(np.multiply, quantised, steps, INT4_BUCKET, out=quantised)
+        return quantised
+
+    def write(self, quantised: Values, out: memoryview) -> None:
+        steps, levels = self._levels(quantised)
+        write_steps(steps, out)
+        numbers = (levels + np.float32(INT4_LEVELS)).astype(np.uint8)
+        pack_nibbles(numbers, np.frombuffer(out, np.uint8, offset=STEP_BYTES * len(steps)))
+
+    def read(self, payload: memoryview, count: int) -> Values:
+        steps = read_steps(payload, blocks(count, INT4_BUCKET), INT4_LEVELS)
+        numbers = np.empty(count, np.uint8)
+        unpack_nibbles(np.frombuffer(payload, np.uint8, offset=STEP_BYTES * len(steps)), numbers)
+        if numbers.max(initial=0) > 2 * INT4_LEVELS:
+            raise CodecError(f"a value is more than {INT4_LEVELS} steps")
+        values = numbers.astype(np.float32)
+        values -= np.float32(INT4_LEVELS)
+        by_block(np.multiply, values, steps, INT4_BUCKET, out=values)
+        return values
+
+    def _levels(self, values: Values) -> tuple[Values, Values]:
+        """Steps of each bucket; whole numbers of them for each value."""
+        peaks = block_peaks(values, INT4_BUCKET, np.empty(len(values), np.uint32))
+        steps = step_sizes(peaks, INT4_LEVELS, reaching=False)
+        levels = np.empty_like(values)
+        by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), INT4_BUCKET, out=levels)
+        np.rint(levels, out=levels)
+        np.clip(levels, -INT4_LEVELS, INT4_LEVELS, out=levels)
+        return steps, levels
+
+
+FORMS: dict[str, type[KeptValues]] = {form.name: form for form in (Fp16Values, Fp32Values, Int8Values, Int4Values)}
 
 
 def _peak_bits(values: Values) -> int:

@@ -1,7 +1,7 @@
 """What the codecs have in common that send some values of a segment with their indices.
 
 A segment is a header, indices (`indices.py`), and values (`keptvalues.py`). Values that are written as zero are not
-sent. When all values of the segment take no more bytes than those chosen with their indices, all are sent.
+sent, but in int4. When all values of the segment take no more bytes than those chosen with their indices, all are sent.
 """
 
 import struct
@@ -67,7 +67,7 @@ class SparseCodec(Codec):
         self._peak(values.view(np.uint32), bits)
         indices = self._chosen(bits)
         sent = self._written.quantised(values[indices])
-        if not sent.all():
+        if self._written.drops_zeros and not sent.all():
             indices, sent = indices[sent != 0], sent[sent != 0]
         form, index_bytes = smallest_form(indices, len(values))
         if self._written.size(len(values)) <= index_bytes + self._written.size(len(sent)):
