@@ -1,5 +1,6 @@
 """Helpers of the tests that submit real jobs to real daemons."""
 
+import os
 import textwrap
 import time
 from collections.abc import Callable
@@ -13,6 +14,13 @@ from meshwire.messages.job import Fetch, Fetched, Found, JobSummary
 from meshwire.messages.local import GetJobs, Submit, Submitted, Watch, Watched
 
 TIMEOUT_S = 90.0
+
+# torch's optimizers import its compiler, which takes as long as torch itself, and only to say that they are not to be
+# compiled. A test's learners start in half the time without; the tests of the demo and the examples have all of torch.
+WITHOUT_COMPILER = (
+    "import sys, types; sys.modules['torch._dynamo'] = _dynamo = types.ModuleType('torch._dynamo'); "
+    "_dynamo.disable = lambda function, *_, **__: function; _dynamo.graph_break = lambda: None\n"
+)
 
 PREAMBLE = """
 import os, sys, time
@@ -45,6 +53,11 @@ mt.finish()
 """
 )
 
+# It ends once there is a file of the name that it is given.
+UNTIL_STOPPED = TRAIN.replace(
+    "for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):", "while not os.path.exists(sys.argv[1]):"
+)
+
 
 def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already.
@@ -54,7 +67,10 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     """
     work = folder / "work"
     work.mkdir(exist_ok=True)
-    (work / "train.py").write_text(textwrap.dedent(text))
+    text = textwrap.dedent(text)
+    if "PYTEST_CURRENT_TEST" in os.environ:  # what is measured starts as it would for a person
+        text = WITHOUT_COMPILER + text
+    (work / "train.py").write_text(text)
     files = folder / "files.manifest"
     files.write_bytes(scan(work).manifest.pack())
     data = options.pop("data", None)
@@ -133,6 +149,12 @@ def wait_for(daemon: LocalDaemon, job: str, condition: Callable[[JobSummary], bo
         assert seen.ended_at_s is None, f"the job ended before {what}: {seen.error}"
         assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S} s for {what}: {seen}"
         time.sleep(0.05)
+
+
+def go_on(daemon: LocalDaemon, job: str, rounds: int, what: str) -> None:
+    """Waits until a job has had more rounds than now."""
+    before = summary(daemon, job).rounds
+    wait_for(daemon, job, lambda seen: seen.rounds >= before + rounds, what)
 
 
 def read(daemon: LocalDaemon, job: str, what: str, rank: int, path: str | None = None) -> str:

@@ -37,25 +37,24 @@ def _nothing_left_running(mesh: LocalMesh) -> Iterator[None]:
             time.sleep(0.05)
 
 
-def test_a_job_trains_on_all_whoever_submits_it(mesh: LocalMesh, tmp_path: Path) -> None:
-    """O9: replicas are bit-equal; outputs and logs are had from any peer."""
-    for daemon in mesh.daemons[1:]:
-        summary = jobs.run(daemon, tmp_path, jobs.TRAIN)
-        assert summary.state == "succeeded", summary.error
-        assert summary.replicas_equal is True
-        assert summary.hashes_compared >= 4
-        assert summary.rounds == 8  # two epochs of 96 samples, 24 a round
-        weights = set()
-        for other in mesh.daemons:
-            listed = other.request(ListOutputs(job=summary.job), jobs.TIMEOUT_S, "outputs")
-            assert isinstance(listed, Outputs)
-            assert sorted((file.rank, file.path) for file in listed.files) == [
-                (rank, "sub/weights.txt") for rank in range(3)
-            ]
-            for rank in range(3):
-                weights.add(jobs.read(other, summary.job, "output", rank, "sub/weights.txt"))
-                assert f"rank {rank} of 3 ends" in jobs.read(other, summary.job, "log", rank)
-        assert len(weights) == 1
+def test_a_job_trains_on_all_and_its_results_are_had_from_all(mesh: LocalMesh, tmp_path: Path) -> None:
+    """O9: replicas are bit-equal; outputs and logs are had from any peer. Here the last one submits."""
+    summary = jobs.run(mesh.daemons[2], tmp_path, jobs.TRAIN)
+    assert summary.state == "succeeded", summary.error
+    assert summary.replicas_equal is True
+    assert summary.hashes_compared >= 4
+    assert summary.rounds == 8  # two epochs of 96 samples, 24 a round
+    weights = set()
+    for daemon in mesh.daemons:
+        listed = daemon.request(ListOutputs(job=summary.job), jobs.TIMEOUT_S, "outputs")
+        assert isinstance(listed, Outputs)
+        assert sorted((file.rank, file.path) for file in listed.files) == [
+            (rank, "sub/weights.txt") for rank in range(3)
+        ]
+        for rank in range(3):
+            weights.add(jobs.read(daemon, summary.job, "output", rank, "sub/weights.txt"))
+            assert f"rank {rank} of 3 ends" in jobs.read(daemon, summary.job, "log", rank)
+    assert len(weights) == 1
 
 
 def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: Path) -> None:
@@ -73,19 +72,26 @@ def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: P
         assert summary.replicas_equal is True
 
 
-@pytest.mark.parametrize("on", [("bert", "cleo"), ()], ids=["only submitting", "a member"])
-def test_a_job_goes_on_when_its_submitter_leaves(tmp_path: Path, on: tuple[str, ...]) -> None:
-    """DESIGN 9: no master. A submitter that takes part is a member like any other."""
+def test_jobs_go_on_when_their_submitter_leaves(tmp_path: Path) -> None:
+    """DESIGN 9: no master. In one job it only submits; in the other it takes part, as a member like any other."""
+    stop = tmp_path / "stop"
     with LocalMesh(("anna", "bert", "cleo"), print) as mesh:
         anna, bert, cleo = mesh.daemons
-        submitted = jobs.submit(anna, tmp_path, jobs.TRAIN, on=on, args=("200",))
-        if not on:
-            jobs.wait_for(anna, submitted.job, lambda seen: seen.rounds >= 2, "round 2")
+        submitted = []
+        for name, on in (("without it", ("bert", "cleo")), ("with it", ())):
+            folder = tmp_path / name
+            folder.mkdir()
+            submitted.append(jobs.submit(anna, folder, jobs.UNTIL_STOPPED, on=on, args=(str(stop),)).job)
+        jobs.wait_for(anna, submitted[1], lambda seen: seen.rounds >= 2, "round 2")
         anna.ask_to_stop()
         anna.stop()
-        for daemon in (bert, cleo):
-            summary = jobs.ended(daemon, submitted.job)
-            assert summary.state == "succeeded", summary.error
+        for id_ in submitted:
+            jobs.go_on(bert, id_, 20, "rounds without anna")
+        stop.touch()
+        for id_ in submitted:
+            for daemon in (bert, cleo):
+                summary = jobs.ended(daemon, id_)
+                assert summary.state == "succeeded", summary.error
 
 
 SLOW = (
@@ -109,8 +115,8 @@ def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh,
     jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 2, "round 2")
 
     def goes_on_among(ranks: tuple[int, ...]) -> None:
-        on = jobs.wait_for(bert, id_, lambda seen: seen.present == ranks, "generation without it")
-        jobs.wait_for(bert, id_, lambda seen: seen.rounds >= on.rounds + 5, "five rounds more")
+        jobs.wait_for(bert, id_, lambda seen: seen.present == ranks, "generation without it")
+        jobs.go_on(bert, id_, 5, "five rounds more")
 
     for daemon, others in ((cleo, (0, 1)), (anna, (1,))):
         daemon.request(Leave(job=id_), jobs.TIMEOUT_S, "leaving")
