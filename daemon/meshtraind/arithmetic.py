@@ -9,9 +9,11 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Feedback
 from meshtraind.ownpart import OwnPart, RingPart
+from meshtraind.purse import Purse
 from meshtraind.resultslot import ResultSlot
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment, each_payload
+from meshwire.budget import Budget
 from meshwire.exchange import Work
 
 
@@ -103,6 +105,7 @@ class ShardedArithmetic(Arithmetic):
     Args:
         seed: of the job and this owner, for codecs that draw.
         feedback: None for a codec without.
+        budget: None for a codec without.
     """
 
     def __init__(
@@ -112,10 +115,12 @@ class ShardedArithmetic(Arithmetic):
         norm_buckets: int,
         seed: int,
         feedback: Feedback | None,
+        budget: Budget | None,
     ) -> None:
         super().__init__(segments, segment_values, norm_buckets)
         self._seed = seed
         self._feedback = feedback
+        self._budget = budget
 
     def compute(
         self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
@@ -162,6 +167,7 @@ class ShardedArithmetic(Arithmetic):
             owed = self._feedback.finish(number, bucket, start, last.start + last.count - start, work.weight)
         measured = bucket < self._norm_buckets
         squared_norm = 0.0
+        purse = Purse(self._budget)
         at = first = segments[0].offset
         for index, segment in enumerate(segments):
             total = self._sum[: segment.count]
@@ -171,7 +177,7 @@ class ShardedArithmetic(Arithmetic):
             with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                 np.divide(total, np.float32(work.weight), out=total)
             place = area[at : at + segment.length]
-            terms = Terms(number, segment_seed(self._seed, number, segment.start))
+            terms = Terms(number, segment_seed(self._seed, number, segment.start), purse.open(segment))
             try:
                 if owed is None:
                     length = segment.codec.encode_into(total, place, terms)
@@ -188,6 +194,7 @@ class ShardedArithmetic(Arithmetic):
                 values = slot.place(segment) if slot is not None else total
                 segment.codec.decode_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if measured else 0.0
+            purse.paid(segment, length)
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)
 

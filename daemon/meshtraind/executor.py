@@ -21,10 +21,12 @@ from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshtraind.feedback import Feedback
 from meshtraind.outbox import Frame, Outbox
+from meshtraind.ownpart import Compensation
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
 from meshtraind.segments import Segment, segments_by_bucket
+from meshwire.budget import budget_of
 from meshwire.codec import Reduction
 from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
@@ -88,6 +90,7 @@ class Executor:
         codecs = {spec: chosen if spec == chosen.spec else codec_named(str(spec)) for spec in set(self._layout.codecs)}
         self._segments = segments_by_bucket(plan, self._layout, [codecs[spec] for spec in self._layout.codecs])
         self._feedback = Feedback(plan.total_values, chosen.spec.decay) if chosen.spec.error_feedback else None
+        budget = budget_of(plan, self._layout)
         self._job = job
         self._staleness = staleness
         self._on_bucket = on_bucket
@@ -98,8 +101,11 @@ class Executor:
             self._layout,
             self._segments,
             staleness,
-            member_seed(seed, rank, owner=False, shared=chosen.shared_draws),
-            self._feedback.worker if self._feedback is not None else None,
+            Compensation(
+                member_seed(seed, rank, owner=False, shared=chosen.shared_draws),
+                self._feedback.worker if self._feedback is not None else None,
+                budget,
+            ),
         )
         self._slot = ResultSlot(result, self._segments, on_result, on_broken)
         self._arithmetic: Arithmetic
@@ -112,6 +118,7 @@ class Executor:
                 plan.parameter_buckets,
                 member_seed(seed, rank, owner=True, shared=chosen.shared_draws),
                 self._feedback,
+                budget,
             )
         self.on_chunk_sent: Callable[[Header], None] | None = None
         self._fenced: bool

@@ -4,18 +4,23 @@ It outlives generations: a round that runs again is given the very bytes that it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Residual
+from meshtraind.purse import Purse
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment
+from meshwire.budget import Budget
 from meshwire.exchange import Part
 
 Segments = Sequence[Sequence[Segment]]
 """By bucket."""
+
+Encode = Callable[[Values, memoryview, Terms], int]
 
 
 class OwnPart(ABC):
@@ -117,24 +122,38 @@ class Retained(RingPart):
         return _run(self.area, self._segments[bucket], first_segment, segment_count)
 
 
+@dataclass(frozen=True)
+class Compensation:
+    """What every part of a member is encoded with where the exchange is not the ring's.
+
+    Attributes:
+        seed: of the job and this member, for codecs that draw.
+        residual: the worker's; None if no codec has error feedback.
+        budget: None for a codec without.
+    """
+
+    seed: int
+    residual: Residual | None
+    budget: Budget | None
+
+
 class Compensated(OwnPart):
     """For the sharded exchange, whatever s is: encoded at once with what earlier rounds left out, for what this one
     leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
 
     Args:
         number: of the round.
-        seed: of the job and this member, for codecs that draw.
-        residual: the worker's; None if no codec has error feedback.
     """
 
     area: memoryview
 
-    def __init__(self, segments: Segments, area: memoryview, number: int, seed: int, residual: Residual | None) -> None:
+    def __init__(self, segments: Segments, area: memoryview, number: int, compensation: Compensation) -> None:
         super().__init__(segments)
         self.area = area
         self._number = number
-        self._seed = seed
-        self._residual = residual
+        self._seed = compensation.seed
+        self._residual = compensation.residual
+        self._purse = Purse(compensation.budget)
         self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -143,7 +162,7 @@ class Compensated(OwnPart):
         if self._residual is None or not segments[0].codec.spec.error_feedback:
             for segment in segments:
                 values = raw[segment.start : segment.start + segment.count]
-                ends.append(ends[-1] + segment.codec.encode_into(values, *self._place(segment, ends[-1])))
+                ends.append(self._encoded(segment, segment.codec.encode_into, values, ends[-1]))
         else:
             start, last = segments[0].start, segments[-1]
             values = self._residual.begin(self._number, start, last.start + last.count - start)
@@ -153,15 +172,19 @@ class Compensated(OwnPart):
                 for segment in segments:
                     first = segment.start - start
                     piece = values[first : first + segment.count]
-                    ends.append(ends[-1] + segment.codec.encode_rest_into(piece, *self._place(segment, ends[-1])))
+                    ends.append(self._encoded(segment, segment.codec.encode_rest_into, piece, ends[-1]))
             except CodecError:
                 self._residual.cancel(self._number, start)
                 raise
         self._ends[bucket] = ends
 
-    def _place(self, segment: Segment, at: int) -> tuple[memoryview, Terms]:
-        terms = Terms(self._number, segment_seed(self._seed, self._number, segment.start))
-        return self.area[at : at + segment.length], terms
+    def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
+        """Where it ends that begins at `at`."""
+        seed = segment_seed(self._seed, self._number, segment.start)
+        terms = Terms(self._number, seed, self._purse.open(segment))
+        length = encode(values, self.area[at : at + segment.length], terms)
+        self._purse.paid(segment, length)
+        return at + length
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
         ends = self._ends[bucket]

@@ -14,6 +14,7 @@ from meshtraind.resuming import Resuming
 from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
 from meshtraind.startstate import Emit
+from meshwire.budget import budget_of
 from meshwire.codec import parse_codec
 from meshwire.footprint import fits, residual_bytes, retained_bytes
 from meshwire.layout import EncodedLayout
@@ -63,7 +64,7 @@ class Preparation:
         self.samples = body.samples
         spec = self._job.spec
         self.plan = await asyncio.to_thread(plan_buckets, body.manifest, spec.bucket_bytes)
-        self._check_memory(body, self.plan)
+        self._check_fits(body, self.plan)
         try:
             self._memory.map(MemoryLayout.for_bound(self.plan.total_values, spec.sync.staleness))
         except SharedMemoryError as error:
@@ -74,11 +75,17 @@ class Preparation:
         own = Model(job=spec.job, rank=self._job.rank, manifest=body.manifest, plan=self.plan.digest())
         await self._agreement.agree_on_model(own, emit)
 
-    def _check_memory(self, body: LearnerModel, plan: Plan) -> None:
-        """M1. Raises RequestError when this machine cannot hold it: it would swap, and all others wait for it."""
+    def _check_fits(self, body: LearnerModel, plan: Plan) -> None:
+        """M1. Raises RequestError when this machine cannot hold it: it would swap, and all others wait for it. So it
+        does for a budget of the codec's that is too small for the model."""
         spec = self._job.spec
         codec, staleness = parse_codec(spec.codec), spec.sync.staleness
-        encoded_bytes = EncodedLayout(plan, codec).total_bytes
+        layout = EncodedLayout(plan, codec)
+        try:
+            budget_of(plan, layout)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        encoded_bytes = layout.total_bytes
         retained = retained_bytes(encoded_bytes, staleness, codec.reduction)
         retained += residual_bytes(codec, plan.total_values, staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())

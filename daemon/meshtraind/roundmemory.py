@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.feedback import Residual
-from meshtraind.ownpart import Compensated, InSlot, OwnPart, Retained
+from meshtraind.ownpart import Compensated, Compensation, InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final
 from meshtraind.segments import Areas, Segment
 from meshwire.codec import Reduction
@@ -52,8 +51,7 @@ class RoundMemory:
     Args:
         segments: by bucket.
         staleness: the bound s; it decides where own parts are kept.
-        seed: for own parts, of codecs that draw.
-        residual: the worker's, for codecs with error feedback.
+        compensation: what own parts are encoded with, but on the ring.
 
     Attributes:
         rounds: by number.
@@ -65,14 +63,12 @@ class RoundMemory:
         layout: EncodedLayout,
         segments: Sequence[Sequence[Segment]],
         staleness: int,
-        seed: int,
-        residual: Residual | None,
+        compensation: Compensation,
     ) -> None:
         self._layout = layout
         self._segments = segments
         self._staleness = staleness
-        self._seed = seed
-        self._residual = residual
+        self._compensation = compensation
         self._areas = Areas(layout.total_bytes)
         self._own_areas = Areas(layout.total_bytes)
         self._scratch: Values = np.empty(max(segment.count for bucket in segments for segment in bucket), np.float32)
@@ -99,7 +95,7 @@ class RoundMemory:
     def _new_part(self, number: int) -> OwnPart:
         if self._layout.reduction is not Reduction.LINEAR:
             area = self._own_areas.take()
-            return Compensated(self._segments, area, number, self._seed, self._residual)
+            return Compensated(self._segments, area, number, self._compensation)
         if self._staleness:
             return Retained(self._segments, self._own_areas.take(), self._scratch)
         return InSlot(self._segments)

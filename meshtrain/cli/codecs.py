@@ -7,8 +7,9 @@ from meshtrain.cli.options import Json
 from meshtrain.cli.terminal import print_json, print_table, say
 from meshwire import limits
 from meshwire.codec import FAMILIES, parse_codec
-from meshwire.codecspec import Family, Reduction
+from meshwire.codecspec import Family, Reduction, Value
 from meshwire.footprint import residual_bytes
+from meshwire.rates import Ramp
 
 TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded"}
 
@@ -53,8 +54,12 @@ def _document(family: Family) -> dict[str, Any]:
         "error_feedback": spec.error_feedback,
         "state_bytes_per_value": residual_bytes(spec, count, 0) / count,
         "parameters": [
-            {"name": each.name, "about": each.about, "legal": each.legal, "default": each.default}
+            {"name": each.name, "about": each.about, "legal": each.legal, "default": _plain(each.default)}
             for each in family.parameters
         ],
         "example": family.example or family.name,
     }
+
+
+def _plain(default: Value) -> float | str:
+    return str(default) if isinstance(default, Ramp) else default

@@ -9,6 +9,7 @@ from meshtrain.cli.connection import ask
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.terminal import plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
+from meshwire.budget import budget_of
 from meshwire.codec import parse_codec
 from meshwire.files import human_bytes
 from meshwire.footprint import Footprint, Measurement, fits, footprint
@@ -66,6 +67,13 @@ class Memory:
     def _plan(self) -> Plan:
         return plan_buckets(self.measurement.manifest)
 
+    def check_budget(self) -> None:
+        """Raises CliError for a budget of the codec's that is too small for the model."""
+        try:
+            budget_of(self._plan, EncodedLayout(self._plan, parse_codec(self.codec)))
+        except ValueError as error:
+            raise CliError(str(error)) from None
+
     def too_small(self) -> list[tuple[int, str]]:
         """(index, why) of every member that cannot hold the job."""
         total_bytes = self.needed().total_bytes
@@ -107,8 +115,10 @@ def show_dry_run(
 ) -> None:
     """The files, who would take part, and what it takes there; without the latter when `memory` is None.
 
-    Raises CliError when a member does not have enough.
+    Raises CliError when a member does not have enough, or the codec's budget is too small.
     """
+    if memory is not None:
+        memory.check_budget()
     if json:
         print_json(_document(submitted, notes, folders, memory))
     else:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-Value = float | str
+from meshwire.rates import ByteSize, Ramp, Rate, is_number, number_text, size_text
+
+Value = float | str | Ramp
 
 
 class Reduction(Enum):
@@ -42,9 +44,16 @@ class Number:
         legal = self.low <= value <= self.high and (value.is_integer() or not self.whole)
         return value if legal else None
 
+    def bare(self, text: str) -> bool:
+        """Whether it is meant where no name is typed."""
+        return is_number(text)
+
 
 DECAY = Number("decay", 0.0, 1.0, 1.0, "what a round leaves of what the rounds before it have left out")
 """For codecs with error feedback."""
+
+BUDGET = ByteSize("budget", 100, 10**12, "bytes that a vector takes at most in a round, however much is to be sent")
+"""For codecs that send the more the larger a part is. See `meshwire.budget`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +73,13 @@ class Choice:
     def parse(self, text: str) -> str | None:
         """None if it is not legal."""
         return text if text in self.words else None
+
+    def bare(self, text: str) -> bool:
+        """Whether it is meant where no name is typed."""
+        return self.name != "values" and text in self.words
+
+
+Parameter = Number | Choice | Rate | ByteSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +121,11 @@ class CodecSpec:
         """What each round leaves of what the rounds before it have left out: its parameter of this name, or all."""
         return self.number(DECAY.name) if DECAY in self.family.parameters else 1.0
 
+    @property
+    def budget_bytes(self) -> int:
+        """What a vector takes at most in a round: its parameter of this name; 0: whatever it takes."""
+        return int(self.number(BUDGET.name)) if BUDGET in self.family.parameters else 0
+
     def segment_bytes_max(self, count: int) -> int:
         """Upper limit of an encoded segment of `count` values, header included."""
         return self.family.segment_bytes_max(self, count)
@@ -113,6 +134,12 @@ class CodecSpec:
         """A parameter's value. Raises KeyError for a name that the family does not have."""
         value = self._value(name)
         assert isinstance(value, float)
+        return value
+
+    def ramp(self, name: str) -> Ramp:
+        """A parameter's value. Raises KeyError for a name that the family does not have."""
+        value = self._value(name)
+        assert isinstance(value, Ramp)
         return value
 
     def choice(self, name: str) -> str:
@@ -145,7 +172,7 @@ class Family:
     Attributes:
         segment_bytes_max: upper limit of an encoded segment of so many values, header included.
         fixed: it is the exact size of every segment of so many values.
-        parameters: a bare number as typed is the first Number's, a bare word the first Choice's that has it; the one
+        parameters: a bare text as typed is the first one's that takes it bare, before all others a Choice's; the one
             named "values" is typed behind the +.
         example: as typed, with parameters if there are any.
         about: one line.
@@ -157,7 +184,7 @@ class Family:
     segment_bytes_max: Callable[[CodecSpec, int], int]
     about: str
     source: str
-    parameters: tuple[Number | Choice, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
     fixed: bool = True
     error_feedback: Callable[[CodecSpec], bool] = never
     example: str = ""
@@ -189,30 +216,22 @@ class Family:
             value = chosen[parameter.name]
             if value == parameter.default:
                 continue
-            text = f"{value:.17g}" if isinstance(value, float) else value
-            if isinstance(value, float) and float(f"{value:g}") == value:
-                text = f"{value:g}"
+            text = _text(parameter, value)
             if parameter.name == "values":
                 plus = f"+{text}"
             else:
                 pieces.append(text if self._taking(text) is parameter else f"{parameter.name}={text}")
         return self.name + (f":{','.join(pieces)}" if pieces else "") + plus
 
-    def _named(self, name: str) -> Number | Choice | None:
+    def _named(self, name: str) -> Parameter | None:
         return next((parameter for parameter in self.parameters if parameter.name == name), None)
 
-    def _taking(self, text: str) -> Number | Choice | None:
+    def _taking(self, text: str) -> Parameter | None:
         """Whose value it is if it is typed bare."""
-        for parameter in self.parameters:
-            if isinstance(parameter, Choice) and parameter.name != "values" and text in parameter.words:
-                return parameter
-        try:
-            float(text)
-        except ValueError:
-            return None
-        return next((parameter for parameter in self.parameters if isinstance(parameter, Number)), None)
+        by_words = sorted(self.parameters, key=lambda parameter: not isinstance(parameter, Choice))
+        return next((parameter for parameter in by_words if parameter.bare(text)), None)
 
-    def _parsed(self, parameter: Number | Choice, text: str) -> Value:
+    def _parsed(self, parameter: Parameter, text: str) -> Value:
         value = parameter.parse(text)
         if value is None:
             raise ValueError(
@@ -226,3 +245,9 @@ class Family:
             return f"It takes none: {self.name}"
         each = "; ".join(f"{parameter.name} is {parameter.legal}" for parameter in self.parameters)
         return f"It takes: {each}, as in {self.example or self.name}"
+
+
+def _text(parameter: Parameter, value: Value) -> str:
+    if isinstance(value, float):
+        return size_text(value) if isinstance(parameter, ByteSize) else number_text(value)
+    return str(value)

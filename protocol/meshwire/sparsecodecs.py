@@ -7,8 +7,9 @@ A segment of those that choose by size is a header, the indices in the form that
 import math
 from collections.abc import Callable, Mapping
 
-from meshwire.codecspec import DECAY, Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.codecspec import BUDGET, DECAY, Choice, CodecSpec, Family, Number, Reduction, always
 from meshwire.quantcodecs import STEP_BYTES, blocks, nibble_bytes
+from meshwire.rates import Ramp, Rate
 
 HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
@@ -28,8 +29,9 @@ _VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are
 _AJI_HEAFIELD = "Aji and Heafield 2017, arXiv 1704.05021"
 
 
-def _ratio(default: float) -> Number:
-    return Number("ratio", 1e-5, 1.0, default, "the part of a segment's values that is sent")
+_RATIO_ABOUT = "the part of a segment's values that is sent"
+_RATIO = Number("ratio", 1e-5, 1.0, 0.01, _RATIO_ABOUT)
+_RATE = Rate("ratio", 1e-5, 1.0, Ramp.constant(0.01), _RATIO_ABOUT)
 
 
 def values_bytes(form: str, count: int) -> int:
@@ -61,14 +63,39 @@ def index_bytes_max(kept: int, count: int) -> int:
 
 
 def most_kept(spec: CodecSpec, count: int) -> int:
-    """Upper limit of the values that are chosen from `count`, while they are not all sent because that is smaller."""
+    """Upper limit of the values that are chosen from `count` in any round, while they are not all sent because that is
+    smaller."""
     match spec.name:
-        case "topk" | "randomk":
+        case "topk":
+            return kept_values(spec.ramp("ratio").largest, count)
+        case "randomk":
             return kept_values(spec.number("ratio"), count)
         case "sidco":
-            return min(int(SIDCO_EXCESS * kept_values(spec.number("ratio"), count)), count)
+            return with_excess(kept_values(spec.ramp("ratio").largest, count), count)
         case _:
             return count
+
+
+def with_excess(wanted: int, count: int) -> int:
+    """Upper limit of what a fitted threshold may keep of `count` values where `wanted` were asked for."""
+    return min(int(SIDCO_EXCESS * wanted), count)
+
+
+def chosen_bytes_max(spec: CodecSpec, kept: int, count: int) -> int:
+    """Upper limit of a segment of `count` values with the indices of `kept` of them."""
+    return HEADER_BYTES + index_bytes_max(kept, count) + values_bytes(spec.choice("values"), kept)
+
+
+def kept_within(spec: CodecSpec, count: int, size_bytes: int) -> int:
+    """How many of `count` values surely take no more than `size_bytes`, wherever they are."""
+    few, many = 0, count  # few are surely not too many
+    while few < many:
+        middle = (few + many + 1) // 2
+        if chosen_bytes_max(spec, middle, count) <= size_bytes:
+            few = middle
+        else:
+            many = middle - 1
+    return few
 
 
 def _threshold_feeds_back(spec: CodecSpec) -> bool:
@@ -78,10 +105,8 @@ def _threshold_feeds_back(spec: CodecSpec) -> bool:
 
 
 def _sparse_bytes_max(spec: CodecSpec, count: int) -> int:
-    kept = most_kept(spec, count)
-    form = spec.choice("values")
-    chosen = index_bytes_max(kept, count) + values_bytes(form, kept)
-    return HEADER_BYTES + min(chosen, values_bytes(form, count))
+    every = HEADER_BYTES + values_bytes(spec.choice("values"), count)
+    return min(chosen_bytes_max(spec, most_kept(spec, count), count), every)
 
 
 def _randomk_bytes(spec: CodecSpec, count: int) -> int:
@@ -92,7 +117,7 @@ _TOPK = Family(
     "topk",
     Reduction.TWO_SIDED,
     _sparse_bytes_max,
-    parameters=(_ratio(0.01), DECAY, _VALUES),
+    parameters=(_RATE, BUDGET, DECAY, _VALUES),
     fixed=False,
     error_feedback=always,
     example="topk:0.01+fp16",
@@ -124,6 +149,7 @@ SPARSE_FAMILIES = (
         parameters=(
             Number("magnitude", 1e-30, 1e30, 0.0, "what reaches it is sent; rms is then not used"),
             Number("rms", 0.0, 1000.0, 3.0, "what reaches so many root mean squares of its segment is sent"),
+            BUDGET,
             DECAY,
             _VALUES,
         ),
@@ -138,8 +164,9 @@ SPARSE_FAMILIES = (
         Reduction.TWO_SIDED,
         _sparse_bytes_max,
         parameters=(
-            _ratio(0.01),
+            _RATE,
             Choice("fit", ("exponential", "gamma", "pareto"), "exponential", "the distribution fitted to magnitudes"),
+            BUDGET,
             DECAY,
             _VALUES,
         ),
@@ -153,7 +180,7 @@ SPARSE_FAMILIES = (
         "randomk",
         Reduction.TWO_SIDED,
         _randomk_bytes,
-        parameters=(_ratio(0.01), DECAY, _VALUES),
+        parameters=(_RATIO, DECAY, _VALUES),
         error_feedback=always,
         example="randomk:0.01+fp16",
         about="values at random places that follow from a seed, so that no indices travel",

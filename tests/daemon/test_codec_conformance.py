@@ -61,7 +61,7 @@ def claims(text: str) -> Claims:
             # int8 loses up to half a step at each value; of a bucket of int4 the largest one is sent at least.
             part = {"int8": 0.9, "int4": 0.9 / INT4_BUCKET}.get(spec.choice("values"), 1 - 2**-20)
             exact, fixed_point = spec.choice("values") != "int8", spec.choice("values") != "int4"
-            return Claims(exact=exact, fixed_point=fixed_point, kept=spec.number("ratio") * part)
+            return Claims(exact=exact, fixed_point=fixed_point, kept=spec.ramp("ratio").last * part)
         case "threshold":
             # What was just above the threshold may be rounded to below it, and the rms of what was sent is another.
             return Claims(exact=spec.choice("values") != "int8", fixed_point=False)

@@ -28,10 +28,12 @@ class Terms:
     Attributes:
         round: its number, from 1, for rates that change over time.
         seed: for codecs that draw; a non-negative 64-bit number.
+        bytes_max: what the segment may take, of a codec with a budget; never less than one value needs.
     """
 
     round: int = 1
     seed: int = 0
+    bytes_max: int | None = None
 
 
 FIRST = Terms()

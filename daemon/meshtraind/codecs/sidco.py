@@ -17,7 +17,7 @@ from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.selection import at_least, largest
 from meshtraind.codecs.sparse import SparseCodec
 from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import SIDCO_EXCESS, kept_values, most_kept
+from meshwire.sparsecodecs import SIDCO_EXCESS, kept_values, with_excess
 
 STAGE_RATIO = 0.25
 STAGES_MAX = 12
@@ -37,12 +37,12 @@ class Sidco(SparseCodec):
         self._first_fit: Fit = {"exponential": exponential, "gamma": gamma, "pareto": pareto}[fit]
         self._later_fit: Fit = exponential if fit == "exponential" else pareto  # every tail is nearly a Pareto one
 
-    def _chosen(self, magnitudes: Bits) -> Indices:
+    def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
         peak = magnitudes.max(initial=0).view(np.float32)
         if not peak:
             return np.empty(0, np.intp)
-        wanted = kept_values(self.spec.number("ratio"), len(magnitudes))
-        most = most_kept(self.spec, len(magnitudes))
+        wanted = min(kept_values(self.spec.ramp("ratio").at(number), len(magnitudes)), most)
+        most = min(with_excess(wanted, len(magnitudes)), most)
         stride = max(len(magnitudes) // SAMPLES, 1)
         # Relative to the peak, so that neither sums nor squares overflow.
         sample = magnitudes[::stride].view(np.float32) / peak

@@ -15,7 +15,7 @@ from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form
 from meshtraind.codecs.keptvalues import FORMS
 from meshwire import limits
 from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import HEADER_BYTES, bitmap_bytes
+from meshwire.sparsecodecs import HEADER_BYTES, bitmap_bytes, kept_within
 
 HEADER = struct.Struct("<BHH")  # form of the indices, how many, their bytes; how many and their bytes are 0 for ALL
 assert HEADER.size == HEADER_BYTES
@@ -33,11 +33,12 @@ class SparseCodec(Codec):
         self._sent: tuple[Indices | None, Values] = None, np.empty(0, np.float32)  # by the last encoding; None is all
 
     @abstractmethod
-    def _chosen(self, magnitudes: Bits) -> Indices:
-        """Ascending indices of values that are not zero, at most `sparsecodecs.most_kept`.
+    def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
+        """Ascending indices of values that are not zero: at most `most`, and at most `sparsecodecs.most_kept`.
 
         Args:
-            magnitudes: finite |x|, as bits, in whose order they are; scratch.
+            magnitudes: finite |x|, as bits, in whose order they are.
+            number: of the round.
         """
 
     def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
@@ -65,7 +66,10 @@ class SparseCodec(Codec):
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         self._peak(values.view(np.uint32), bits)
-        indices = self._chosen(bits)
+        most = len(values)
+        if terms.bytes_max is not None:
+            most = kept_within(self.spec, len(values), terms.bytes_max)
+        indices = self._chosen(bits, terms.round, most)
         sent = self._written.quantised(values[indices])
         if self._written.drops_zeros and not sent.all():
             indices, sent = indices[sent != 0], sent[sent != 0]

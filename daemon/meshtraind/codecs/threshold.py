@@ -10,16 +10,17 @@ import numpy as np
 
 from meshtraind.codecs.base import Bits
 from meshtraind.codecs.indices import Indices
-from meshtraind.codecs.selection import at_least
+from meshtraind.codecs.selection import at_least, largest
 from meshtraind.codecs.sparse import SparseCodec
 
 
 class Threshold(SparseCodec):
     """Every value that is left out is below the threshold."""
 
-    def _chosen(self, magnitudes: Bits) -> Indices:
+    def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
         threshold = self.spec.number("magnitude") or self._relative(magnitudes, self.spec.number("rms"))
-        return at_least(int(np.float32(threshold).view(np.uint32)), magnitudes, self._mask)
+        indices = at_least(int(np.float32(threshold).view(np.uint32)), magnitudes, self._mask)
+        return indices if len(indices) <= most else largest(magnitudes, most, self._mask)
 
     def _relative(self, magnitudes: Bits, factor: float) -> float:
         """Computed relative to the peak: squares of fp32 values overflow and underflow."""
