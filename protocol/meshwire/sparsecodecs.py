@@ -5,7 +5,7 @@ A segment of those that choose by size is a header, the indices in the form that
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from meshwire.codecspec import BUDGET, DECAY, Choice, CodecSpec, Family, Number, Reduction, always
 from meshwire.quantcodecs import STEP_BYTES, blocks, nibble_bytes
@@ -14,6 +14,7 @@ from meshwire.rates import Ramp, Rate
 HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
 GAP_WIDTHS = (4, 8, 12, 16)  # bits of a digit
+CHUNK_SIDE = 64  # of the squares that are transformed
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
 INT4_BUCKET = 128  # values that share a step
@@ -72,6 +73,9 @@ def most_kept(spec: CodecSpec, count: int) -> int:
             return kept_values(spec.number("ratio"), count)
         case "sidco":
             return with_excess(kept_values(spec.ramp("ratio").largest, count), count)
+        case "dct":
+            kept = int(spec.number("coefficients"))
+            return sum(number * min(kept, side * side) for _, side, number in square_chunks(count))
         case _:
             return count
 
@@ -96,6 +100,18 @@ def kept_within(spec: CodecSpec, count: int, size_bytes: int) -> int:
         else:
             many = middle - 1
     return few
+
+
+def square_chunks(count: int) -> Iterator[tuple[int, int, int]]:
+    """(start, side, how many) of the squares that `count` values are cut into, as large ones as there are: their sides
+    are CHUNK_SIDE, and the powers of two below for what is left."""
+    start, side = 0, CHUNK_SIDE
+    while start < count:
+        number = (count - start) // (side * side)
+        if number:
+            yield start, side, number
+        start += number * side * side
+        side //= 2
 
 
 def _threshold_feeds_back(spec: CodecSpec) -> bool:
@@ -201,5 +217,20 @@ SPARSE_FAMILIES = (
         example="cocktail:0.1,ratio=0.2+int4",
         about="the largest magnitudes among values at random places, in 4 bits",
         source="Wang et al. 2023 (CocktailSGD), ICML",
+    ),
+    Family(
+        "dct",
+        Reduction.TWO_SIDED,
+        _sparse_bytes_max,
+        parameters=(
+            Number("coefficients", 1, CHUNK_SIDE**2, 32.0, "how many of each 4096 are sent", whole=True),
+            DECAY,
+            _VALUES,
+        ),
+        fixed=False,
+        error_feedback=always,
+        example="dct:32,decay=0.999+fp16",
+        about="the largest coefficients of the cosine transform of each 64 x 64 values",
+        source="Peng et al. 2024 (DeMo), arXiv 2411.19870",
     ),
 )

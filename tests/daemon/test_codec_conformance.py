@@ -26,6 +26,7 @@ MORE = (
     *("topk:0.1", "topk:1", "topk:0.3+int8", "topk:0.05+fp32", "threshold:0.5", "threshold:rms=0"),
     *("threshold:rms=1+int8", "threshold:rms=2+fp32", "sidco:0.1,gamma", "sidco:0.02,pareto+fp32"),
     *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
+    *("dct:4096+fp32", "dct:3+int8"),
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
     "twobit:rms=2",
 )
@@ -71,6 +72,10 @@ def claims(text: str) -> Claims:
         case "cocktail":
             # As with randomk no place is left out for ever; with int4 what is left of a bucket makes other ones.
             return Claims(exact=True, fixed_point=spec.choice("values") == "fp16", stalls=False)
+        case "dct":
+            # Sums of cosines are rounded, and what is decoded has other coefficients by as much.
+            # Of the largest fp32 numbers coefficients would be larger still.
+            return Claims(fixed_point=False, kept=0.8 * spec.number("coefficients") / 4096)
         case "randomk":
             # No place is left out for ever: rounds without error feedback are slow, but no worse.
             return Claims(exact=spec.choice("values") != "int8", stalls=False)
@@ -366,7 +371,7 @@ def disagreeing(workers: int, count: int) -> tuple[Values, Values]:
 
 ROUNDS = 400
 BRISK = {"topk": "topk:0.1", "sidco": "sidco:0.1", "randomk": "randomk:0.1", "threshold": "threshold:rms=1"}
-BRISK["cocktail"] = "cocktail:0.5"
+BRISK |= {"cocktail": "cocktail:0.5", "dct": "dct:6"}
 
 
 def distance_left(text: str, *, feedback: bool) -> float:

@@ -24,6 +24,7 @@ _CLASSES = {
     "sidco": ("sidco", "Sidco"),
     "randomk": ("randomk", "RandomK"),
     "cocktail": ("cocktail", "Cocktail"),
+    "dct": ("dct", "Dct"),
 }
 
 
