@@ -1,0 +1,192 @@
+"""One job of the table of codecs: which it is, how it ended, and the file in which it is remembered.
+
+A result file holds one JSON object a line, so that a run that is interrupted is gone on with where it stopped.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from meshtrain.client import ConnectionLost, RequestError
+from meshtrain.localmesh import LocalDaemon
+from meshwire.messages.job import JobSummary
+from meshwire.messages.local import Watch, Watched
+from tests.bench import codecjob
+from tests.daemon import jobs
+
+JOB_TIMEOUT_S = 1200.0  # many of them may run on a machine that does other things too
+HASHES = 5  # comparisons of the replicas in a job, besides the one at its end
+
+
+@dataclass(frozen=True)
+class Run:
+    """Which job it is.
+
+    Attributes:
+        way: [SYNC/]CODEC as typed; bsp without a SYNC.
+        steps: optimizer steps of each learner.
+        mbit: what each member can send, and receive; None: loopback without a limit.
+    """
+
+    model: str
+    members: int
+    way: str
+    seed: int
+    steps: int
+    mbit: float | None = None
+
+    @property
+    def sync(self) -> str:
+        """As typed behind --sync."""
+        return self.way.rpartition("/")[0] or "bsp"
+
+    @property
+    def codec(self) -> str:
+        """As typed behind --codec."""
+        return self.way.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        network = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
+        return f"{self.model}, {self.members} members, {self.way}, seed {self.seed}{network}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How it ended.
+
+    Attributes:
+        error: why there is nothing else; None if the job has succeeded.
+        loss: held-out, of the final base, in nats.
+        accuracy: the part of what is held out that was predicted right.
+        payload_bytes: of encoded vectors, all members together, a step.
+        sent_bytes: on the sockets as the kernel counts them, all members together, a step, after the start.
+        step_s: median of the steps after the first ones, of the main learner.
+        replicas_equal: every comparison found all bases bit-equal.
+    """
+
+    error: str | None = None
+    loss: float = float("nan")
+    accuracy: float = float("nan")
+    payload_bytes: float = float("nan")
+    sent_bytes: float = float("nan")
+    step_s: float = float("nan")
+    replicas_equal: bool | None = None
+    hashes_compared: int = 0
+    parameters: int = 0
+
+
+class ResultFileError(Exception):
+    """A line of the result file is not one of its own; says which."""
+
+
+@dataclass
+class ResultFile:
+    """The outcomes there are. Failures are tried again when the file is gone on with.
+
+    Raises:
+        ResultFileError: when it is made.
+        OSError.
+    """
+
+    path: Path
+    outcomes: dict[Run, Outcome] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        lines = self.path.read_text("utf-8").splitlines() if self.path.exists() else []
+        for number, line in enumerate(lines, 1):
+            try:
+                parts = json.loads(line)
+                self.outcomes[Run(**parts["run"])] = Outcome(**parts["outcome"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ResultFileError(f"{self.path}, line {number}: {error}; remove the line") from error
+
+    def missing(self, runs: Iterable[Run]) -> list[Run]:
+        """Those of these that have not succeeded yet."""
+        return [run for run in runs if run not in self.outcomes or self.outcomes[run].error is not None]
+
+    def add(self, run: Run, outcome: Outcome) -> None:
+        """Also behind the last line of the file."""
+        self.outcomes[run] = outcome
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}) + "\n")
+
+
+class _Sent:
+    """Bytes a round on the sockets, from what the ranks report about once a second.
+
+    A rank's first report with a round is behind the state that all start from, which is not to be counted.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, int]] = {}
+        self._last: dict[int, tuple[int, int]] = {}
+
+    def see(self, event: Any) -> None:
+        if isinstance(event, Watched):
+            self.add(event.summary)
+
+    def add(self, summary: JobSummary) -> None:
+        for report in summary.ranks:
+            metrics = report.metrics
+            if metrics.round and not metrics.finished:
+                self._first.setdefault(report.rank, (metrics.round, metrics.sent_bytes))
+                self._last[report.rank] = (metrics.round, metrics.sent_bytes)
+
+    def bytes_a_round(self) -> float:
+        """Of all ranks; NaN when one of them has reported only once."""
+        total = 0.0
+        for rank, (first_round, first_bytes) in self._first.items():
+            last_round, last_bytes = self._last[rank]
+            if last_round == first_round:
+                return float("nan")
+            total += (last_bytes - first_bytes) / (last_round - first_round)
+        return total
+
+
+def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
+    """Runs one job. What goes wrong is in the outcome.
+
+    Args:
+        daemon: one of `run.members` that are linked to each other.
+        folder: with the data folders of `codecjob.write_data` in `data`.
+    """
+    model = codecjob.MODELS[run.model]
+    arguments = (run.model, str(run.steps), str(model.batch // run.members), str(run.seed))
+    sent = _Sent()
+    try:
+        submitted = jobs.submit(
+            daemon,
+            folder,
+            codecjob.SCRIPT,
+            args=arguments,
+            data=folder / "data" / model.data,
+            seed=run.seed,
+            sync=run.sync,
+            codec=run.codec,
+            hash_every=max(1, run.steps // HASHES),
+        )
+        reply = daemon.request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job", sent.see)
+        assert isinstance(reply, Watched)
+        if reply.summary.state != "succeeded":
+            return Outcome(error=reply.summary.error or f"the job is {reply.summary.state}")
+        result = json.loads(jobs.read(daemon, submitted.job, "output", 0, "result.json"))
+    except (RequestError, ConnectionLost, TimeoutError, OSError) as error:
+        return Outcome(error=str(error))
+    return outcome(reply.summary, result, run.steps, sent.bytes_a_round)
+
+
+def outcome(summary: JobSummary, result: dict[str, Any], steps: int, sent: Callable[[], float]) -> Outcome:
+    """Of a job that has succeeded; `result` is what its main learner has written."""
+    return Outcome(
+        loss=result["loss"],
+        accuracy=result["accuracy"],
+        payload_bytes=sum(report.metrics.payload_bytes for report in summary.ranks) / steps,
+        sent_bytes=sent() * summary.rounds / steps,
+        step_s=statistics.median(result["steps_s"][codecjob.WARM_STEPS :]),
+        replicas_equal=summary.replicas_equal,
+        hashes_compared=summary.hashes_compared,
+        parameters=result["parameters"],
+    )
