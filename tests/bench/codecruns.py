@@ -5,7 +5,7 @@ A result file holds one JSON object a line, so that a run that is interrupted is
 
 import json
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ class ResultFile:
             file.write(json.dumps({"run": asdict(run), "outcome": asdict(outcome)}) + "\n")
 
 
-class _Sent:
+class Sent:
     """Bytes a round on the sockets, from what the ranks report about once a second.
 
     A rank's first report with a round is behind the state that all start from, which is not to be counted.
@@ -125,10 +125,12 @@ class _Sent:
         self._last: dict[int, tuple[int, int]] = {}
 
     def see(self, event: Any) -> None:
+        """For `LocalDaemon.request`."""
         if isinstance(event, Watched):
             self.add(event.summary)
 
     def add(self, summary: JobSummary) -> None:
+        """What all ranks report now."""
         for report in summary.ranks:
             metrics = report.metrics
             if metrics.round and not metrics.finished:
@@ -155,7 +157,7 @@ def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
     """
     model = codecjob.MODELS[run.model]
     arguments = (run.model, str(run.steps), str(model.batch // run.members), str(run.seed))
-    sent = _Sent()
+    sent = Sent()
     try:
         submitted = jobs.submit(
             daemon,
@@ -175,16 +177,12 @@ def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
         result = json.loads(jobs.read(daemon, submitted.job, "output", 0, "result.json"))
     except (RequestError, ConnectionLost, TimeoutError, OSError) as error:
         return Outcome(error=str(error))
-    return outcome(reply.summary, result, run.steps, sent.bytes_a_round)
-
-
-def outcome(summary: JobSummary, result: dict[str, Any], steps: int, sent: Callable[[], float]) -> Outcome:
-    """Of a job that has succeeded; `result` is what its main learner has written."""
+    summary = reply.summary
     return Outcome(
         loss=result["loss"],
         accuracy=result["accuracy"],
-        payload_bytes=sum(report.metrics.payload_bytes for report in summary.ranks) / steps,
-        sent_bytes=sent() * summary.rounds / steps,
+        payload_bytes=sum(report.metrics.payload_bytes for report in summary.ranks) / run.steps,
+        sent_bytes=sent.bytes_a_round() * summary.rounds / run.steps,
         step_s=statistics.median(result["steps_s"][codecjob.WARM_STEPS :]),
         replicas_equal=summary.replicas_equal,
         hashes_compared=summary.hashes_compared,

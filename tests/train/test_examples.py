@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 import meshtrain
-from meshtrain.examples import init, text, train_gpt
+from meshtrain.examples import digits, init, text, train_cnn, train_gpt
+from meshtrain.examples.cnn import CNN
 from meshtrain.examples.dataset import CharDataset
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.init import write_example
@@ -25,6 +27,15 @@ from meshtrain.examples.resnet import ResNet18
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For models that are too small to share out."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
@@ -114,6 +125,13 @@ def test_gpt_refuses_what_its_sizes_do_not_allow() -> None:
         GPT(GPTConfig(context=8, width=8))(torch.zeros(1, 9, dtype=torch.long))
 
 
+def test_the_cnn_is_small_and_has_batchnorm() -> None:
+    model = CNN()
+    assert count(model) == 98_554
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in model.modules()) == 3
+
+
 # Text
 
 
@@ -166,7 +184,74 @@ def test_windows_bounds() -> None:
         CharDataset("a" * 17, context=16)[1]
 
 
+# Digits
+
+
+def write_digits(folder: Path, images: object, labels: object) -> None:
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / digits.FILE_NAME, images=np.asarray(images), labels=np.asarray(labels))
+
+
+def test_digits_come_back(tmp_path: Path) -> None:
+    images = np.arange(6 * 28 * 28).reshape(6, 28, 28).astype(np.uint8)
+    write_digits(tmp_path, images, np.arange(6, dtype=np.uint8))
+    found, labels = digits.read_digits(tmp_path)
+    assert (found == images).all()
+    assert labels.tolist() == list(range(6))
+
+
+def test_digits_that_are_none_are_named(tmp_path: Path) -> None:
+    with pytest.raises(digits.DigitsError, match=r"digits\.npz is missing: write it with `python -m"):
+        digits.read_digits(tmp_path)
+    (tmp_path / digits.FILE_NAME).write_bytes(b"no archive")
+    with pytest.raises(digits.DigitsError, match="holds no digits"):
+        digits.read_digits(tmp_path)
+    blank = np.zeros((2, 28, 28), np.uint8)
+    for images, labels in (
+        (blank[:, :27], np.zeros(2, np.uint8)),
+        (blank, np.zeros(3, np.uint8)),
+        (blank.astype(np.float32), np.zeros(2, np.uint8)),
+        (blank, np.full(2, 10, np.uint8)),
+        (blank[:0], np.zeros(0, np.uint8)),
+    ):
+        write_digits(tmp_path, images, labels)
+        with pytest.raises(digits.DigitsError, match="not digits"):
+            digits.read_digits(tmp_path)
+    write_digits(tmp_path, np.array([object()]), np.zeros(1, np.uint8))  # only pickle could read it
+    with pytest.raises(digits.DigitsError, match="holds no digits"):
+        digits.read_digits(tmp_path)
+
+
+def test_a_package_with_other_digits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digits, "_packed", lambda: b"other images")
+    with pytest.raises(digits.DigitsError, match="do not use it"):
+        digits.fetch_digits(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
+
+
 # Scripts
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_train_cnn_reads_what_it_was_not_trained_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten shapes under noise stand for the digits, which a test does not fetch."""
+    rng = np.random.default_rng(0)
+    shapes, labels = rng.integers(0, 256, (10, 28, 28)), np.arange(100, dtype=np.uint8) // 10
+    write_digits(
+        world.data, np.clip(shapes[labels] + rng.normal(0, 40, (100, 28, 28)), 0, 255).astype(np.uint8), labels
+    )
+    world.run(Path(train_cnn.__file__), ["--steps", "30", "--batch-size", "10"], monkeypatch)
+    metrics = json.loads((world.output / "metrics.json").read_text())
+    assert metrics["losses"] == world.logged
+    assert metrics["held_out_accuracy"] > 0.9
+    restored = CNN()
+    restored.load_state_dict(torch.load(world.output / "model.pt", weights_only=True))
+    assert restored.features[1].num_batches_tracked == 30
+
+
+def test_train_cnn_names_what_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit, match="submit with --data data"):
+        world.run(Path(train_cnn.__file__), [], monkeypatch)
 
 
 @pytest.mark.usefixtures("two_threads")

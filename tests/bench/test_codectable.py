@@ -1,0 +1,110 @@
+"""What the table of codecs is made of: which jobs, what is remembered of them, and what is printed."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
+from tests.bench.codec_table import TIMED_STEPS, plan
+from tests.bench.codecreport import tables
+from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent
+
+OPTIONS = argparse.Namespace(
+    codecs=["int8", "local:8/topk:0.1"], models=["cnn"], members=[2, 4], seeds=2, steps=None, times=False, mbit=50.0
+)
+JOB = "0123456789ab"
+
+
+def outcome(loss: float, sent: float = 1e6) -> Outcome:
+    return Outcome(None, loss, 0.5, sent / 2, sent, 0.2, True, 5, 1000)
+
+
+def test_every_way_has_fp32_beside_it_and_the_first_seed_comes_first() -> None:
+    runs = plan(OPTIONS)
+    assert [run.way for run in runs[:3]] == ["fp32", "int8", "local:8/topk:0.1"]
+    assert [(run.sync, run.codec) for run in runs[1:3]] == [("bsp", "int8"), ("local:8", "topk:0.1")]
+    assert [(run.members, run.seed) for run in runs[::3]] == [(2, 0), (2, 1), (4, 0), (4, 1)]
+    assert len(runs) == len(set(runs)) == 12
+
+
+def test_times_are_few_steps_of_one_seed() -> None:
+    runs = plan(argparse.Namespace(**{**vars(OPTIONS), "times": True}))
+    assert {(run.steps, run.seed, run.mbit) for run in runs} == {(TIMED_STEPS, 0, 50.0)}
+    assert len(runs) == 6
+
+
+def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+    """What has failed is tried again."""
+    path = tmp_path / "results.jsonl"
+    runs = plan(OPTIONS)
+    first = ResultFile(path)
+    assert first.missing(runs) == runs
+    first.add(runs[0], outcome(1.5))
+    first.add(runs[1], Outcome(error="the daemon has ended"))
+    again = ResultFile(path)
+    assert again.outcomes == {runs[0]: outcome(1.5), runs[1]: again.outcomes[runs[1]]}
+    assert again.missing(runs) == runs[1:]
+    again.add(runs[1], outcome(1.25))
+    assert ResultFile(path).missing(runs) == runs[2:]
+
+
+def test_a_line_that_was_cut_off_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    ResultFile(path).add(Run("cnn", 2, "fp32", 0, 300), outcome(1.0))
+    path.write_text(path.read_text()[:-20])
+    with pytest.raises(ResultFileError, match=r"line 1: .*; remove the line"):
+        ResultFile(path)
+
+
+def reported(*ranks: tuple[int, int]) -> JobSummary:
+    """A summary whose ranks report (round, bytes sent)."""
+    members = tuple(Member(device=str(rank) * 64, incarnation=1, name=f"peer{rank}") for rank in range(len(ranks)))
+    reports = tuple(
+        RankReport(job=JOB, rank=rank, state="running", metrics=Metrics(round=at, sent_bytes=sent))
+        for rank, (at, sent) in enumerate(ranks)
+    )
+    fields = {"name": "test", "state": "running", "submitter": "0" * 64, "created_at_s": 0.0, "started_at_s": 0.0}
+    return JobSummary(
+        job=JOB,
+        members=members,
+        ranks=reports,
+        ended_at_s=None,
+        exit_code=None,
+        error=None,
+        script="train.py",
+        **fields,
+    )
+
+
+def test_the_state_that_all_start_from_does_not_count_as_sent() -> None:
+    sent = Sent()
+    for ranks in (((0, 900), (0, 0)), ((1, 1000), (0, 5)), ((3, 1200), (2, 60)), ((11, 2000), (12, 160))):
+        sent.add(reported(*ranks))
+    assert sent.bytes_a_round() == 100 + 10
+
+
+def test_bytes_of_a_rank_that_was_seen_once_are_not_known() -> None:
+    sent = Sent()
+    sent.add(reported((4, 1000)))
+    assert sent.bytes_a_round() != sent.bytes_a_round()
+
+
+def test_the_table_names_the_bad_results() -> None:
+    """The issue: bad results included."""
+    outcomes = {
+        Run("cnn", 2, "fp32", 0, 300): outcome(1.0, 8e6),
+        Run("cnn", 2, "fp32", 1, 300): outcome(1.2, 8e6),
+        Run("cnn", 2, "topk", 0, 300): outcome(1.5, 1e6),
+        Run("cnn", 2, "topk", 1, 300): outcome(1.7, 1e6),
+        Run("cnn", 2, "onebit", 0, 300): Outcome(error="a NaN in round 7"),
+        Run("cnn", 2, "qsgd", 0, 300): Outcome(None, 3.0, 0.1, 5e5, 1e6, 0.2, False, 5, 1000),
+        Run("cnn", 2, "fp32", 0, 30, 50.0): outcome(2.0),
+        Run("cnn", 2, "topk", 0, 30, 50.0): Outcome(None, 2.0, 0.1, 5e4, 1e6, 0.05, True, 5, 1000),
+    }
+    lines = list(tables(outcomes))
+    (topk,) = [line for line in lines if line.startswith("| `topk` | 1.6")]
+    assert "1.6000 (1.5000 1.7000) | +0.5000 | 0.2828 | 50.0% | 0.500 MB | 1.000 MB | 8.0 | equal (10) |" in topk
+    assert any("onebit" in line and "FAILED, seed 0: a NaN in round 7" in line for line in lines)
+    assert any("qsgd" in line and "DIFFER" in line for line in lines)
+    assert any("`topk` | 0.050 | 4.0 |" in line for line in lines)
