@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from meshtraind.arithmetic import Arithmetic, RingArithmetic, ShardedArithmetic
-from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshtraind.feedback import Feedback
@@ -25,9 +24,9 @@ from meshtraind.ownpart import Compensation
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
-from meshtraind.segments import Segment, segments_by_bucket
+from meshtraind.segments import Form, Forms, Segment
 from meshwire.budget import budget_of
-from meshwire.codec import Reduction
+from meshwire.codec import Reduction, parse_codec
 from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
 from meshwire.layout import EncodedLayout
@@ -85,53 +84,49 @@ class Executor:
     ) -> None:
         self._plan = plan
         self._rank = rank
-        chosen = codec_named(codec)
-        self._layout = EncodedLayout(plan, chosen.spec)
-        codecs = {spec: chosen if spec == chosen.spec else codec_named(str(spec)) for spec in set(self._layout.codecs)}
-        self._segments = segments_by_bucket(plan, self._layout, [codecs[spec] for spec in self._layout.codecs])
-        self._feedback = Feedback(plan.total_values, chosen.spec.decay) if chosen.spec.error_feedback else None
-        budget = budget_of(plan, self._layout)
+        self._codec = parse_codec(codec)
+        self._forms = Forms(plan, self._codec)
+        self._feedback = Feedback(plan.total_values, self._codec.decay) if self._codec.error_feedback else None
+        self._budget = budget_of(plan, EncodedLayout(plan, self._codec))
         self._job = job
         self._staleness = staleness
         self._on_bucket = on_bucket
         self._on_result = on_result
         self._on_broken = on_broken
         self._complete = complete
+        shared = self._forms.shared_draws
         self._memory = RoundMemory(
-            self._layout,
-            self._segments,
+            self._forms,
             staleness,
             Compensation(
-                member_seed(seed, rank, owner=False, shared=chosen.shared_draws),
+                member_seed(seed, rank, owner=False, shared=shared),
                 self._feedback.worker if self._feedback is not None else None,
-                budget,
+                self._budget,
             ),
         )
-        self._slot = ResultSlot(result, self._segments, on_result, on_broken)
-        self._arithmetic: Arithmetic
-        if self._layout.reduction is Reduction.LINEAR:
-            self._arithmetic = RingArithmetic(self._segments, plan.segment_values, plan.parameter_buckets)
-        else:
-            self._arithmetic = ShardedArithmetic(
-                self._segments,
-                plan.segment_values,
-                plan.parameter_buckets,
-                member_seed(seed, rank, owner=True, shared=chosen.shared_draws),
-                self._feedback,
-                budget,
-            )
+        self._slot = ResultSlot(result, self._forms, on_result, on_broken)
+        owner_seed = member_seed(seed, rank, owner=True, shared=shared)
+        self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in self._forms}
         self.on_chunk_sent: Callable[[Header], None] | None = None
         self._fenced: bool
         self._generation: int
-        self._way: Way
+        self._ways: dict[Form, Way]
         self._outbox: Outbox[_Item]
         self._form(generation, ranks, links)
         self._outbox.start()
 
+    def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
+        plan = form.layout.plan
+        if form.layout.reduction is Reduction.LINEAR:
+            return RingArithmetic(form.segments, plan.segment_values, plan.parameter_buckets)
+        return ShardedArithmetic(
+            form.segments, plan.segment_values, plan.parameter_buckets, owner_seed, self._feedback, self._budget
+        )
+
     @property
     def round_bytes(self) -> int:
         """Memory that a round takes here until it is forgotten."""
-        return round_bytes(self._layout.total_bytes, self._staleness, self._layout.reduction)
+        return round_bytes(self._forms.bytes_max, self._staleness, self._codec.reduction)
 
     # Generations
 
@@ -158,10 +153,11 @@ class Executor:
         assert self._fenced
         assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
-        before = self._way
+        before = self._ways
         self._form(generation, ranks, links)
         if self._feedback is not None:
-            self._feedback.enter(cut, self._given_up(before))
+            form = self._forms.of(cut + 1)
+            self._feedback.enter(cut, self._given_up(form, before[form], self._ways[form]))
 
     def resume(self) -> None:
         """All members have entered: sending begins."""
@@ -169,17 +165,17 @@ class Executor:
 
     def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
         self._generation = generation
-        self._way = way_of(self._plan, self._layout, ranks, self._rank)
-        self._memory.form(self._way.area_bytes)
+        self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
+        self._memory.resize({form: way.area_bytes for form, way in self._ways.items()})
         self._outbox = Outbox(links, self._prepare)
         self._fenced = False
 
-    def _given_up(self, before: Way) -> Iterator[tuple[int, Segment]]:
+    def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[int, Segment]]:
         """What this member finished before and does not finish now: (bucket, segment)."""
-        for bucket, segments in enumerate(self._segments):
-            now = self._way.owned(bucket)
+        for bucket, segments in enumerate(form.segments):
+            owned = now.owned(bucket)
             for index in before.owned(bucket):
-                if index not in now:
+                if index not in owned:
                     yield bucket, segments[index]
 
     # Rounds that members hold and others lack
@@ -305,7 +301,8 @@ class Executor:
     def _round(self, number: int) -> Round:
         round_ = self._memory.rounds.get(number)
         if round_ is None:
-            exchanges = [self._way.exchange(bucket.index) for bucket in self._plan.buckets]
+            way = self._ways[self._forms.of(number)]
+            exchanges = [way.exchange(bucket.index) for bucket in self._plan.buckets]
             round_ = self._memory.add(number, exchanges)
         return round_
 
@@ -322,21 +319,23 @@ class Executor:
 
     def _queue(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
         for step in work.send_steps:
-            self._outbox.put(self._way.program.steps[step].send_to, _Item(round_, bucket, work, computed, step))
+            self._outbox.put(
+                self._ways[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
+            )
         if not work.send_steps:
             self._outbox.put(None, _Item(round_, bucket, work, computed, None))
 
     def _compute(self, round_: Round, bucket: int, work: Work) -> Work:
         slot = self._slot if self._slot.round == round_.number else None
         own = self._memory.own.get(round_.number)
-        return self._arithmetic.compute(round_.number, bucket, work, round_.area, own, slot)
+        return self._arithmetic[round_.form].compute(round_.number, bucket, work, round_.area, own, slot)
 
     def _report(self, round_: Round, bucket: int, work: Work) -> None:
         """Final segments are in the area, and in the result slot if that is the round's."""
         if not work.deliver:
             return
         void = work.poison or not work.contributors
-        offset, _ = self._layout.span(bucket, work.first_segment, work.segment_count)
+        offset, _ = round_.form.layout.span(bucket, work.first_segment, work.segment_count)
         length = 0 if void else work.length_bytes
         round_.finals.append(Final(bucket, work.first_segment, work.segment_count, void, offset, length))
         lies_in_slot = self._slot.round == round_.number and self._slot.took(work.segment_count)
@@ -366,7 +365,7 @@ class Executor:
         if work.poison or not work.contributors:
             payload = None
         elif payload is None:
-            offset, _ = self._layout.span(item.bucket, work.first_segment, work.segment_count)
+            offset, _ = item.round.form.layout.span(item.bucket, work.first_segment, work.segment_count)
             payload = item.round.area[offset : offset + work.length_bytes]
         header = Header(
             kind=Kind.CHUNK,

@@ -13,12 +13,9 @@ from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Residual
 from meshtraind.purse import Purse
 from meshtraind.seeds import segment_seed
-from meshtraind.segments import Segment
+from meshtraind.segments import Segment, Segments
 from meshwire.budget import Budget
 from meshwire.exchange import Part
-
-Segments = Sequence[Sequence[Segment]]
-"""By bucket."""
 
 Encode = Callable[[Values, memoryview, Terms], int]
 

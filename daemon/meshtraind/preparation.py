@@ -23,6 +23,7 @@ from meshwire.manifest import ModelManifest
 from meshwire.messages.founding import Model
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace, StateTask
 from meshwire.plan import Plan, plan_buckets
+from meshwire.roundlayouts import RoundLayouts
 
 PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
 
@@ -80,12 +81,11 @@ class Preparation:
         does for a budget of the codec's that is too small for the model."""
         spec = self._job.spec
         codec, staleness = parse_codec(spec.codec), spec.sync.staleness
-        layout = EncodedLayout(plan, codec)
         try:
-            budget_of(plan, layout)
+            budget_of(plan, EncodedLayout(plan, codec))
         except ValueError as error:
             raise RequestError(str(error)) from None
-        encoded_bytes = layout.total_bytes
+        encoded_bytes = RoundLayouts(plan, codec).bytes_max
         retained = retained_bytes(encoded_bytes, staleness, codec.reduction)
         retained += residual_bytes(codec, plan.total_values, staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())

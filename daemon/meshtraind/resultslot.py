@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.segments import Segment, each_payload
+from meshtraind.segments import Forms, Segment, each_payload
 from meshtraind.slices import Slices
 
 
@@ -28,7 +28,6 @@ class ResultSlot:
 
     Args:
         values: the slot, as long as the plan's vector.
-        segments: by bucket.
         on_result: called with the round when all of it lies here; never from within `open`.
         on_broken: called with what is wrong with a payload that was received.
     """
@@ -36,13 +35,12 @@ class ResultSlot:
     def __init__(
         self,
         values: Values,
-        segments: Sequence[Sequence[Segment]],
+        forms: Forms,
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._values: Values | None = values
-        self._segments = segments
-        self._segment_count = sum(len(bucket) for bucket in segments)
+        self._forms = forms
         self._on_result = on_result
         self._on_broken = on_broken
         self._left = 0  # segments
@@ -62,7 +60,7 @@ class ResultSlot:
 
     def restart(self, area: memoryview | None, arrived: Sequence[Final]) -> None:
         """What lies here of the open round is void (G6): this has arrived of it, in `area`."""
-        self._left = self._segment_count
+        self._left = sum(map(len, self._forms.of(self.round).segments))
         self._area = area
         self._arrived = deque(arrived)
         if arrived:
@@ -98,7 +96,7 @@ class ResultSlot:
             assert self._area is not None
             end = final.first_segment + final.segment_count
             try:
-                segments = self._segments[final.bucket][final.first_segment : end]
+                segments = self._forms.of(self.round).segments[final.bucket][final.first_segment : end]
                 run = self._area[final.offset : final.offset + final.length_bytes]
                 for segment, payload in each_payload(segments, run):
                     segment.codec.decode_into(payload, self.place(segment))

@@ -5,7 +5,7 @@ to, and what it was given to send may leave still: so no area from before a fenc
 and complete rounds stay as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,9 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.ownpart import Compensated, Compensation, InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final
-from meshtraind.segments import Areas, Segment
+from meshtraind.segments import Areas, Form, Forms, Segment
 from meshwire.codec import Reduction
 from meshwire.exchange import Exchange
-from meshwire.layout import EncodedLayout
 from meshwire.topology import Shard
 
 
@@ -39,6 +38,7 @@ class Round:
     """The results of one round."""
 
     number: int
+    form: Form
     area: memoryview  # the encoded vector first
     exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
     finals: list[Final] = field(default_factory=list)  # what of it is final in the area
@@ -49,7 +49,6 @@ class RoundMemory:
     """One job's.
 
     Args:
-        segments: by bucket.
         staleness: the bound s; it decides where own parts are kept.
         compensation: what own parts are encoded with, but on the ring.
 
@@ -60,29 +59,29 @@ class RoundMemory:
 
     def __init__(
         self,
-        layout: EncodedLayout,
-        segments: Sequence[Sequence[Segment]],
+        forms: Forms,
         staleness: int,
         compensation: Compensation,
     ) -> None:
-        self._layout = layout
-        self._segments = segments
+        self._forms = forms
         self._staleness = staleness
         self._compensation = compensation
-        self._areas = Areas(layout.total_bytes)
-        self._own_areas = Areas(layout.total_bytes)
-        self._scratch: Values = np.empty(max(segment.count for bucket in segments for segment in bucket), np.float32)
+        self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
+        self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
+        self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
         self.rounds: dict[int, Round] = {}
         self.own: dict[int, OwnPart] = {}
 
-    def form(self, area_bytes: int) -> None:
-        """From now on rounds take areas of this size, which begin with the encoded vector."""
-        if area_bytes != self._areas.size_bytes:
-            self._areas = Areas(area_bytes)
+    def resize(self, area_bytes: Mapping[Form, int]) -> None:
+        """From now on rounds take areas of these sizes, which begin with the encoded vector."""
+        for form, size_bytes in area_bytes.items():
+            if size_bytes != self._areas[form].size_bytes:
+                self._areas[form] = Areas(size_bytes)
 
     def add(self, number: int, exchanges: Sequence[Exchange]) -> Round:
         """Memory for a round that has none."""
-        round_ = self.rounds[number] = Round(number, self._areas.take(), exchanges)
+        form = self._forms.of(number)
+        round_ = self.rounds[number] = Round(number, form, self._areas[form].take(), exchanges)
         return round_
 
     def own_part(self, number: int) -> OwnPart:
@@ -93,17 +92,18 @@ class RoundMemory:
         return own
 
     def _new_part(self, number: int) -> OwnPart:
-        if self._layout.reduction is not Reduction.LINEAR:
-            area = self._own_areas.take()
-            return Compensated(self._segments, area, number, self._compensation)
+        form = self._forms.of(number)
+        areas = self._own_areas[form]
+        if form.layout.reduction is not Reduction.LINEAR:
+            return Compensated(form.segments, areas.take(), number, self._compensation)
         if self._staleness:
-            return Retained(self._segments, self._own_areas.take(), self._scratch)
-        return InSlot(self._segments)
+            return Retained(form.segments, areas.take(), self._scratch)
+        return InSlot(form.segments)
 
     def fence(self, complete: int) -> None:
         """What there is of rounds after `complete` is void but for own parts."""
-        self._areas.retire()
-        self._own_areas.retire()
+        for areas in (*self._areas.values(), *self._own_areas.values()):
+            areas.retire()
         for number in [number for number in self.rounds if number > complete]:
             del self.rounds[number]
 
@@ -115,21 +115,22 @@ class RoundMemory:
             bitmap |= final.void << final.bucket
         if round_.packed is None:
             round_.packed = self._packed(round_)
-        return EncodedRound(round_.packed, bitmap.to_bytes(-(-len(self._segments) // 8), "little"))
+        return EncodedRound(round_.packed, bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
 
     def _packed(self, round_: Round) -> memoryview:
-        if self._layout.fixed:
-            return round_.area[: self._layout.total_bytes].toreadonly()
+        if round_.form.layout.fixed:
+            return round_.area[: round_.form.layout.total_bytes].toreadonly()
         finals = sorted(final for final in round_.finals if not final.void)  # by bucket and first segment
         return memoryview(b"".join(round_.area[final.offset : final.offset + final.length_bytes] for final in finals))
 
     def place_for(self, number: int, size_bytes: int) -> memoryview:
         """Where a round's bytes belong that others hold completely. Raises CodecError when they cannot be so many."""
-        most = self._layout.total_bytes
-        if size_bytes > most or (self._layout.fixed and size_bytes != most):
+        form = self._forms.of(number)
+        most = form.layout.total_bytes
+        if size_bytes > most or (form.layout.fixed and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
-        if not self._layout.fixed:
-            self.rounds[number] = Round(number, np.empty(size_bytes, np.uint8).data, ())
+        if not form.layout.fixed:
+            self.rounds[number] = Round(number, form, np.empty(size_bytes, np.uint8).data, ())
         elif number not in self.rounds:
             self.add(number, ())
         return self.rounds[number].area[:size_bytes]
@@ -142,22 +143,24 @@ class RoundMemory:
 
         Raises CodecError when the bytes are not such a round's.
         """
+        form = self._forms.of(number)
+        layout = form.layout
         if poisoned is None:
-            self.place_for(number, self._layout.total_bytes if self._layout.fixed else 0)
+            self.place_for(number, layout.total_bytes if layout.fixed else 0)
         round_ = self.rounds[number]
         assert not round_.exchanges
-        bitmap = int.from_bytes(poisoned, "little") if poisoned is not None else (1 << len(self._segments)) - 1
+        bitmap = int.from_bytes(poisoned, "little") if poisoned is not None else (1 << len(form.segments)) - 1
         round_.finals = []
         at = 0
-        for bucket, segments in enumerate(self._segments):
+        for bucket, segments in enumerate(form.segments):
             void = bool(bitmap >> bucket & 1)
-            for first, count in self._layout.chunks(bucket, Shard(0, len(segments))):
-                offset, length = self._layout.span(bucket, first, count)
-                if not self._layout.fixed:
+            for first, count in layout.chunks(bucket, Shard(0, len(segments))):
+                offset, length = layout.span(bucket, first, count)
+                if not layout.fixed:
                     offset, length = at, 0 if void else self._length(segments[first : first + count], round_.area[at:])
                     at += length
                 round_.finals.append(Final(bucket, first, count, void, offset, length))
-        if not self._layout.fixed and at != len(round_.area):
+        if not layout.fixed and at != len(round_.area):
             raise CodecError(f"round {number} has {len(round_.area)} bytes, and its segments take {at}")
         return round_
 
@@ -169,14 +172,18 @@ class RoundMemory:
 
     def forget(self, number: int) -> None:
         """All of a round is needed no more."""
+        form = self._forms.of(number)
         if (round_ := self.rounds.pop(number, None)) is not None:
-            self._areas.give(round_.area)
+            self._areas[form].give(round_.area)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:
-            self._own_areas.give(own.area)
+            self._own_areas[form].give(own.area)
+        if self._forms.ends_with(number):  # rounds are forgotten in order
+            self._areas[form].close()
+            self._own_areas[form].close()
 
     def close(self) -> None:
         """Lets go of everything."""
         self.rounds.clear()
         self.own.clear()
-        self._areas.close()
-        self._own_areas.close()
+        for areas in (*self._areas.values(), *self._own_areas.values()):
+            areas.close()

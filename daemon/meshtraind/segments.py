@@ -1,13 +1,16 @@
 """Every segment of a round: its codec, its values in the vector, and its bytes in an area of encoded ones."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError
+from meshwire.codec import CodecSpec
 from meshwire.layout import EncodedLayout
 from meshwire.plan import Plan
+from meshwire.roundlayouts import RoundLayouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +28,60 @@ class Segment:
     count: int
 
 
-def segments_by_bucket(plan: Plan, layout: EncodedLayout, codecs: Sequence[Codec]) -> list[list[Segment]]:
-    """Every segment of every bucket, computed once because every chunk of every round asks for them.
+Segments = Sequence[Sequence[Segment]]
+"""By bucket."""
 
-    Args:
-        codecs: by bucket.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """How the vectors of some of a job's rounds lie encoded.
+
+    Attributes:
+        segments: computed once because every chunk of every round asks for them.
     """
+
+    layout: EncodedLayout
+    segments: Segments
+
+
+class Forms:
+    """Those of one job's rounds, in their order of time.
+
+    Attributes:
+        shared_draws: all members of a round are to draw alike.
+    """
+
+    def __init__(self, plan: Plan, codec: CodecSpec) -> None:
+        self._layouts = RoundLayouts(plan, codec)
+        specs = {spec for layout in self._layouts.all for spec in layout.codecs}
+        codecs = {spec: codec_named(str(spec)) for spec in specs}
+        self._forms = {layout: Form(layout, _segments(layout, codecs)) for layout in self._layouts.all}
+        self.shared_draws = any(codec.shared_draws for codec in codecs.values())
+
+    def __iter__(self) -> Iterator[Form]:
+        return iter(self._forms.values())
+
+    def of(self, number: int) -> Form:
+        """A round's."""
+        return self._forms[self._layouts.of(number)]
+
+    def ends_with(self, number: int) -> bool:
+        """No later round has the form of this one."""
+        return self._layouts.ends_with(number)
+
+    @property
+    def bytes_max(self) -> int:
+        """The longest encoded vector of any round."""
+        return self._layouts.bytes_max
+
+
+def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segments:
     return [
         [
-            Segment(codecs[bucket.index], *layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
+            Segment(codec, *layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
             for segment in range(bucket.segment_count)
         ]
-        for bucket in plan.buckets
+        for bucket, codec in zip(layout.plan.buckets, (codecs[spec] for spec in layout.codecs), strict=True)
     ]
 
 

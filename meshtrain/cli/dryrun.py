@@ -17,6 +17,7 @@ from meshwire.layout import EncodedLayout
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
 from meshwire.plan import Plan, plan_buckets
+from meshwire.roundlayouts import RoundLayouts
 from meshwire.syncmode import SyncSettings, own_coefficient
 from meshwire.text import printable
 
@@ -58,7 +59,7 @@ class Memory:
         """One member's, with these settings or other ones."""
         size = self.measurement.size
         spec = parse_codec(codec or self.codec)
-        encoded_bytes = EncodedLayout(self._plan, spec).total_bytes
+        encoded_bytes = RoundLayouts(self._plan, spec).bytes_max
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
         return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound, spec)

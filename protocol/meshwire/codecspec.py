@@ -126,6 +126,12 @@ class CodecSpec:
         """What a vector takes at most in a round: its parameter of this name; 0: whatever it takes."""
         return int(self.number(BUDGET.name)) if BUDGET in self.family.parameters else 0
 
+    @property
+    def warmup(self) -> int:
+        """How many rounds leave nothing out, from the first of a job on: they travel as fp16."""
+        warms_up = any(parameter.name == "warmup" for parameter in self.family.parameters)
+        return int(self.number("warmup")) if warms_up else 0
+
     def segment_bytes_max(self, count: int) -> int:
         """Upper limit of an encoded segment of `count` values, header included."""
         return self.family.segment_bytes_max(self, count)
@@ -153,6 +159,14 @@ class CodecSpec:
             if parameter.name == name:
                 return value
         raise KeyError(name)
+
+
+WARMUP_MAX = 100_000
+
+
+def warmup(default: float) -> Number:
+    """The parameter that `CodecSpec.warmup` reads."""
+    return Number("warmup", 0, WARMUP_MAX, default, "first rounds of a job that travel as fp16 instead", whole=True)
 
 
 def never(_: CodecSpec) -> bool:

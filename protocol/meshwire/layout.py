@@ -14,15 +14,22 @@ class EncodedLayout:
     Where segments vary in length, every run of them has the place that it could take at most; its segments lie back to
     back at the beginning of that.
 
+    Args:
+        plan: of what is encoded.
+        codec: the job's.
+        parameters: that of the parameters' buckets, where it is not the job's.
+
     Attributes:
         codecs: by bucket; the one of float buffers may have another than the job's (O5).
         fixed: each segment takes exactly the place that it has.
     """
 
-    def __init__(self, plan: Plan, codec: CodecSpec) -> None:
+    def __init__(self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None) -> None:
+        self.plan = plan
         self.reduction = codec.reduction
         self.codecs = tuple(
-            codec if bucket.index < plan.parameter_buckets else buffer_codec(codec) for bucket in plan.buckets
+            parameters or codec if bucket.index < plan.parameter_buckets else buffer_codec(codec)
+            for bucket in plan.buckets
         )
         self.fixed = all(each.fixed for each in self.codecs)
         self._places: list[_Places] = []

@@ -3,7 +3,7 @@
 How the bits lie is in `meshtraind.codecs`; every segment of so many values takes the same.
 """
 
-from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction, always, warmup
 
 STEP_BYTES = 2  # of each block, as bf16
 SCALE_BYTES = 4  # fp32
@@ -114,7 +114,9 @@ QUANTISING_FAMILIES = (
         _onebit_bytes,
         about="signs, and the means of the positive and the negative values",
         source="Seide et al. 2014, Interspeech",
+        parameters=(warmup(0.0),),
         error_feedback=always,
+        example="onebit:warmup=100",
     ),
     Family(
         "twobit",

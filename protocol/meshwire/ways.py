@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from meshwire.codecspec import Reduction
 from meshwire.exchange import Exchange
 from meshwire.layout import EncodedLayout
-from meshwire.plan import Plan
 from meshwire.ringexchange import RingExchange
 from meshwire.shardedexchange import PartsLayout, ShardedExchange
 from meshwire.topology import Program, Shard, bucket_shards, ring_program, sharded_program
@@ -34,9 +33,10 @@ class Way:
         return range(run.first_segment, run.first_segment + run.segment_count)
 
 
-def way_of(plan: Plan, layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
-    """Raises ValueError for a codec that no way is built for, and as the programs do."""
-    shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.index) for bucket in plan.buckets)
+def way_of(layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
+    """Of the rounds that are laid out so. Raises ValueError for a codec that no way is built for, and as the programs
+    do."""
+    shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.index) for bucket in layout.plan.buckets)
     match layout.reduction:
         case Reduction.LINEAR:
             program = ring_program(ranks, rank)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from meshtraind.codecs import codec_named
 from meshwire.codec import parse_codec
 from meshwire.header import Header
-from meshwire.layout import EncodedLayout
+from meshwire.roundlayouts import RoundLayouts
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import PLAN, Member, Offer
 
@@ -22,7 +22,7 @@ class ShardedMesh(ChurnRing):
     """A mesh whose generations change.
 
     Attributes:
-        coders: by bucket.
+        layouts, coders: as the members have them.
         parts: the bytes of each segment of a member's part, by (rank, round, bucket, segment).
         told: the means of the rounds, as the first member has applied them.
     """
@@ -31,7 +31,8 @@ class ShardedMesh(ChurnRing):
         self, members: int, codec: str, staleness: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
     ) -> None:
         super().__init__(members, codec, staleness, seed, rounds)
-        self.coders = [codec_named(str(spec)) for spec in EncodedLayout(PLAN, parse_codec(codec)).codecs]
+        self.layouts = RoundLayouts(PLAN, parse_codec(codec))
+        self.coders = {spec: codec_named(str(spec)) for layout in self.layouts.all for spec in layout.codecs}
         self.parts: dict[tuple[int, int, int, int], bytes] = {}
 
     def receivers(self, rank: int) -> tuple[int, ...]:
@@ -49,10 +50,11 @@ class ShardedMesh(ChurnRing):
 
     def _same_as_before(self, sender: int, header: Header, payload: memoryview) -> None:
         """C1: a round that runs again is sent the bytes of before, whoever receives which of them now."""
+        coder = self.coders[self.layouts.of(header.round).codecs[header.bucket]]
         at = 0
         for segment in range(header.first_segment, header.first_segment + header.segment_count):
             _, count = PLAN.buckets[header.bucket].segment_bounds(segment)
-            length = self.coders[header.bucket].length_of(payload[at:], count)
+            length = coder.length_of(payload[at:], count)
             part = bytes(payload[at : at + length])
             assert self.parts.setdefault((sender, header.round, header.bucket, segment), part) == part
             at += length
@@ -85,7 +87,7 @@ class ShardedMesh(ChurnRing):
         """What all residuals hold that will be sent, in units of w*g: the owners' of the shards that are theirs now."""
         total = np.zeros(PLAN.total_values)
         for member in self.current():
-            feedback, way = member.executor._feedback, member.executor._way
+            feedback, (*_, way) = member.executor._feedback, member.executor._ways.values()
             assert feedback is not None
             total += feedback.worker.values
             for bucket in PLAN.buckets:

@@ -14,7 +14,7 @@ from tests.daemon.churnring import offers_of
 from tests.daemon.executorring import NORM_BUCKETS, PLAN
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
 
-CODECS = ("int8", "int4:sr", "onebit", "topk:0.05", "threshold:rms=2", "terngrad")
+CODECS = ("int8", "int4:sr", "onebit", "onebit:warmup=3", "topk:0.05", "threshold:rms=2", "terngrad")
 WITH_FEEDBACK = ("int8", "onebit", "topk:0.05", "topk:0.05,decay=0.75")
 
 
@@ -132,10 +132,10 @@ async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> N
     await mesh.change((0, 1))
     await mesh.finish()
     served = np.full(PLAN.total_values, np.nan, np.float32)
-    for bucket in PLAN.buckets:
+    for bucket, spec in zip(PLAN.buckets, mesh.layouts.of(1).codecs, strict=True):
         for start, count in map(bucket.segment_bounds, range(bucket.segment_count)):
-            length = mesh.coders[bucket.index].length_of(held, count)
-            mesh.coders[bucket.index].decode_into(held[:length], served[start : start + count])
+            length = mesh.coders[spec].length_of(held, count)
+            mesh.coders[spec].decode_into(held[:length], served[start : start + count])
             held = held[length:]
     assert not held
     assert served.tobytes() == mesh.members[0].means[1].tobytes()

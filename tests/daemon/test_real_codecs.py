@@ -22,7 +22,7 @@ def mesh() -> Iterator[LocalMesh]:
     ("codec", "options"),
     [
         ("int8", {}),
-        ("onebit", {"sync": "ssp:2", "straggler": "wait"}),
+        ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
         ("topk:0.05+fp16", {"sync": "ssp:2"}),
         ("threshold:rms=2", {}),
     ],

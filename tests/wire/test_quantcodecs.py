@@ -52,7 +52,7 @@ def test_what_is_right_on_average_has_no_error_feedback(text: str, feedback: boo
         ("qsgd:0", "levels is '0'; it must be a whole number from 1 to 127"),
         ("qsgd:3.5", "levels is '3.5'; it must be a whole number from 1 to 127, as in qsgd:7"),
         ("twobit:rms=0", "rms is '0'; it must be a number from 0.125 to 8, as in twobit:rms=2"),
-        ("onebit:3", "It takes none: onebit"),
+        ("onebit:-1", "warmup is '-1'; it must be a whole number from 0 to 100000"),
         ("terngrad+fp16", "nothing can follow a +"),
     ],
 )

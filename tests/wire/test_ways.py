@@ -25,7 +25,7 @@ PLAN = plan_buckets(MANIFEST, 1 << 18)
 def test_each_segment_is_finished_by_one_rank(name: str, ranks: tuple[int, ...]) -> None:
     """W3: by exactly one, whichever way; on a ring the area is the vector, else it holds the others' parts too."""
     layout = EncodedLayout(PLAN, parse_codec(name))
-    ways = [way_of(PLAN, layout, ranks, rank) for rank in ranks]
+    ways = [way_of(layout, ranks, rank) for rank in ranks]
     for bucket in PLAN.buckets:
         finished = sorted(segment for way in ways for segment in way.owned(bucket.index))
         assert finished == list(range(bucket.segment_count))
@@ -51,4 +51,4 @@ def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
 def test_a_codec_without_a_way_is_refused_by_its_kind() -> None:
     sketch = Family("sketch", Reduction.SKETCH, FP32.family.segment_bytes_max, "", "")
     with pytest.raises(ValueError, match="no exchange is built for sketch codecs"):
-        way_of(PLAN, EncodedLayout(PLAN, CodecSpec(sketch, ())), (0, 1), 0)
+        way_of(EncodedLayout(PLAN, CodecSpec(sketch, ())), (0, 1), 0)

@@ -100,7 +100,7 @@ class Peer:
             self._pins = PinTable(self._folder / "pins.db")
             self._stack.callback(self._pins.close)
             self._trust = Trust(self._identity, self._pins)
-        way = way_of(self._plan, self._layout, tuple(range(self._members)), self._rank)
+        way = way_of(self._layout, tuple(range(self._members)), self._rank)
         for rank in {step.send_to for step in way.program.steps} | {step.recv_from for step in way.program.steps}:
             assert rank is not None
             self._neighbours[rank] = Neighbour(self, rank)
