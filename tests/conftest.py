@@ -35,15 +35,20 @@ KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver
 T = TypeVar("T")
 
 PURE = ("wire", "sim")  # folders of tests that start nothing
+ARITHMETIC = "test_codec"  # how the names of modules begin that start nothing either, in other folders
+LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
 
 failed = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes want the machine for themselves: one after the other, beside the pure ones."""
+    """Two tests that start learners never run at once, nor two that start daemons; the latter mostly wait."""
     for item in items:
-        if item.path.parent.name not in PURE:
-            item.add_marker(pytest.mark.xdist_group("machine"))
+        folder, name = item.path.parent.name, item.path.name
+        if folder == "train" or name.startswith(LEARNING):
+            item.add_marker(pytest.mark.xdist_group("learners"))
+        elif folder not in PURE and not name.startswith(ARITHMETIC):
+            item.add_marker(pytest.mark.xdist_group("daemons"))
 
 
 @pytest.hookimpl(wrapper=True)
