@@ -88,7 +88,7 @@ def cosines(lines: Tensor) -> Tensor:
     count = lines.shape[-1]
     turned = torch.fft.fft(torch.cat([lines, lines.flip(-1)], -1))[..., :count]
     frequencies = torch.arange(count, dtype=torch.float64)
-    found = (turned * torch.exp(-0.5j * torch.pi * frequencies / count)).real / math.sqrt(2 * count)
+    found: Tensor = (turned * torch.exp(-0.5j * torch.pi * frequencies / count)).real / math.sqrt(2 * count)
     found[..., 0] /= math.sqrt(2)
     return found
 
