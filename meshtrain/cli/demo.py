@@ -27,7 +27,10 @@ def demo(
     peers: Annotated[int, typer.Option(help="How many daemons, each as one laptop.", min=1, max=8)] = 3,
     steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 100,
     sync: Annotated[
-        str, typer.Option(metavar="MODE", help="How the peers keep in step: bsp, or ssp:S as in `meshtrain submit`.")
+        str,
+        typer.Option(
+            metavar="MODE", help="How the peers keep in step: bsp, ssp:S or local:H, as in `meshtrain submit`."
+        ),
     ] = "bsp",
     codec: Annotated[str, typer.Option(help="How gradients travel; see `meshtrain codecs`.")] = "fp32",
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.", min=0)] = 0,

@@ -28,7 +28,7 @@ CODEC_SMALL = "fp16"
 
 PARTS = {
     "parameters": "of the model",
-    "view": "their copy, ahead by own gradients",
+    "view": "their copy, ahead by own gradients or local steps",
     "gradients": "of this step",
     "own_gradients": "that no round has covered yet",
     "optimizer": "its state",
@@ -62,7 +62,7 @@ class Memory:
         encoded_bytes = RoundLayouts(self._plan, spec).bytes_max
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
-        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound, spec)
+        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound, spec, self.sync.local)
 
     @cached_property
     def _plan(self) -> Plan:

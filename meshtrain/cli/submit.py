@@ -84,7 +84,7 @@ def submit(
             "--sync",
             metavar="MODE",
             help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
-            "ssp:2 suits laptops.",
+            "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean.",
         ),
     ] = "bsp",
     codec: Annotated[

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -14,8 +15,23 @@ from meshtrain.train.clipping import Clipping
 from meshtrain.train.hyperparameters import Hyperparameters, RoundOptions
 from meshtrain.train.means import Means
 from meshtrain.train.optimizers import SCALER_ATTRIBUTES
-from meshtrain.train.overlay import Overlay
 from meshwire.messages.learner import LearnerApplied, RoundDone
+
+
+class View(Protocol):
+    """What a learner computes with, where that is not the base itself; one of both is in the parameters."""
+
+    def show_base(self) -> None:
+        """The parameters hold the base, and may be stepped."""
+
+    def show_view(self) -> None:
+        """The parameters hold the view, made of the base as they hold it now, if they do."""
+
+    def drop(self, step: int) -> None:
+        """The step is in the base, or will never be."""
+
+    def clear(self) -> None:
+        """No step is on its way any more."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +41,7 @@ class BaseParts:
     optimizer: Optimizer
     means: Means
     buffers: Buffers
-    overlay: Overlay
+    view: View
     hyperparameters: Hyperparameters
     clipping: Clipping
 
@@ -68,7 +84,7 @@ class Applying:
         """
         self.check(done)
         parts = self._parts
-        parts.overlay.show_base()
+        parts.view.show_base()
         if not done.void:
             options = self.options(done)
             with self._lent_means(done, options), self._without_scaler():
@@ -101,7 +117,7 @@ class Applying:
         if not done.void:
             self.squared_norm = done.squared_norm
         if done.step:
-            self._parts.overlay.drop(done.step)
+            self._parts.view.drop(done.step)
         self._channel.tell(LearnerApplied(round=done.round))
         self._after_round(done.round)
 

@@ -94,15 +94,19 @@ def covers(parameters: torch.Tensor | Iterable[torch.Tensor], trained: Iterable[
 
 
 class Untouched:
-    """At s>0: sees that a script changes gradients between `backward()` and `optimizer.step()`.
+    """Sees that a script changes gradients between `backward()` and `optimizer.step()`, which only s=0 allows.
 
     Args:
         parameters: the trained ones with their names.
+
+    Attributes:
+        ever_changed: whether any step has ended with others than remembered.
     """
 
     def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
         self._parameters = parameters
         self._seen: list[tuple[torch.Tensor | None, int]] | None = None
+        self.ever_changed = False
 
     def remember(self) -> None:
         """The gradients are as they should be: at the end of the backward pass, or after an unscaling."""
@@ -119,6 +123,10 @@ class Untouched:
             if replaced or (gradient is not None and gradient._version != version):
                 return f"the gradient of {name} was {'replaced' if replaced else 'changed'}"
         return None
+
+    def note(self) -> None:
+        """The step ends."""
+        self.ever_changed |= self.changed() is not None
 
     def check(self) -> None:
         """Before the step. Raises UsageError that names the first gradient that is another than remembered."""

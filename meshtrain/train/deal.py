@@ -18,7 +18,20 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.supply import Batch
 from meshwire.syncmode import SyncSettings
 
-Wait = Callable[[Callable[[], bool], str], None]  # until when, and what for in words
+
+class Waits(NamedTuple):
+    """How a learner waits for samples.
+
+    Attributes:
+        wait: takes in what the daemon says until a condition holds, at most until the next round is complete. It is
+            also told what for, in words.
+        idle: the same for an epoch's end, or more of it, which other peers' steps have to bring. Then a step may begin.
+        end_period: a round is made of local steps so far (R9). Returns whether there were any.
+    """
+
+    wait: Callable[[Callable[[], bool], str], None]
+    idle: Callable[[int], None]
+    end_period: Callable[[], bool]
 
 
 class _Bound(NamedTuple):
@@ -101,21 +114,19 @@ class Deal(Sampler[list[Any]]):
 
     # What the loader does
 
-    def more(self, wait: Wait, idle: Callable[[int], None]) -> bool:
+    def more(self, waits: Waits) -> bool:
         """Waits until there is a batch of this epoch to draw. False: there will be none.
 
         Nobody waits for the end of an epoch who owes a bind himself: batches handed out that no step has used yet are
         part of the next one. Nor with s>0 in lockstep: there, every learner steps on into the next epoch with the
-        others, and what a lost peer held comes first in it.
-
-        Args:
-            wait: takes in what the daemon says until a condition holds, at most until the next round is complete.
-            idle: the same for an epoch's end, or more of it, which other peers' steps have to bring.
+        others, and what a lost peer held comes first in it. A period of local steps ends with the epoch (R9).
 
         Raises:
             UsageError: when no batch is there and none will come before the next bind.
         """
-        wait(lambda: bool(self._queue) or self._is_over() or self._starves(), "samples")
+        self._wait_for_grant(waits)
+        while not self._drawable() and waits.end_period():
+            self._wait_for_grant(waits)
         if self._starves() and not self._is_over():
             raise UsageError(
                 f"one step has taken {len(self._unbound)} batches from the prepared loader, which are all that this "
@@ -123,8 +134,11 @@ class Deal(Sampler[list[Any]]):
                 "its own"
             )
         if not self._drawable() and not self._is_over() and self._waits():
-            idle(self.epoch)
+            waits.idle(self.epoch)
         return self._drawable()
+
+    def _wait_for_grant(self, waits: Waits) -> None:
+        waits.wait(lambda: bool(self._queue) or self._is_over() or self._starves(), "samples")
 
     def settled(self) -> bool:
         """Whether there is more of this epoch, or it is over."""

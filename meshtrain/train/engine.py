@@ -1,25 +1,31 @@
 """What a prepared learner consists of, put together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from torch.optim import Optimizer
+import torch
 
 from meshtrain.train.applying import Applying, BaseParts
 from meshtrain.train.boundary import Boundary
 from meshtrain.train.buffers import Buffers, base_hash
 from meshtrain.train.channel import Channel
 from meshtrain.train.clipping import Clipping, Untouched
+from meshtrain.train.contribution import Contribution
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.gradients import Gradients, StepParts
 from meshtrain.train.hyperparameters import Hyperparameters
+from meshtrain.train.localweights import LocalWeights
 from meshtrain.train.means import Means
 from meshtrain.train.overlay import Overlay
+from meshtrain.train.periods import PeriodParts, Periods
 from meshtrain.train.saving import Saving
 from meshtrain.train.scaling import Scaling
 from meshtrain.train.state import Progress, ReplicaState
-from meshwire.messages.learner import LearnerHash
+from meshtrain.train.stepping import Stepping
+from meshwire.messages.learner import LearnerHash, StepLost
 
 
 @dataclass(frozen=True)
@@ -28,15 +34,37 @@ class EngineSettings:
 
     Attributes:
         staleness: the bound s.
-        absent_in_barriers: see `StepParts`.
+        absent_in_barriers: see `Boundary`.
         coefficient: c, of what the learner's own gradients that no round has covered would change (O2).
         hash_every: rounds between two hashes of the base; 0: at the end only.
+        period: H, local steps in a round (R9); 0: each step is a round of gradients.
     """
 
     staleness: int
     absent_in_barriers: bool
     coefficient: float
     hash_every: int
+    period: int
+
+
+class ScriptSteps(Protocol):
+    """What the script's steps are."""
+
+    @property
+    def number(self) -> int:
+        """Of the step at hand, from 1."""
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Backward passes inside only accumulate (O6)."""
+
+    def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """O4. Returns the norm before clipping."""
+
+    def end_period(self) -> bool:
+        """Local steps that no round has covered become a round now. Returns whether there were any (R9)."""
+
+    def close(self) -> None:
+        """The optimizer steps as it did before."""
 
 
 class Engine:
@@ -49,7 +77,6 @@ class Engine:
 
     def __init__(
         self,
-        optimizer: Optimizer,
         state: ReplicaState,
         progress: Progress,
         means: Means,
@@ -65,33 +92,92 @@ class Engine:
         self._scaling = scaling
         self._begun = progress
         self._hashed = 0
-        original = optimizer.step
-        hyperparameters, clipping = Hyperparameters(optimizer), Clipping()
-        base = self._base = BaseParts(
-            optimizer=optimizer,
-            means=means,
-            buffers=Buffers(means.tensors, means.plan, settings.staleness),
-            overlay=Overlay(means.parameters(), optimizer, hyperparameters, clipping, settings.coefficient),
-            hyperparameters=hyperparameters,
-            clipping=clipping,
-        )
-        self._applying = Applying(base, original, channel, named, self._after_round)
-        step = StepParts(
-            means=means,
-            buffers=base.buffers,
-            overlay=base.overlay,
-            applying=self._applying,
-            drawn=drawn,
-            scaling=scaling,
-            untouched=Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")]),
-            staleness=settings.staleness,
-            absent_in_barriers=settings.absent_in_barriers,
-            pack=lambda step: base.hyperparameters.pack(base.clipping.bound, clip_known=self._clip_known(step)),
-        )
-        self.gradients = Gradients(step, channel)
-        saving = Saving(channel, lambda: self._applying.applied, self._save)
-        self.boundary = Boundary(base, step, original, self.gradients, saving, channel)
+        self._means = means
+        self._buffers = Buffers(means.tensors, means.plan, settings.staleness)
+        self._hyperparameters, self._clipping = Hyperparameters(state.optimizer), Clipping()
+        self._untouched = Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
+        self._steps: ScriptSteps
+        if settings.period:
+            self._put_together_periods(drawn, named)
+        else:
+            self._put_together_gradients(drawn, named)
         self._go_on_from(progress)
+
+    def _put_together_gradients(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
+        """Each backward pass is a round."""
+        optimizer, means, channel, settings = self._state.optimizer, self._means, self._channel, self._settings
+        overlay = Overlay(means.parameters(), optimizer, self._hyperparameters, self._clipping, settings.coefficient)
+        base = BaseParts(optimizer, means, self._buffers, overlay, self._hyperparameters, self._clipping)
+        self._contribution = Contribution(means, self._buffers, drawn, self._pack, channel, "gradient")
+        original = optimizer.step
+        self._applying = Applying(base, original, channel, named, self._after_round)
+
+        def before_view() -> None:
+            if settings.staleness:
+                overlay.step_over(self._applying.squared_norm)
+                self._buffers.restore()
+
+        self.boundary = self._boundary(base, before_view)
+        parts = StepParts(
+            base=base,
+            overlay=overlay,
+            contribution=self._contribution,
+            applying=self._applying,
+            scaling=self._scaling,
+            untouched=self._untouched,
+            staleness=settings.staleness,
+        )
+        self._steps = Stepping(parts, original, Gradients(parts), self.boundary, channel)
+        self._base = base
+
+    def _put_together_periods(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
+        """Rounds are of what local steps have changed (R9)."""
+        means, channel, outer = self._means, self._channel, self._state.outer
+        assert outer is not None
+        weights = LocalWeights(means.parameters())
+        base = BaseParts(outer, means, self._buffers, weights, self._hyperparameters, self._clipping)
+        # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
+        self._contribution = Contribution(means, self._buffers, drawn, lambda _: b"", channel, "change by local steps")
+        self._applying = Applying(base, outer.step, channel, named, self._after_round)
+        self.boundary = self._boundary(base, weights.clear)
+        parts = PeriodParts(
+            optimizer=self._state.optimizer,
+            base=base,
+            contribution=self._contribution,
+            applying=self._applying,
+            weights=weights,
+            scaling=self._scaling,
+            period=self._settings.period,
+        )
+        self._steps = Periods(parts, self._state.optimizer.step, self.boundary, channel)
+        self._base = base
+
+    def _boundary(self, base: BaseParts, before_view: Callable[[], None]) -> Boundary:
+        return Boundary(
+            base,
+            self._applying,
+            self._contribution,
+            self._untouched,
+            Saving(self._channel, lambda: self._applying.applied, self._save),
+            self._channel,
+            before_view,
+            absent_in_barriers=self._settings.absent_in_barriers,
+        )
+
+    @property
+    def steps(self) -> ScriptSteps:
+        """What stands in place of the optimizer's own."""
+        return self._steps
+
+    def lost(self, notice: StepLost) -> None:
+        """A step of this learner is in no round (V2, R5)."""
+        self._base.view.drop(notice.step)
+        self._contribution.lost(notice)
+
+    def barrier(self, number: int) -> None:
+        """Waits for all peers' barriers of this number. Raises as `Boundary.barrier`."""
+        self._steps.end_period()
+        self.boundary.barrier(number)
 
     def flush(self) -> None:
         """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
@@ -99,27 +185,28 @@ class Engine:
         Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
         the script's, which will not step on it, and none can follow before.
         """
-        if self._settings.absent_in_barriers and self.gradients.done is None:
+        self._steps.end_period()
+        if self._settings.absent_in_barriers and self._contribution.done is None:
             self.boundary.flush()
 
     def tell_last_hash(self) -> None:
         """Of the final base, which the model then holds."""
-        if self._settings.staleness:
+        if self._settings.staleness or self._settings.period:
             self.boundary.show_base_for_good()
         # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
-        if self.gradients.done is None and self._applying.applied > self._hashed:
+        if self._contribution.done is None and self._applying.applied > self._hashed:
             self._tell_hash(self._applying.applied)
 
     def close(self) -> None:
         """Model and optimizer are ordinary ones again."""
-        self.gradients.close()
+        self._steps.close()
         self.boundary.close()
 
     def _go_on_from(self, progress: Progress) -> None:
         self._applying.applied = progress.round
         self._applying.squared_norm = progress.squared_norm
-        self._base.clipping.bound = progress.clip
-        self._base.hyperparameters.written = progress.written
+        self._clipping.bound = progress.clip
+        self._hyperparameters.written = progress.written
         if progress.scaler is not None:
             self._scaling.load(progress.scaler)
 
@@ -127,18 +214,21 @@ class Engine:
         return Progress(
             round=self._applying.applied,
             squared_norm=self._applying.squared_norm,
-            clip=self._base.clipping.newest,
-            clip_known=self._clip_known(self.gradients.step),
-            written=self._base.hyperparameters.written,
+            clip=self._clipping.newest,
+            clip_known=self._clip_known(self._contribution.step),
+            written=self._hyperparameters.written,
             scaler=self._scaling.state(),
         )
+
+    def _pack(self, step: int) -> bytes:
+        return self._hyperparameters.pack(self._clipping.bound, clip_known=self._clip_known(step))
 
     def _clip_known(self, step: int) -> bool:
         return step > 1 or self._begun.clip_known
 
     def _save(self, folder: Path) -> int:
-        self._base.overlay.show_base()
-        return self._state.export_all(folder, self._base.buffers.base, self._progress())
+        self._base.view.show_base()
+        return self._state.export_all(folder, self._buffers.base, self._progress())
 
     def _after_round(self, round_: int) -> None:
         if self._settings.hash_every and round_ % self._settings.hash_every == 0:
@@ -146,5 +236,4 @@ class Engine:
 
     def _tell_hash(self, round_: int) -> None:
         self._hashed = round_
-        base = self._base
-        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(base.means.tensors, base.buffers)))
+        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(self._means.tensors, self._buffers)))

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.deal import Deal, Wait
+from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.device import moved
 from meshwire.messages.rounds import SampleBlock
 
@@ -38,8 +38,7 @@ class DealtLoader(DataLoader[Any]):
     Args:
         on_batch: called with the samples of a batch when the script gets it.
         device: batches come on it.
-        wait: takes in what the daemon says until a condition holds.
-        idle: returns when the deal of this epoch is settled, and the step may begin.
+        waits: how it waits for more.
     """
 
     def __init__(
@@ -48,16 +47,14 @@ class DealtLoader(DataLoader[Any]):
         deal: Deal,
         on_batch: OnBatch,
         device: torch.device,
-        wait: Wait,
-        idle: Callable[[int], None],
+        waits: Waits,
     ) -> None:
         kept = {name: getattr(loader, name) for name in KEPT}
         super().__init__(loader.dataset, batch_sampler=deal, **kept)
         self._deal = deal
         self._on_batch = on_batch
         self._device = device
-        self._wait = wait
-        self._idle = idle
+        self._waits = waits
         self._iterations = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -68,10 +65,10 @@ class DealtLoader(DataLoader[Any]):
     def _batches(self, iteration: int) -> Iterator[Any]:
         deal = self._deal
         self._check_newest(iteration)
-        if deal.begun and not deal.more(self._wait, self._idle):
+        if deal.begun and not deal.more(self._waits):
             deal.next_epoch()
         try:
-            while deal.more(self._wait, self._idle):
+            while deal.more(self._waits):
                 for batch in super().__iter__():
                     self._on_batch(*deal.handed_out())
                     yield batch if self._device.type == "cpu" else moved(batch, self._device)

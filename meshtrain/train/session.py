@@ -18,7 +18,7 @@ from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageEr
 from meshtrain.train import optimizers, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
-from meshtrain.train.deal import Deal
+from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.engine import Engine, EngineSettings
@@ -26,6 +26,7 @@ from meshtrain.train.environment import Environment
 from meshtrain.train.loader import DealtLoader, dealable
 from meshtrain.train.means import Means
 from meshtrain.train.memory import learner_bytes
+from meshtrain.train.outer import outer_optimizer
 from meshtrain.train.scaling import Scaling
 from meshtrain.train.slots import Slots
 from meshtrain.train.state import Progress, ReplicaState
@@ -117,7 +118,8 @@ class Session:
         self._channel.route(EpochOver, lambda notice: self._epoch_over(deal, notice))
         self._drawn.start_counting(deal.bind)
         self._join(model, optimizer, scaler, deal.describe(), deal.space())
-        dealt = DealtLoader(given, deal, self._drawn.add, self.device, self._channel.wait, self._end_epoch)
+        waits = Waits(self._channel.wait, self._end_epoch, self._end_period)
+        dealt = DealtLoader(given, deal, self._drawn.add, self.device, waits)
         return model, optimizer, cast(L, dealt)
 
     def _check_unprepared(self) -> None:
@@ -168,17 +170,17 @@ class Session:
             LearnerModel(
                 manifest=built.manifest,
                 memory_bytes=slots.layout.total_bytes,
-                learner_bytes=learner_bytes(built, optimizer, coefficient, sync.staleness),
+                learner_bytes=learner_bytes(built, optimizer, coefficient, sync),
                 samples=samples,
             ),
             "agreement on the model",
         )
-        state = ReplicaState(built, optimizer)
+        means = Means(built, plan, slots)
+        state = ReplicaState(built, optimizer, outer_optimizer(sync.local, means.parameters()) if sync.local else None)
         self._engine = Engine(
-            optimizer,
             state,
             self._take_over(state),
-            Means(built, plan, slots),
+            means,
             self._channel,
             self._drawn,
             Scaling(scaler),
@@ -187,6 +189,7 @@ class Session:
                 absent_in_barriers=sync.staleness > 0 or (self._deal is not None and not sync.lockstep),
                 coefficient=coefficient,
                 hash_every=self._welcome.spec.hash_every,
+                period=sync.period,
             ),
             self._with_names,
         )
@@ -195,7 +198,7 @@ class Session:
 
     def _step_lost(self, notice: StepLost) -> None:
         assert self._engine is not None
-        self._engine.gradients.lost(notice)
+        self._engine.lost(notice)
         if self._deal is not None:
             self._deal.step_lost(notice.step, notice.retry)
 
@@ -206,6 +209,11 @@ class Session:
             log.warning(
                 "epoch %d ends without %d %s that a peer held when it finished", notice.epoch + 1, notice.unused, unit
             )
+
+    def _end_period(self) -> bool:
+        """R9: local steps so far become a round."""
+        assert self._engine is not None
+        return self._engine.steps.end_period()
 
     def _end_epoch(self, epoch: int) -> None:
         """X4: this peer has used all that it has of an epoch; it may get more, of a peer that is lost."""
@@ -247,16 +255,17 @@ class Session:
                 numbers.append((name, float(value.detach() if isinstance(value, torch.Tensor) else value)))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise UsageError(f"mt.log({name}=...): not one number: {error}") from error
-        step = self._engine.gradients.step if self._engine is not None else 0
+        step = self._engine.steps.number if self._engine is not None else 0
         self._channel.tell(LearnerLog(step=step, values=tuple(numbers)))
 
     def no_sync(self) -> AbstractContextManager[None]:
         """O6. Before `prepare` nothing is sent in any case."""
-        return self._engine.gradients.no_sync() if self._engine is not None else nullcontext()
+        return self._engine.steps.no_sync() if self._engine is not None else nullcontext()
 
     def base(self) -> AbstractContextManager[None]:
-        """O7: with s=0 the model itself is the base, and so it is before `prepare` and after `finish`."""
-        if self._engine is None or self._finished or self._welcome.spec.sync.staleness == 0:
+        """O7: with s=0 and no period the model itself is the base; so it is before `prepare` and after `finish`."""
+        sync = self._welcome.spec.sync
+        if self._engine is None or self._finished or not (sync.staleness or sync.local):
             return nullcontext()
         return self._engine.boundary.base()
 
@@ -264,7 +273,7 @@ class Session:
         """O4. Before `prepare` and after `finish` torch's own."""
         if self._engine is None or self._finished:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        return self._engine.boundary.clip_grad_norm_(parameters, max_norm)
+        return self._engine.steps.clip_grad_norm_(parameters, max_norm)
 
     def steps(self, count: int) -> Iterator[int]:
         """Numbers of this learner's steps until the job has had `count` rounds."""
@@ -272,14 +281,14 @@ class Session:
         if self._engine is None:
             raise UsageError("mt.steps before mt.prepare: it counts the rounds of what was prepared")
         while not self._finished and self._engine.boundary.decided < count:
-            yield self._engine.gradients.step
+            yield self._engine.steps.number
 
     def barrier(self) -> None:
         """Returns when every peer's learner has entered its barrier of the same number."""
         self._check_running()
         self._barriers += 1
         if self._engine is not None:
-            self._engine.boundary.barrier(self._barriers)
+            self._engine.barrier(self._barriers)
         else:
             self._barrier_unprepared(self._barriers)
 

@@ -1,7 +1,7 @@
 """J1: the state of a replica between two rounds, in units that are compared, written to files and loaded from them.
 
-A unit is one trainable parameter with its optimizer state, or one buffer; then all frozen tensors together, if there
-are any; last the values of the optimizer's options and, after round 0, what else rounds have left.
+A unit is one trainable parameter with the state of its optimizers, or one buffer; then all frozen tensors together, if
+there are any; last the values of the optimizer's options and, after round 0, what else rounds have left.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ from meshwire.wiretypes import Wire
 
 VALUE = "value"
 STATE = "state."
+OUTER = "outer."  # state of the outer optimizer
 PLAIN = "plain"  # metadata: values that are not tensors
 PROGRESS = "progress"  # among those of the last unit
 
@@ -61,11 +62,17 @@ class _Content:
 
 
 class ReplicaState:
-    """Reads and writes the units of one model and optimizer."""
+    """Reads and writes the units of one model and optimizer.
 
-    def __init__(self, tensors: ModelTensors, optimizer: Optimizer) -> None:
+    Args:
+        outer: the optimizer that takes rounds into the base, where that is not `optimizer` (R9). Then `optimizer` is
+            the learner's own, and its state is what a newcomer begins with.
+    """
+
+    def __init__(self, tensors: ModelTensors, optimizer: Optimizer, outer: Optimizer | None = None) -> None:
+        self.optimizer = optimizer
+        self.outer = outer
         self._tensors = tensors
-        self._optimizer = optimizer
         kinds = [spec.kind for spec in tensors.manifest.tensors]
         self._singles = [index for index, kind in enumerate(kinds) if kind != "frozen"]
         self._frozen = [index for index, kind in enumerate(kinds) if kind == "frozen"]
@@ -135,9 +142,9 @@ class ReplicaState:
 
     def _check_keys(self) -> None:
         known = {id(place.tensor()) for place in self._tensors.places}
-        if any(id(key) not in known for key in self._optimizer.state):
+        if any(id(key) not in known for key in self.optimizer.state):
             raise NotSupported(
-                f"{type(self._optimizer).__name__} keeps state that belongs to no parameter of the model, so its state "
+                f"{type(self.optimizer).__name__} keeps state that belongs to no parameter of the model, so its state "
                 "cannot be saved: use an optimizer that keeps it by parameter, as those of torch.optim do"
             )
 
@@ -145,9 +152,11 @@ class ReplicaState:
         if unit < len(self._singles):
             index = self._singles[unit]
             tensor = self._tensors.places[index].tensor()
-            state = self._optimizer.state.get(tensor, {})
+            state = self.optimizer.state.get(tensor, {})
             of_base = base(index)
             tensors = {VALUE: tensor if of_base is None else of_base}
+            if self.outer is not None:
+                tensors |= {OUTER + name: value for name, value in self.outer.state.get(tensor, {}).items()}
             values = {}
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
@@ -156,13 +165,13 @@ class ReplicaState:
                     values[name] = value
                 else:
                     raise NotSupported(
-                        f"{type(self._optimizer).__name__} keeps {name} as {type(value).__name__}, which cannot be "
+                        f"{type(self.optimizer).__name__} keeps {name} as {type(value).__name__}, which cannot be "
                         "sent to other peers: call mt.prepare before its first step"
                     )
             return _Content(tensors, values)
         if self._frozen and unit == len(self._singles):
             return _Content({str(index): self._tensors.places[index].tensor() for index in self._frozen}, {})
-        groups = enumerate(self._optimizer.param_groups)
+        groups = enumerate(self.optimizer.param_groups)
         return _Content(
             {}, {f"{n}.{name}": plain(value) for n, group in groups for name, value in options(group).items()}
         )
@@ -175,7 +184,7 @@ class ReplicaState:
             for index in self._frozen:
                 self._copy(index, content.tensors.get(str(index)))
         else:
-            for n, group in enumerate(self._optimizer.param_groups):
+            for n, group in enumerate(self.optimizer.param_groups):
                 for name in options(group):
                     value = content.plain.get(f"{n}.{name}")
                     if value is not None:
@@ -184,19 +193,27 @@ class ReplicaState:
     def _write_single(self, index: int, content: _Content) -> None:
         self._copy(index, content.tensors.get(VALUE))
         tensor = self._tensors.places[index].tensor()
+        if self.outer is not None:
+            outer = {
+                name.removeprefix(OUTER): _laid_out(value.to(tensor.device), tensor)
+                for name, value in content.tensors.items()
+                if name.startswith(OUTER)
+            }
+            if outer:
+                self.outer.state[tensor] = outer
         if id(tensor) not in self._group_of:
             return
         group = self._group_of[id(tensor)]
         state: dict[str, Any] = dict(content.plain)
         for name, value in content.tensors.items():
-            if name == VALUE:
+            if not name.startswith(STATE):
                 continue
             # As torch's own load_state_dict places it: a step counter stays on the CPU unless a kernel reads it.
             on_device = name != STATE + "step" or group.get("capturable") or group.get("fused")
             placed = value.to(tensor.device if on_device else "cpu")
             state[name.removeprefix(STATE)] = _laid_out(placed, tensor)
-        if state or tensor in self._optimizer.state:
-            self._optimizer.state[tensor] = state
+        if state or tensor in self.optimizer.state:
+            self.optimizer.state[tensor] = state
 
     def _copy(self, index: int, value: torch.Tensor | None) -> None:
         spec, tensor = self._tensors.manifest.tensors[index], self._tensors.places[index].tensor()

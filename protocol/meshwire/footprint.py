@@ -11,6 +11,7 @@ from meshwire.files import human_bytes
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest
 from meshwire.plan import VALUE_BYTES
+from meshwire.syncmode import Outer
 from meshwire.wiretypes import Wire
 
 UNAPPLIED_BYTES_MAX = 1024 * limits.MIB
@@ -56,7 +57,7 @@ class Footprint:
         view: a copy of those that are trained, where what the learner computes with differs from the base.
         gradients: `p.grad` of those that are trained.
         own_gradients: the learner's own that no applied round has covered yet.
-        optimizer: its state.
+        optimizer: its state, and that of the outer one.
         twin: a copy of that state, which takes own gradients ahead while a view is made.
         buffers: in the model, and their value after the last round.
         raw_slots, result_slot: shared memory of learner and daemon.
@@ -93,7 +94,13 @@ class Footprint:
 
 
 def footprint(
-    size: ModelSize, values: int, encoded_bytes: int, coefficient: float, staleness: int, codec: CodecSpec = FP32
+    size: ModelSize,
+    values: int,
+    encoded_bytes: int,
+    coefficient: float,
+    staleness: int,
+    codec: CodecSpec = FP32,
+    local: Outer | None = None,
 ) -> Footprint:
     """The memory of one member.
 
@@ -105,15 +112,18 @@ def footprint(
             and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
         codec: what a daemon keeps depends on it; a learner's memory does not.
+        local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
+            momentum is one value for each of a parameter's.
     """
     overlaid = size.parameters if coefficient and staleness else 0
+    outer_state = size.parameters if local == "nesterov" else 0
     layout = MemoryLayout.for_bound(values, staleness)
     return Footprint(
         parameters=size.parameters + size.frozen,
-        view=overlaid,
+        view=overlaid if local is None else size.parameters,
         gradients=size.parameters,
         own_gradients=(staleness + 1) * overlaid,
-        optimizer=size.optimizer_state,
+        optimizer=size.optimizer_state + outer_state,
         twin=size.optimizer_state if overlaid else 0,
         buffers=2 * size.buffers,
         raw_slots=layout.result_offset,

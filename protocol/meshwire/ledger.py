@@ -19,9 +19,13 @@ FIRST_BATCHES_LOCKSTEP_MAX = 128  # where speeds do not matter, as far as the ep
 
 
 def first_batches(space: SampleSpace, ranks: int, sync: SyncSettings) -> int:
-    """How many batches each of so many ranks is granted at the start, when none has said yet what a step takes."""
+    """How many batches each of so many ranks is granted at the start, when none has said yet what a step takes.
+
+    A period takes one for each of its steps, or more (R9).
+    """
     rounds = space.total // (space.batch * ranks) if sync.lockstep else 0
-    return min(max(FIRST_BATCHES, rounds), FIRST_BATCHES_LOCKSTEP_MAX) + sync.staleness
+    most = max(FIRST_BATCHES_LOCKSTEP_MAX, sync.period)
+    return min(max(FIRST_BATCHES, sync.period, rounds), most) + sync.staleness
 
 
 class Ledger:

@@ -52,6 +52,7 @@ JOBS_LISTED_MAX = 1000  # rows of one answer
 JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
 
 # Rounds (R0, V2)
+PERIOD_MAX = 500  # H, DiLoCo's; a claim of two periods stays below CLAIM_BATCHES_MAX
 STALENESS_MAX = 64  # the bound s: retained rounds are at most 3(s+1)
 CLAIM_BATCHES_MAX = 4096  # of one bind: a step that accumulates so many batches is none
 BARRIERS_OPEN_MAX = 64  # of one member that others have not passed: one, unless its script goes on after their errors

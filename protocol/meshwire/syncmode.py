@@ -1,6 +1,7 @@
-"""How the members of a job keep in step: the bound s and what goes with it, from what a person typed (R8, O2, X4a)."""
+"""How the members of a job keep in step: the bound s or the period H and what goes with it, from what a person typed
+(R8, R9, O2, X4a)."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -11,6 +12,7 @@ Straggler = Literal["carry", "wait"]
 Visibility = Literal["eager", "fixed"]
 Own = Literal["0", "1/m", "1"]
 Shares = Literal["equal", "speed"]
+Outer = Literal["average", "nesterov"]
 
 
 class SyncSettings(Wire):
@@ -27,6 +29,17 @@ class SyncSettings(Wire):
     shares: Shares = "equal"
     """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
 
+    period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
+    """H: a round is of what so many steps on a learner's own weights have changed (R9). 0: each step is a round of
+    gradients."""
+    outer: Outer = "average"
+    """With a period, the base becomes the mean of all weights (`average`), or takes DiLoCo's step (`nesterov`)."""
+
+    @property
+    def local(self) -> Outer | None:
+        """The outer rule, where learners step on weights of their own between two rounds (R9)."""
+        return self.outer if self.period else None
+
     @property
     def lockstep(self) -> bool:
         """Whether every learner is in every round with a batch of equal size, so that samples go by turns (X4).
@@ -37,6 +50,8 @@ class SyncSettings(Wire):
 
     def text(self) -> str:
         """As typed after --sync."""
+        if self.period:
+            return f"local:{self.period}" + (f",{self.outer}" if self.outer != "average" else "")
         return f"ssp:{self.staleness}" if self.staleness else "bsp"
 
 
@@ -60,7 +75,8 @@ def sync_settings(
     Raises:
         ValueError: naming the option, and what is possible instead.
     """
-    staleness = _staleness(sync)
+    mode = _mode(sync)
+    staleness, period = mode.staleness, mode.period
     given = {"straggler": straggler, "visibility": visibility, "own": own, "shares": shares}
     for name, values in (
         ("straggler", ("carry", "wait")),
@@ -72,6 +88,11 @@ def sync_settings(
             raise ValueError(f"--{name} {given[name]}: use {' or '.join(values)}")
     if staleness == 0 and straggler == "carry":
         raise ValueError(f"--straggler carry needs a bound above 0, and --sync {sync} has none: use --sync ssp:2 (R7)")
+    if period and (visibility == "fixed" or own is not None):
+        refused = f"--own {own}" if own is not None else "--visibility fixed"
+        raise ValueError(
+            f"{refused} is for gradients on their way, and with --sync {sync} there are none: omit it (R9)"
+        )
     if visibility == "fixed" and straggler == "carry":
         raise ValueError("--visibility fixed needs --straggler wait: every learner takes part in every round (R8)")
     if visibility == "fixed" and shares == "speed":
@@ -84,6 +105,8 @@ def sync_settings(
             "visibility": visibility or "eager",
             "own": own or "1",
             "shares": shares or ("equal" if fixed or (staleness == 0 and not unequal_peers) else "speed"),
+            "period": period,
+            "outer": mode.outer,
         }
     )
 
@@ -93,10 +116,27 @@ def own_coefficient(own: Own, members: int) -> float:
     return {"0": 0.0, "1/m": 1.0 / members, "1": 1.0}[own]
 
 
-def _staleness(sync: str) -> int:
+class _Mode(NamedTuple):
+    staleness: int = 0
+    period: int = 0
+    outer: Outer = "average"
+
+
+def _mode(sync: str) -> _Mode:
+    """What --sync says. Raises ValueError."""
     if sync == "bsp":
-        return 0
-    kind, colon, bound = sync.partition(":")
-    if kind == "ssp" and colon and bound.isascii() and bound.isdigit() and int(bound) <= limits.STALENESS_MAX:
-        return int(bound)
-    raise ValueError(f"--sync {sync}: use bsp, or ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2")
+        return _Mode()
+    kind, _, rest = sync.partition(":")
+    number, comma, outer = rest.partition(",")
+    count = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
+    if kind == "ssp" and not comma and 0 <= count <= limits.STALENESS_MAX:
+        return _Mode(staleness=count)
+    if kind == "local" and 1 <= count <= limits.PERIOD_MAX:
+        if not comma:
+            return _Mode(period=count)
+        if outer == "nesterov":
+            return _Mode(period=count, outer="nesterov")
+    raise ValueError(
+        f"--sync {sync}: use bsp; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or local:H or "
+        f"local:H,nesterov with a period H from 1 to {limits.PERIOD_MAX} steps, such as local:8"
+    )

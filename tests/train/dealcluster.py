@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from meshtrain.train.deal import Deal
+from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.loader import DealtLoader
 from meshwire.ledger import Ledger
@@ -176,9 +176,8 @@ class Cluster:
         drawn = DrawnSamples()
         drawn.start_counting(deal.bind)
         learner = Learner(self, rank, deal, drawn, self._speeds[rank], decided=self.completed, base=self.completed)
-        learner.loader = DealtLoader(
-            self._loader, deal, learner.on_batch, torch.device("cpu"), learner.wait, learner.end_epoch
-        )
+        waits = Waits(learner.wait, learner.end_epoch, lambda: False)
+        learner.loader = DealtLoader(self._loader, deal, learner.on_batch, torch.device("cpu"), waits)
         return learner
 
     def run(self, script: Callable[[Learner], None]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.deal import Deal
+from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.loader import DealtLoader
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
@@ -348,7 +348,8 @@ def dealt(
         idle(deal, epoch)
         assert deal.settled()
 
-    return deal, DealtLoader(loader, deal, on_batch, torch.device("cpu"), wait, end_epoch), handed_out
+    waits = Waits(wait, end_epoch, lambda: False)
+    return deal, DealtLoader(loader, deal, on_batch, torch.device("cpu"), waits), handed_out
 
 
 @pytest.mark.parametrize("staleness", [0, 3])

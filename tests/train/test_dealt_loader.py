@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from meshtrain.train.deal import Deal
+from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.loader import DealtLoader
 from meshtrain.train.ordering import LoaderOrder
 from meshtrain.train.session import Session
@@ -97,7 +97,7 @@ def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[Dea
         raise AssertionError(f"it waits for the end of epoch {epoch}")
 
     loaders = [
-        DealtLoader(loader, each, collect(rank), torch.device("cpu"), wait, idle)
+        DealtLoader(loader, each, collect(rank), torch.device("cpu"), Waits(wait, idle, lambda: False))
         for rank, each in enumerate(deals(loader, members, seed))
     ]
     return loaders, blocks

@@ -206,7 +206,7 @@ def test_one_learner_stops_early_and_the_other_goes_on() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_finite_check_sees_every_bad_value(value: float) -> None:
     """V1."""
-    from meshtrain.train.gradients import _finite
+    from meshtrain.train.contribution import _finite
 
     values = torch.zeros(1000)
     assert _finite(values)

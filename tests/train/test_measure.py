@@ -13,6 +13,7 @@ from meshtrain.train import tensors
 from meshtrain.train.memory import learner_bytes, model_size
 from meshwire.footprint import Measurement
 from meshwire.local import MEASURE_VARIABLE
+from meshwire.syncmode import sync_settings
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -83,9 +84,9 @@ def test_the_learner_holds_base_view_and_own_gradients_only_with_an_overlay() ->
     model = network()
     built, optimizer = tensors.build(model, ""), torch.optim.SGD(model.parameters(), lr=0.1)
     size = model_size(built, optimizer)
-    plain = learner_bytes(built, optimizer, 0.0, 2)
+    plain = learner_bytes(built, optimizer, 0.0, sync_settings("ssp:2"))
     assert plain == 2 * size.parameters + size.frozen + 2 * size.buffers
-    assert learner_bytes(built, optimizer, 0.5, 2) == plain + 4 * size.parameters
+    assert learner_bytes(built, optimizer, 0.5, sync_settings("ssp:2")) == plain + 4 * size.parameters
 
 
 SCRIPT = """

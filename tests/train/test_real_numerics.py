@@ -111,6 +111,8 @@ class Case:
     autocast: bool = False
     workers: int = 0
     pauses_s: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
+    sync: str = "bsp"
+    period: int = 1
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,9 @@ def train(mesh: LocalMesh, folder: Path, case: Case) -> Trained:
     (folder / "work").mkdir()
     (folder / "work" / "task.py").write_text(TASK)
     on = tuple(daemon.name for daemon in mesh.daemons[: case.members])
-    summary = jobs.run(mesh.daemons[0], folder, SCRIPT, on=on, seed=SEED, args=(json.dumps(asdict(case)),))
+    summary = jobs.run(
+        mesh.daemons[0], folder, SCRIPT, on=on, seed=SEED, sync=case.sync, args=(json.dumps(asdict(case)),)
+    )
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
 
@@ -152,7 +156,7 @@ def assert_each_sample_once(case: Case, trained: Trained) -> None:
     """X4: every epoch's permutation is dealt, whole and in order; round r's batches together are its next positions."""
     sizes = [case.batch_size] * case.members
     batches = rounds_per_epoch(case.total, sizes)
-    assert trained.rounds == case.epochs * batches // case.micro
+    assert trained.rounds == case.epochs * -(-batches // (case.micro * case.period))
     assert all(len(seen) == case.epochs for seen in trained.seen)
     for epoch in range(case.epochs):
         used = [index for seen in trained.seen for batch in seen[epoch] for index in batch]
@@ -247,3 +251,24 @@ def test_accumulation_is_one_large_batch(mesh: LocalMesh, tmp_path: Path) -> Non
     trained = train(mesh, tmp_path, case)
     assert_each_sample_once(case, trained)
     assert_equals(trained, one_process(case, trained, joint=True))
+
+
+def test_local_steps_are_local_sgd(mesh: LocalMesh, tmp_path: Path) -> None:
+    """R9, O8: H steps each, momentum included, then the mean of all weights; a period ends with its epoch, too."""
+    case = Case(2, momentum=0.9, total=80, sync="local:4", period=4, workers=2, pauses_s=(0.0, 0.01))
+    trained = train(mesh, tmp_path, case)
+    assert_each_sample_once(case, trained)
+    data = trained.task["Indexed"](case.total)
+    models = [trained.task["model"]() for _ in range(case.members)]
+    optimizers = [trained.task["optimizer"](model, case.momentum, case.adamw) for model in models]
+    for epoch, first in itertools.product(range(case.epochs), range(0, 10, case.period)):
+        for model, optimizer, seen in zip(models, optimizers, trained.seen, strict=True):
+            for indices in seen[epoch][first : first + case.period]:
+                optimizer.zero_grad()
+                trained.task["loss"](model, data.x[indices], data.y[indices], case.autocast).backward()
+                optimizer.step()
+        for places in zip(*(model.parameters() for model in models), strict=True):
+            mean = torch.stack([place.detach() for place in places]).mean(0)
+            for place in places:
+                place.data.copy_(mean)
+    assert_equals(trained, models[0])

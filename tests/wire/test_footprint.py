@@ -9,6 +9,7 @@ from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout, round_bytes
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
+from meshwire.syncmode import Outer
 
 VALUES = 1_000_000
 SGD = ModelSize(
@@ -78,6 +79,16 @@ def test_without_a_bound_there_is_no_view_and_one_raw_slot(coefficient: float) -
     made = dict(footprint(SGD, VALUES, 2 * VALUES, coefficient, staleness=0).parts())
     assert (made["view"], made["own_gradients"]) == (0, 0)
     assert made["raw_slots"] == made["result_slot"]
+
+
+@pytest.mark.parametrize(("local", "outer_values"), [("average", 0), ("nesterov", 1)])
+def test_local_steps_keep_the_base_beside_them(local: Outer, outer_values: int) -> None:
+    """R9: one copy of the parameters, and the outer momentum; nothing is on its way while a learner steps."""
+    plain = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, staleness=0).parts())
+    made = dict(footprint(SGD, VALUES, 2 * VALUES, 1.0, staleness=0, local=local).parts())
+    assert made["view"] == SGD.parameters
+    assert made["optimizer"] == plain["optimizer"] + outer_values * SGD.parameters
+    assert {**made, "view": 0, "optimizer": plain["optimizer"]} == plain
 
 
 def test_a_larger_bound_never_takes_less() -> None:

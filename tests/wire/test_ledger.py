@@ -13,7 +13,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples import rounds_per_epoch
 from meshwire.supply import Batch
-from meshwire.syncmode import SyncSettings
+from meshwire.syncmode import SyncSettings, sync_settings
 from tests.plannedeal import deal
 
 LOCKSTEP = SyncSettings()
@@ -366,5 +366,7 @@ def test_the_first_lot() -> None:
     assert first_batches(space(10**6, 1), 2, CLAIMS) == FIRST_BATCHES + 2
     assert first_batches(space(10**6, 1), 2, LOCKSTEP) == FIRST_BATCHES_LOCKSTEP_MAX
     assert first_batches(space(300, 5), 1, LOCKSTEP) == 60
+    assert first_batches(space(300, 5), 1, sync_settings("local:500")) == 500
+    assert first_batches(space(10**6, 1), 2, sync_settings("local:500")) == 500
     assert first_batches(space(10, 5), 1, LOCKSTEP) == FIRST_BATCHES
     assert first_batches(space(4, 5), 3, LOCKSTEP) == FIRST_BATCHES

@@ -56,11 +56,36 @@ def test_text_is_what_is_typed(bound: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sync", "period", "outer"),
+    [("local:1", 1, "average"), ("local:30", 30, "average"), ("local:500,nesterov", 500, "nesterov")],
+)
+def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
+    """R9: rounds are in lockstep as with BSP; only what is between them differs."""
+    made = sync_settings(sync)
+    assert (made.staleness, made.period, made.outer, made.text()) == (0, period, outer, sync)
+    assert made.lockstep
+    assert sync_settings(sync, straggler="wait", visibility="eager") == made
+    assert sync_settings("bsp").period == 0
+
+
+@pytest.mark.parametrize(
     "sync",
-    ["", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:٣", "ssp: 2", "SSP:2", "asp", f"ssp:{limits.STALENESS_MAX + 1}"],
+    [
+        *("", "ssp", "ssp:", "ssp:-1", "ssp:1.5", "ssp:٣", "ssp: 2", "SSP:2", "asp", f"ssp:{limits.STALENESS_MAX + 1}"),
+        *(
+            "local",
+            "local:",
+            "local:0",
+            "local:-1",
+            "local:2.5",
+            f"local:{limits.PERIOD_MAX + 1}",
+            "local:" + "9" * 999,
+        ),
+        *("local:2,", "local:2,average,nesterov", "ssp:2,nesterov"),
+    ],
 )
 def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
-    with pytest.raises(ValueError, match="use bsp, or ssp:S with a bound S from 0 to 64"):
+    with pytest.raises(ValueError, match="use bsp; ssp:S with a bound S from 0 to 64, such as ssp:2; or local:H"):
         sync_settings(sync)
 
 
@@ -71,6 +96,15 @@ def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
         ({"sync": "ssp:0", "straggler": "carry"}, "--sync ssp:0 has none"),
         ({"sync": "ssp:2", "straggler": "carry", "visibility": "fixed"}, "--visibility fixed needs --straggler wait"),
         ({"sync": "ssp:2", "visibility": "fixed", "shares": "speed"}, "--visibility fixed needs --shares equal"),
+        (
+            {"sync": "local:8", "straggler": "carry"},
+            "--straggler carry needs a bound above 0, and --sync local:8",
+        ),
+        ({"sync": "local:8", "visibility": "fixed"}, "--visibility fixed is for gradients on their way"),
+        (
+            {"sync": "local:8", "own": "1"},
+            "--own 1 is for gradients on their way, and with --sync local:8",
+        ),
         ({"sync": "ssp:2", "straggler": "drop"}, "--straggler drop: use carry or wait"),
         ({"sync": "ssp:2", "visibility": "x"}, "--visibility x: use eager or fixed"),
         ({"sync": "ssp:2", "own": "1/2"}, "--own 1/2: use 0 or 1/m or 1"),

@@ -1,0 +1,352 @@
+"""Steps on own weights between two rounds (R9, O8): local SGD and DiLoCo, against a few lines of torch."""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from meshtrain.errors import NonFiniteGradient, UsageError
+from meshtrain.train.session import Session
+from tests.train.localdaemon import LocalDaemon
+
+TOLERANCE = 1e-6  # relative: base - (base - w) rounds once in fp32, w * d / w a few times
+EPOCHS = 2
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+Batch = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def net(*, norm: bool = False) -> nn.Sequential:
+    torch.manual_seed(0)
+    middle = nn.BatchNorm1d(8) if norm else nn.Tanh()
+    return nn.Sequential(nn.Linear(4, 8), middle, nn.Linear(8, 2))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def batch(seed: int, count: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, 4, generator=generator), torch.randn(count, 2, generator=generator)
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, of: Batch) -> None:
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(of[0]), of[1]).backward()
+    optimizer.step()
+
+
+def distance(a: nn.Module, b: nn.Module) -> float:
+    """Largest relative distance of any tensor."""
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return max(float((p.double() - q.double()).norm() / q.double().norm().clamp_min(1e-12)) for p, q in pairs)
+
+
+def assert_equal(models: list[nn.Sequential]) -> None:
+    for model in models[1:]:
+        for (name, p), q in zip(models[0].state_dict().items(), model.state_dict().values(), strict=True):
+            assert torch.equal(p, q), f"replicas differ in {name}"
+
+
+def local_sgd(make: Make, drawn: list[list[list[Batch]]], period: int) -> nn.Module:
+    """Stich 2019: H steps on each learner, then the mean of their weights, by samples.
+
+    Args:
+        drawn: batches by rank and epoch.
+    """
+    learners = [(model := net(), make(model)) for _ in drawn]
+    for epoch in range(EPOCHS):
+        for first in range(0, len(drawn[0][epoch]), period):
+            for (model, optimizer), batches in zip(learners, drawn, strict=True):
+                for each in batches[epoch][first : first + period]:
+                    step(model, optimizer, each)
+            counts = [sum(len(x) for x, _ in batches[epoch][first : first + period]) for batches in drawn]
+            for places in zip(*(model.parameters() for model, _ in learners), strict=True):
+                mean = sum(p.detach().double() * n for p, n in zip(places, counts, strict=True)) / sum(counts)
+                for p in places:
+                    p.data.copy_(mean)
+    return learners[0][0]
+
+
+def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalDaemon, list[Any], list[Any]]:
+    """A job of EPOCHS epochs: its daemon, its models, and what its ranks drew by epoch."""
+    dataset = TensorDataset(torch.arange(total), *batch(1, total))
+    replicas = [net() for _ in range(members)]
+
+    def script(session: Session, rank: int) -> list[list[Any]]:
+        model, optimizer = replicas[rank], make(replicas[rank])
+        loader = DataLoader(dataset, batch_size=4, shuffle=True)
+        model, optimizer, loader = session.prepare_with_loader(model, optimizer, loader)
+        drawn: list[list[Any]] = []
+        for _ in range(EPOCHS):
+            drawn.append([])
+            for indices, x, y in loader:
+                drawn[-1].append((indices, x, y))
+                step(model, optimizer, (x, y))
+        return drawn
+
+    with LocalDaemon(members, **spec) as daemon:
+        drawn = daemon.run(script)
+        assert daemon.hashes
+        assert all(len(ranks) == members for ranks in daemon.hashes.values())
+    assert_equal(replicas)
+    return daemon, replicas, drawn
+
+
+@pytest.mark.parametrize("make", [sgd, momentum, adamw])
+@pytest.mark.parametrize(("members", "total", "period"), [(1, 20, 2), (2, 40, 1), (2, 41, 3), (3, 50, 4), (2, 24, 50)])
+def test_weights_are_those_of_local_sgd(make: Make, members: int, total: int, period: int) -> None:
+    """ALGORITHMS 2: w <- mean of w by samples after H steps; an epoch's end ends a period. X1, X6: every sample
+    of every local step is in exactly one round, and O9: replicas are bit-equal."""
+    daemon, models, drawn = epochs_of(make, members, total, sync=f"local:{period}")
+    batches = [[[(x, y) for _, x, y in epoch] for epoch in rank] for rank in drawn]
+    assert distance(models[0], local_sgd(make, batches, period)) <= TOLERANCE
+    for epoch in range(EPOCHS):
+        seen = sorted(int(i) for rank in drawn for indices, _, _ in rank[epoch] for i in indices)
+        assert seen == list(range(total))
+    rounds = daemon.rounds.rounds.values()
+    assert len(rounds) == EPOCHS * -(-len(batches[0][0]) // period)
+    assert sum(bind.weight for each in rounds for bind in each.binds.values()) == EPOCHS * total
+    blocks = [block for each in rounds for bind in each.binds.values() for block in bind.samples]
+    assert len(set(blocks)) == len(blocks)
+    assert sum(block.end - block.first for block in blocks) == EPOCHS * total
+
+
+@pytest.mark.parametrize("make", [sgd, momentum])
+def test_a_period_of_one_step_is_bsp(make: Make) -> None:
+    """ALGORITHMS 2: by linearity, with momentum too; to fp32 rounding, for differences of weights round otherwise than
+    gradients do."""
+    _, periods, _ = epochs_of(make, 2, 40, sync="local:1")
+    _, steps, _ = epochs_of(make, 2, 40, sync="bsp")
+    assert distance(periods[0], steps[0]) <= TOLERANCE
+
+
+def test_one_step_and_the_outer_step_are_nesterov_sgd() -> None:
+    """ALGORITHMS 5, DiLoCo: H=1, inner SGD(eta), outer (a, mu, Nesterov) is Nesterov SGD of rate a * eta."""
+
+    def nesterov(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.7 * 0.05, momentum=0.9, nesterov=True)
+
+    _, periods, _ = epochs_of(sgd, 2, 40, sync="local:1,nesterov")
+    _, steps, _ = epochs_of(nesterov, 2, 40, sync="bsp")
+    assert distance(periods[0], steps[0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize(("make", "norm"), [(adamw, False), (momentum, True)])
+@pytest.mark.parametrize("period", [1, 3, 8])
+def test_equal_data_on_all_learners_is_one_learner(make: Make, norm: bool, period: int) -> None:
+    """ALGORITHMS 2: for any H, and any optimizer, for all of their states stay equal. (Not BatchNorm under AdamW: the
+    gradient of the bias before it is rounding alone, whose sign AdamW follows.)"""
+    replicas = [net(norm=norm) for _ in range(2)]
+
+    def script(session: Session, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], make(replicas[rank]))
+        for number in range(16):
+            step(model, optimizer, batch(number))
+
+    with LocalDaemon(2, sync=f"local:{period}") as daemon:
+        daemon.run(script)
+        assert daemon.round == -(-16 // period)
+    assert_equal(replicas)
+    alone = net(norm=norm)
+    optimizer = make(alone)
+    for number in range(16):
+        step(alone, optimizer, batch(number))
+    assert distance(replicas[0], alone) <= 10 * TOLERANCE  # of 16 rounds
+
+
+def test_steps_count_rounds_and_a_barrier_ends_a_period() -> None:
+    """X6: `mt.steps` ends after so many rounds. Behind a barrier all replicas hold the base."""
+    replicas = [net() for _ in range(2)]
+
+    def script(session: Session, rank: int) -> list[int]:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        numbers = []
+        for number in session.steps(3):
+            numbers.append(number)
+            step(model, optimizer, batch(100 * rank + number))
+        step(model, optimizer, batch(rank))
+        session.barrier()
+        held = copy.deepcopy(model)
+        step(model, optimizer, batch(rank))
+        behind.append(held)
+        return numbers
+
+    behind: list[nn.Sequential] = []
+    with LocalDaemon(2, sync="local:4") as daemon:
+        assert daemon.run(script) == [list(range(1, 13))] * 2
+        assert daemon.round == 5
+    assert_equal(behind)
+    assert_equal(replicas)
+
+
+def test_the_base_is_shown_in_the_middle_of_a_period() -> None:
+    """O7: `mt.base` holds the base, buffers too; then the own weights are back, bit for bit."""
+    replicas = [net(norm=True) for _ in range(2)]
+    bases: list[nn.Sequential] = []
+
+    def script(session: Session, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(6):  # of periods of 4
+            step(model, optimizer, batch(100 * rank + number))
+        own = copy.deepcopy(model)
+        with session.base():
+            bases.append(copy.deepcopy(model))
+            with pytest.raises(UsageError, match=r"inside `with mt\.base"):
+                optimizer.step()
+        assert_equal([own, model])
+        assert distance(own, bases[-1]) > 1e-3
+
+    with LocalDaemon(2, sync="local:4") as daemon:
+        daemon.run(script)
+    assert_equal(bases)
+
+
+@pytest.mark.parametrize("on_nan", ["skip", "stop"])
+def test_a_void_round_gives_the_local_steps_up(on_nan: str) -> None:
+    """V1: all begin again from the base; what has become NaN is not in the state of the optimizer either."""
+    replicas = [net(norm=True) for _ in range(2)]
+    bases: list[dict[str, Tensor]] = []
+
+    def script(session: Session, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], adamw(replicas[rank]))
+        for number in range(8):
+            x, y = batch(10 * rank + number)
+            step(model, optimizer, (x, y * float("nan") if (rank, number) == (1, 3) else y))
+            if number == 1 or number == 3:
+                bases.append({name: value.clone() for name, value in model.state_dict().items()})
+
+    with LocalDaemon(2, sync="local:2", on_nan=on_nan) as daemon:
+        if on_nan == "stop":
+            with pytest.raises(NonFiniteGradient, match=r"change by local steps holds NaN"):
+                daemon.run(script)
+            return
+        daemon.run(script)
+        verdicts = [each.done is not None and each.done.void for each in daemon.rounds.rounds.values()]
+        assert verdicts == [False, True, False, False]
+    assert all(torch.equal(value, base[name]) for base in bases[1:] for name, value in bases[0].items())
+    assert_equal(replicas)
+    assert all(torch.isfinite(value).all() for value in replicas[0].state_dict().values())
+
+
+def test_a_lost_period_is_given_up() -> None:
+    """R5: its samples are dealt again, so nothing of it may stay in the weights."""
+    replicas = [net() for _ in range(2)]
+
+    def script(session: Session, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        for number in range(6 if rank == 0 else 8):
+            step(model, optimizer, batch(10 * rank + number))
+
+    with LocalDaemon(2, sync="local:2") as daemon:
+        daemon.lose(1, 2, retry=True)
+        daemon.run(script)
+        assert daemon.round == 3
+    expected = [(model := net(), sgd(model)) for _ in range(2)]
+    for numbers in ((0, 1, 10, 11), (2, 3, 14, 15), (4, 5, 16, 17)):
+        for (model, optimizer), own in zip(expected, (numbers[:2], numbers[2:]), strict=True):
+            for number in own:
+                step(model, optimizer, batch(number))
+        for p, q in zip(expected[0][0].parameters(), expected[1][0].parameters(), strict=True):
+            p.data.copy_((p.data + q.data) / 2)
+            q.data.copy_(p.data)
+    assert_equal(replicas)
+    assert distance(replicas[0], expected[0][0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("sync", ["local:3", "local:3,nesterov"])
+def test_a_state_holds_what_belongs_to_the_base(sync: str, tmp_path: Path) -> None:
+    """J1: learners that begin from it go on as the others do, the outer momentum with them. (Plain SGD: there is no
+    state of their own.)"""
+
+    def run(daemon: LocalDaemon, first: int) -> list[nn.Sequential]:
+        replicas = [net(norm=True) for _ in range(2)]
+
+        def script(session: Session, rank: int) -> None:
+            model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+            if rank == 0 and not first:
+                daemon.save(0, 2, tmp_path)
+            for number in range(first, 12):
+                step(model, optimizer, batch(100 * rank + number))
+
+        daemon.run(script)
+        return replicas
+
+    with LocalDaemon(2, sync=sync) as daemon:
+        whole = run(daemon, 0)
+        saved = [body for _, body in daemon.saved]
+    assert [(body.round, body.error) for body in saved] == [(2, None)]
+    with LocalDaemon(2, sync=sync) as daemon:
+        daemon.begin_from(tmp_path, 2, saved[0].units)
+        assert_equal([*whole, *run(daemon, 6)])
+
+
+def test_a_step_that_a_scaler_skips_is_one_of_its_period() -> None:
+    """O6: every learner's periods take equally many batches; gradients and their scale are its own."""
+    replicas = [net() for _ in range(2)]
+
+    def script(session: Session, rank: int) -> float:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]), scaler)
+        for number in range(4):
+            x, y = batch(10 * rank + number)
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            scaler.scale(loss * (float("inf") if (rank, number) == (1, 2) else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return float(scaler.get_scale())
+
+    with LocalDaemon(2, sync="local:4") as daemon:
+        assert daemon.run(script) == [2.0**10, 2.0**9]
+        assert daemon.round == 1
+        assert not any(each.poisons for each in daemon.rounds.rounds.values())
+    assert_equal(replicas)
+
+
+def test_what_a_script_does_to_its_gradients_is_its_own() -> None:
+    """O4, O6: clipping and accumulation are torch's, and nothing waits in a backward pass."""
+    replicas = [net() for _ in range(2)]
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer, clip: Any, sync: Any) -> None:
+        for number in range(4):
+            optimizer.zero_grad()
+            for micro in range(2):
+                x, y = batch(2 * number + micro)
+                with sync():
+                    nn.functional.mse_loss(model(x), y).backward()
+            assert float(clip(model.parameters(), 0.1)) > 0.1
+            optimizer.step()
+
+    def script(session: Session, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+        train(model, optimizer, session.clip_grad_norm_, session.no_sync)
+
+    with LocalDaemon(2, sync="local:2") as daemon:
+        daemon.run(script)
+        assert daemon.round == 2
+    alone = net()
+    train(alone, sgd(alone), nn.utils.clip_grad_norm_, contextlib.nullcontext)
+    assert distance(replicas[0], alone) <= TOLERANCE
