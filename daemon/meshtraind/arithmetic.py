@@ -8,9 +8,10 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Feedback
+from meshtraind.memberpart import MemberPart, mean_into, member_parts, payloads_of
 from meshtraind.ownpart import OwnPart, RingPart
 from meshtraind.purse import Purse
-from meshtraind.resultslot import ResultSlot
+from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment, each_payload
 from meshwire.budget import Budget
@@ -48,8 +49,25 @@ class Arithmetic(ABC):
         to be finite (V1). Raises CodecError when the payload that has arrived was broken.
         """
 
-    def _run(self, bucket: int, work: Work) -> Sequence[Segment]:
-        return self._segments[bucket][work.first_segment : work.first_segment + work.segment_count]
+    def final(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> Final:
+        """Where the bytes lie of a run that is final."""
+        void = work.poison or not work.contributors
+        payloads = () if void else self._payloads(bucket, work, area, own)
+        return Final(bucket, work.first_segment, work.segment_count, payloads, work.contributors, work.weight)
+
+    def _payloads(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> tuple[memoryview, ...]:
+        offset = self._segments[bucket][work.first_segment].offset
+        return (area[offset : offset + work.length_bytes],)
+
+    def decode(self, final: Final, slot: ResultSlot) -> None:
+        """Puts the values of a run that is final, and not void, into the slot. Raises CodecError when its bytes, of a
+        round that was served, are broken."""
+        (payload,) = final.payloads
+        for segment, each in each_payload(self._run(final.bucket, final), payload):
+            segment.codec.decode_into(each, slot.place(segment))
+
+    def _run(self, bucket: int, run: Work | Final) -> Sequence[Segment]:
+        return self._segments[bucket][run.first_segment : run.first_segment + run.segment_count]
 
     def _squared_norm(self, values: Values) -> float:
         """In float64: fp32 would lose digits over so many, and overflow."""
@@ -129,27 +147,11 @@ class ShardedArithmetic(Arithmetic):
             return work
         segments = self._run(bucket, work)
         if work.finish:
-            parts = [
-                _Part(rank, segments, self._part(place, bucket, work, area, own))
-                for rank, place in zip(_ranks(work.contributors), work.parts, strict=True)
-            ]
+            parts = member_parts(work.contributors, segments, payloads_of(bucket, work, area, own))
             return self._finish(number, bucket, work, area, segments, parts, slot)
         if work.deliver and slot is not None:
-            offset = segments[0].offset
-            run = area[offset : offset + work.length_bytes]
-            for segment, payload in each_payload(segments, run):
-                segment.codec.decode_into(payload, slot.place(segment))
+            self.decode(self.final(bucket, work, area, own), slot)
         return work
-
-    def _part(
-        self, place: tuple[int, int] | None, bucket: int, work: Work, area: memoryview, own: OwnPart | None
-    ) -> memoryview:
-        if place is not None:
-            return area[place[0] : place[0] + place[1]]
-        assert own is not None
-        payload = own.encoded(bucket, work.first_segment, work.segment_count)
-        assert payload is not None
-        return payload
 
     def _finish(
         self,
@@ -158,7 +160,7 @@ class ShardedArithmetic(Arithmetic):
         work: Work,
         area: memoryview,
         segments: Sequence[Segment],
-        parts: Sequence["_Part"],
+        parts: Sequence[MemberPart],
         slot: ResultSlot | None,
     ) -> Work:
         start, last = segments[0].start, segments[-1]
@@ -171,11 +173,7 @@ class ShardedArithmetic(Arithmetic):
         at = first = segments[0].offset
         for index, segment in enumerate(segments):
             total = self._sum[: segment.count]
-            parts[0].decode_into(index, total)
-            for part in parts[1:]:
-                part.add_to(index, total)
-            with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                np.divide(total, np.float32(work.weight), out=total)
+            mean_into(parts, index, work.weight, total)
             place = area[at : at + segment.length]
             terms = Terms(number, segment_seed(self._seed, number, segment.start), purse.open(segment))
             try:
@@ -197,37 +195,3 @@ class ShardedArithmetic(Arithmetic):
             purse.paid(segment, length)
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)
-
-
-class _Part:
-    """One member's part of a run. All raise CodecError when it is broken, which names the member."""
-
-    def __init__(self, rank: int, segments: Sequence[Segment], run: memoryview) -> None:
-        self._rank = rank
-        try:
-            self._payloads = list(each_payload(segments, run))
-        except CodecError as error:
-            raise self._broken(error) from None
-
-    def decode_into(self, index: int, out: Values) -> None:
-        """The values of the segment at `index` of the run."""
-        segment, payload = self._payloads[index]
-        try:
-            segment.codec.decode_into(payload, out)
-        except CodecError as error:
-            raise self._broken(error) from None
-
-    def add_to(self, index: int, total: Values) -> None:
-        """Adds those values to `total`."""
-        segment, payload = self._payloads[index]
-        try:
-            segment.codec.sum_into(payload, total, total)
-        except CodecError as error:
-            raise self._broken(error) from None
-
-    def _broken(self, error: CodecError) -> CodecError:
-        return CodecError(f"the part of rank {self._rank}: {error}")
-
-
-def _ranks(bitmap: int) -> list[int]:
-    return [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]

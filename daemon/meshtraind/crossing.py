@@ -101,7 +101,7 @@ class Crossing:
     def place_for(self, served: ServedRound) -> memoryview:
         """Where the bytes of a round that this member lacks are to be put. Raises RequestError for a wrong size."""
         try:
-            return self._executor.place_for(served.round, served.size_bytes)
+            return self._executor.place_for(served.round, served.size_bytes, completion(served).contributors)
         except CodecError as error:
             raise RequestError(str(error)) from error
 
@@ -109,7 +109,8 @@ class Crossing:
         """A round that others hold; its bytes lie in its place, unless it is void. Raises RequestError."""
         done = completion(served)
         try:
-            self._executor.take_served(served.round, None if served.void else served.poisoned)
+            poisoned = None if served.void else served.poisoned
+            self._executor.take_served(served.round, poisoned, done.contributors, done.weight)
         except CodecError as error:
             raise RequestError(str(error)) from error
         self._history.add_served(done, served.chain)

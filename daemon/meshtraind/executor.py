@@ -19,6 +19,7 @@ from meshtraind.arithmetic import Arithmetic, RingArithmetic, ShardedArithmetic
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshtraind.feedback import Feedback
+from meshtraind.gatherarithmetic import GatherArithmetic
 from meshtraind.outbox import Frame, Outbox
 from meshtraind.ownpart import Compensation
 from meshtraind.resultslot import Final, ResultSlot
@@ -104,7 +105,7 @@ class Executor:
                 self._budget,
             ),
         )
-        self._slot = ResultSlot(result, self._forms, on_result, on_broken)
+        self._slot = ResultSlot(result, self._forms, self._decode, on_result, on_broken)
         owner_seed = member_seed(seed, rank, owner=True, shared=shared)
         self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in self._forms}
         self.on_chunk_sent: Callable[[Header], None] | None = None
@@ -117,16 +118,18 @@ class Executor:
 
     def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
         plan = form.layout.plan
-        if form.layout.reduction is Reduction.LINEAR:
-            return RingArithmetic(form.segments, plan.segment_values, plan.parameter_buckets)
-        return ShardedArithmetic(
-            form.segments, plan.segment_values, plan.parameter_buckets, owner_seed, self._feedback, self._budget
-        )
+        runs = form.segments, plan.segment_values, plan.parameter_buckets
+        match form.layout.reduction:
+            case Reduction.LINEAR:
+                return RingArithmetic(*runs)
+            case Reduction.GATHER:
+                return GatherArithmetic(*runs)
+            case _:
+                return ShardedArithmetic(*runs, owner_seed, self._feedback, self._budget)
 
-    @property
-    def round_bytes(self) -> int:
-        """Memory that a round takes here until it is forgotten."""
-        return round_bytes(self._forms.bytes_max, self._staleness, self._codec.reduction)
+    def round_bytes(self, members: int) -> int:
+        """Memory that a round takes here until it is forgotten, in a job of so many members."""
+        return round_bytes(self._forms.bytes_max, self._staleness, self._codec.reduction, members)
 
     # Generations
 
@@ -138,7 +141,7 @@ class Executor:
         complete = self._complete()
         self._memory.fence(complete)
         if self._slot.round > complete:
-            self._slot.restart(None, ())
+            self._slot.restart(())
 
     def enter(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], cut: int) -> None:
         """Takes what the members of a generation send from now on; nothing is sent before `resume`.
@@ -186,28 +189,30 @@ class Executor:
             raise KeyError(number)
         return self._memory.encoded(number)
 
-    def place_for(self, number: int, size_bytes: int) -> memoryview:
+    def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
         """In a fence: where the bytes of a round belong that others hold completely; `take_served` follows.
 
         Raises CodecError when they cannot be so many.
         """
         assert self._fenced
         assert number > self._complete()
-        return self._memory.place_for(number, size_bytes)
+        return self._memory.place_for(number, size_bytes, contributors)
 
-    def take_served(self, number: int, poisoned: bytes | None) -> None:
+    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
         """The bytes lie in `place_for(number)`, and now the round is as if it had been exchanged here.
 
         The round machine is told by the caller; only `on_result` follows, when the slot is the round's.
 
         Args:
             poisoned: as in EncodedRound; None for a void round, whose bytes nobody needs.
+            contributors: bitmap by rank.
+            weight: theirs, summed in the order of ranks.
 
         Raises CodecError when the bytes are not such a round's.
         """
-        round_ = self._memory.served(number, poisoned)
+        round_ = self._memory.served(number, poisoned, contributors, weight)
         if self._slot.round == number:
-            self._slot.restart(round_.area, round_.finals)
+            self._slot.restart(round_.finals)
 
     # What this member adds
 
@@ -280,10 +285,7 @@ class Executor:
         """Gives the result slot to a later round than before, or again to the same: what has arrived of it is decoded
         in slices, the rest at arrival. `on_result` follows, never from within this call."""
         round_ = self._memory.rounds.get(number)
-        if round_ is None:
-            self._slot.open(number, None, ())
-        else:
-            self._slot.open(number, round_.area, round_.finals)
+        self._slot.open(number, () if round_ is None else round_.finals)
 
     def forget(self, number: int) -> None:
         """Frees a round that every member holds (G5) and this learner needs no more."""
@@ -330,14 +332,15 @@ class Executor:
         own = self._memory.own.get(round_.number)
         return self._arithmetic[round_.form].compute(round_.number, bucket, work, round_.area, own, slot)
 
+    def _decode(self, final: Final, slot: ResultSlot) -> None:
+        self._arithmetic[self._forms.of(slot.round)].decode(final, slot)
+
     def _report(self, round_: Round, bucket: int, work: Work) -> None:
         """Final segments are in the area, and in the result slot if that is the round's."""
         if not work.deliver:
             return
-        void = work.poison or not work.contributors
-        offset, _ = round_.form.layout.span(bucket, work.first_segment, work.segment_count)
-        length = 0 if void else work.length_bytes
-        round_.finals.append(Final(bucket, work.first_segment, work.segment_count, void, offset, length))
+        own = self._memory.own.get(round_.number)
+        round_.finals.append(self._arithmetic[round_.form].final(bucket, work, round_.area, own))
         lies_in_slot = self._slot.round == round_.number and self._slot.took(work.segment_count)
         exchange = round_.exchanges[bucket]
         if exchange.delivered(work):

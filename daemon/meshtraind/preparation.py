@@ -86,7 +86,8 @@ class Preparation:
         except ValueError as error:
             raise RequestError(str(error)) from None
         encoded_bytes = RoundLayouts(plan, codec).bytes_max
-        retained = retained_bytes(encoded_bytes, staleness, codec.reduction)
+        members_max = spec.peers_max or len(self._job.members)
+        retained = retained_bytes(encoded_bytes, staleness, codec.reduction, members_max)
         retained += residual_bytes(codec, plan.total_values, staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.segments import Forms, Segment, each_payload
+from meshtraind.segments import Forms, Segment
 from meshtraind.slices import Slices
 
 
@@ -15,9 +15,14 @@ class Final(NamedTuple):
     bucket: int
     first_segment: int
     segment_count: int
-    void: bool  # no values: poison (V1), or nobody's
-    offset: int  # of its bytes in the area
-    length_bytes: int
+    payloads: tuple[memoryview, ...]  # its bytes; of a gather, each contributor's, in the order of ranks
+    contributors: int
+    weight: float
+
+    @property
+    def void(self) -> bool:
+        """No values: poison (V1), or nobody's."""
+        return not self.payloads
 
 
 class ResultSlot:
@@ -28,6 +33,7 @@ class ResultSlot:
 
     Args:
         values: the slot, as long as the plan's vector.
+        decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
         on_result: called with the round when all of it lies here; never from within `open`.
         on_broken: called with what is wrong with a payload that was received.
     """
@@ -36,32 +42,32 @@ class ResultSlot:
         self,
         values: Values,
         forms: Forms,
+        decode: Callable[[Final, "ResultSlot"], None],
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._values: Values | None = values
         self._forms = forms
+        self._decode = decode
         self._on_result = on_result
         self._on_broken = on_broken
         self._left = 0  # segments
-        self._area: memoryview | None = None
         self._arrived: deque[Final] = deque()  # before the slot was opened, not decoded yet
-        self._slices = Slices(self._decode_one)
+        self._slices = Slices(self._next)
         self.round = 0  # 0: nobody's
 
-    def open(self, number: int, area: memoryview | None, arrived: Sequence[Final]) -> None:
-        """From now on the slot is this round's. What of it has `arrived` lies in `area`.
+    def open(self, number: int, arrived: Sequence[Final]) -> None:
+        """From now on the slot is this round's. This has arrived of it.
 
         The same round again: for a learner that has been started anew.
         """
         assert number >= self.round, f"round {number} after round {self.round}"
         self.round = number
-        self.restart(area, arrived)
+        self.restart(arrived)
 
-    def restart(self, area: memoryview | None, arrived: Sequence[Final]) -> None:
-        """What lies here of the open round is void (G6): this has arrived of it, in `area`."""
+    def restart(self, arrived: Sequence[Final]) -> None:
+        """What lies here of the open round is void (G6): this has arrived of it."""
         self._left = sum(map(len, self._forms.of(self.round).segments))
-        self._area = area
         self._arrived = deque(arrived)
         if arrived:
             self._slices.run_later()
@@ -80,26 +86,20 @@ class ResultSlot:
         """The round's area is somebody else's from now on."""
         if number == self.round:
             self._arrived.clear()
-            self._area = None
 
     def close(self) -> None:
         """Lets go of the slot: a view of the shared memory would keep all of it mapped."""
         self._slices.stop()
         self._arrived.clear()
-        self._area = self._values = None
+        self._values = None
 
-    def _decode_one(self) -> bool:
+    def _next(self) -> bool:
         if not self._arrived:
             return False
         final = self._arrived.popleft()
         if not final.void:
-            assert self._area is not None
-            end = final.first_segment + final.segment_count
             try:
-                segments = self._forms.of(self.round).segments[final.bucket][final.first_segment : end]
-                run = self._area[final.offset : final.offset + final.length_bytes]
-                for segment, payload in each_payload(segments, run):
-                    segment.codec.decode_into(payload, self.place(segment))
+                self._decode(final, self)
             except CodecError as error:
                 self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
                 return True  # its segments never come to lie here

@@ -24,7 +24,8 @@ class EncodedRound:
     """A complete round's bytes.
 
     Attributes:
-        area: the encoded vector; of segments that vary in length, those that have a result, back to back.
+        area: the encoded vector; of segments that vary in length, those that have a result, back to back; of a gather,
+            run by run, what each contributor has sent of it, in the order of ranks.
         poisoned: bitmap over the buckets, lowest bit of the first byte first: these have no result, for they are
             poison (V1) or nobody's.
     """
@@ -39,7 +40,7 @@ class Round:
 
     number: int
     form: Form
-    area: memoryview  # the encoded vector first
+    area: memoryview  # the encoded vector first, but for a gather
     exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
     finals: list[Final] = field(default_factory=list)  # what of it is final in the area
     packed: memoryview | None = None  # its bytes as they are served, once somebody has asked for them
@@ -73,7 +74,7 @@ class RoundMemory:
         self.own: dict[int, OwnPart] = {}
 
     def resize(self, area_bytes: Mapping[Form, int]) -> None:
-        """From now on rounds take areas of these sizes, which begin with the encoded vector."""
+        """From now on rounds take areas of these sizes."""
         for form, size_bytes in area_bytes.items():
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)
@@ -118,35 +119,42 @@ class RoundMemory:
         return EncodedRound(round_.packed, bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
 
     def _packed(self, round_: Round) -> memoryview:
-        if round_.form.layout.fixed:
-            return round_.area[: round_.form.layout.total_bytes].toreadonly()
-        finals = sorted(final for final in round_.finals if not final.void)  # by bucket and first segment
-        return memoryview(b"".join(round_.area[final.offset : final.offset + final.length_bytes] for final in finals))
+        layout = round_.form.layout
+        if layout.served_in_place:
+            return round_.area[: layout.total_bytes].toreadonly()
+        finals = sorted(round_.finals, key=lambda final: (final.bucket, final.first_segment))
+        return memoryview(b"".join(payload for final in finals for payload in final.payloads))
 
-    def place_for(self, number: int, size_bytes: int) -> memoryview:
-        """Where a round's bytes belong that others hold completely. Raises CodecError when they cannot be so many."""
+    def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
+        """Where a round's bytes belong that others hold completely. Raises CodecError when they cannot be so many.
+
+        Args:
+            contributors: bitmap by rank.
+        """
         form = self._forms.of(number)
-        most = form.layout.total_bytes
-        if size_bytes > most or (form.layout.fixed and size_bytes != most):
+        layout = form.layout
+        most = layout.total_bytes * (contributors.bit_count() if layout.gathered else 1)
+        if size_bytes > most or (layout.served_in_place and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
-        if not form.layout.fixed:
+        if not layout.served_in_place:
             self.rounds[number] = Round(number, form, np.empty(size_bytes, np.uint8).data, ())
         elif number not in self.rounds:
             self.add(number, ())
         return self.rounds[number].area[:size_bytes]
 
-    def served(self, number: int, poisoned: bytes | None) -> Round:
+    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> Round:
         """All of a round without exchanges has come from a member that holds it.
 
         Args:
             poisoned: as in EncodedRound; None for a void round, which has no bytes.
+            contributors, weight: of the round; the former as a bitmap by rank.
 
         Raises CodecError when the bytes are not such a round's.
         """
         form = self._forms.of(number)
         layout = form.layout
         if poisoned is None:
-            self.place_for(number, layout.total_bytes if layout.fixed else 0)
+            self.place_for(number, layout.total_bytes if layout.served_in_place else 0, contributors)
         round_ = self.rounds[number]
         assert not round_.exchanges
         bitmap = int.from_bytes(poisoned, "little") if poisoned is not None else (1 << len(form.segments)) - 1
@@ -155,12 +163,15 @@ class RoundMemory:
         for bucket, segments in enumerate(form.segments):
             void = bool(bitmap >> bucket & 1)
             for first, count in layout.chunks(bucket, Shard(0, len(segments))):
-                offset, length = layout.span(bucket, first, count)
-                if not layout.fixed:
-                    offset, length = at, 0 if void else self._length(segments[first : first + count], round_.area[at:])
-                    at += length
-                round_.finals.append(Final(bucket, first, count, void, offset, length))
-        if not layout.fixed and at != len(round_.area):
+                payloads: list[memoryview] = []
+                for _ in range(0 if void else contributors.bit_count() if layout.gathered else 1):
+                    offset, length = layout.span(bucket, first, count)
+                    if not layout.served_in_place:
+                        offset, length = at, self._length(segments[first : first + count], round_.area[at:])
+                        at += length
+                    payloads.append(round_.area[offset : offset + length])
+                round_.finals.append(Final(bucket, first, count, tuple(payloads), contributors, weight))
+        if not layout.served_in_place and at != len(round_.area):
             raise CodecError(f"round {number} has {len(round_.area)} bytes, and its segments take {at}")
         return round_
 

@@ -93,6 +93,7 @@ class Rounds:
             on_broken=lambda text: fail(f"a payload was received that cannot be decoded: {text}"),
             complete=lambda: self._machine.complete,
         )
+        round_bytes = self._executor.round_bytes(spec.peers_max or len(generation.members))
         self._machine = round_machine(
             RoundSettings(
                 ranks=generation.ranks,
@@ -103,7 +104,7 @@ class Rounds:
                 staleness=staleness,
                 straggler=spec.sync.straggler,
                 visibility=spec.sync.visibility,
-                unapplied_max=unapplied_max(self._executor.round_bytes, staleness),
+                unapplied_max=unapplied_max(round_bytes, staleness),
                 rtt_s=rtt_s,
             ),
             trace,

@@ -11,15 +11,15 @@ from meshwire.codecspec import Family, Reduction, Value
 from meshwire.footprint import residual_bytes
 from meshwire.rates import Ramp
 
-TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded"}
+TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded", Reduction.GATHER: "gather"}
 
 
 @reported
 def codecs(as_json: Json = False) -> None:
     """Show the codecs that --codec takes.
 
-    Bits are those of one value in a full segment, the most where they follow the values, and state is what error
-    feedback keeps on each device under bsp.
+    Bits are those of one value in a full segment, the most where they follow the values. State is what error feedback
+    keeps on each device under bsp. Of several exchanges the first is taken if none is typed, as in topk:0.01,gather.
     """
     documents = [_document(family) for family in FAMILIES.values()]
     if as_json:
@@ -29,7 +29,7 @@ def codecs(as_json: Json = False) -> None:
         (
             str(each["name"]),
             f"{'' if each['fixed'] else '<= '}{each['bits_per_value']:.4g}",
-            str(each["topology"]),
+            ", ".join(each["topologies"]),
             f"{each['state_bytes_per_value']:g} B" if each["state_bytes_per_value"] else "-",
             str(each["example"]),
             str(each["about"]),
@@ -47,8 +47,8 @@ def _document(family: Family) -> dict[str, Any]:
         "name": family.name,
         "about": family.about,
         "source": family.source,
-        "topology": TOPOLOGIES[family.reduction],
-        "reduction": family.reduction.value,
+        "topologies": [TOPOLOGIES[reduction] for reduction in family.reductions],
+        "reductions": [reduction.value for reduction in family.reductions],
         "fixed": family.fixed,
         "bits_per_value": 8 * spec.segment_bytes_max(count) / count,
         "error_feedback": spec.error_feedback,

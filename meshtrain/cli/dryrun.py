@@ -47,6 +47,7 @@ class Memory:
 
     Args:
         available: bytes by member; None where that is not known.
+        members_max: as many may join in all; None: nobody joins.
     """
 
     measurement: Measurement
@@ -54,6 +55,7 @@ class Memory:
     sync: SyncSettings
     members: tuple[Member, ...]
     available: tuple[int | None, ...]
+    members_max: int | None = None
 
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """One member's, with these settings or other ones."""
@@ -62,7 +64,16 @@ class Memory:
         encoded_bytes = RoundLayouts(self._plan, spec).bytes_max
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
-        return footprint(size, self._plan.total_values, encoded_bytes, coefficient, bound, spec, self.sync.local)
+        return footprint(
+            size,
+            self._plan.total_values,
+            encoded_bytes,
+            coefficient,
+            bound,
+            spec,
+            self.sync.local,
+            members=self.members_max or len(self.members),
+        )
 
     @cached_property
     def _plan(self) -> Plan:

@@ -234,7 +234,7 @@ def submit(
             try:
                 measurement = measure(root, relative, args or (), dict(environment), data, stages)
                 available = memory_of_members(client, submitted.members)
-                memory = Memory(measurement, codec, settings, submitted.members, available)
+                memory = Memory(measurement, codec, settings, submitted.members, available, count_max)
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")
     if dry_run:

@@ -2,7 +2,8 @@
 
 It bounds every encoded vector of every round: the sum of all segments of one member's own part, float buffers
 included, and the sum of all segments of the round's mean. So in the sharded exchange a member sends at most
-2 (m-1)/m times the budget in a round, besides the headers of frames, and each link of it 2/m.
+2 (m-1)/m times the budget in a round, besides the headers of frames, and each link of it 2/m; in a gather m-1 times the
+budget, and each link all of it.
 
 A share follows from the segment alone, never from what is in it: so any set of segments keeps within the sum of their
 shares, in whatever order and on however many owners they are encoded. What one leaves of its share is the next one's.

@@ -82,6 +82,13 @@ class Choice:
 Parameter = Number | Choice | Rate | ByteSize
 
 
+_EXCHANGES = {"sharded": Reduction.TWO_SIDED, "gather": Reduction.GATHER}
+EXCHANGE = Choice(
+    "exchange", tuple(_EXCHANGES), "sharded", "by way of each shard's owner, or from everybody to everybody"
+)
+"""The parameter of families that allow both: it decides their reduction."""
+
+
 @dataclass(frozen=True, slots=True)
 class CodecSpec:
     """A codec with its parameters. `str()` gives the shortest text that is parsed to the same.
@@ -103,7 +110,9 @@ class CodecSpec:
 
     @property
     def reduction(self) -> Reduction:
-        """What a collective may do with what it encodes."""
+        """What a collective does with what it encodes."""
+        if EXCHANGE in self.family.parameters:
+            return _EXCHANGES[self.choice(EXCHANGE.name)]
         return self.family.reduction
 
     @property
@@ -184,6 +193,7 @@ class Family:
     """A codec with all that may be chosen about it: NAME[:VALUE,...][+WORD].
 
     Attributes:
+        reduction: by default (`EXCHANGE`).
         segment_bytes_max: upper limit of an encoded segment of so many values, header included.
         fixed: it is the exact size of every segment of so many values.
         parameters: a bare text as typed is the first one's that takes it bare, before all others a Choice's; the one
@@ -202,6 +212,11 @@ class Family:
     fixed: bool = True
     error_feedback: Callable[[CodecSpec], bool] = never
     example: str = ""
+
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """All that may be chosen, the default first."""
+        return tuple(_EXCHANGES.values()) if EXCHANGE in self.parameters else (self.reduction,)
 
     def spec(self, typed: str, after_plus: str | None) -> CodecSpec:
         """The codec with the parameters as typed. Raises ValueError, which names what is legal."""

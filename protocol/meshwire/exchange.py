@@ -1,8 +1,8 @@
 """One bucket's way through a topology program on one rank: where chunks land, and what becomes possible when they have.
 
 Pure bookkeeping over segments; the executor owns the bytes. Each rank keeps one *area* for a round: the encoded vector,
-and behind it what else has to land. This is what all exchanges have in common; `ringexchange.py` and
-`shardedexchange.py` are the ways there are.
+and behind it what else has to land; of a gather, the others' parts alone. This is what all exchanges have in common;
+`ringexchange.py`, `shardedexchange.py` and `gatherexchange.py` are the ways there are.
 """
 
 import math
@@ -31,11 +31,12 @@ Place = tuple[int, int]  # (offset, length) in bytes of an area
 class Work:
     """What to do with a run of segments.
 
-    In this order: add what there is (`add_own`, `incoming`, `parts`), divide by `weight` and encode once (`finish`),
-    decode into the result (`deliver`), send as each of `send_steps`. A poisoned run skips the arithmetic.
+    In this order: add what there is (`add_own`, `incoming`, `parts`), divide by `weight` and, but for a gather, encode
+    once (`finish`), decode into the result (`deliver`), send as each of `send_steps`. A poisoned run skips the
+    arithmetic.
 
     A final run (`deliver`) is sent as it is, in one frame: its squared norm (O4) is of just these segments. Whoever
-    finishes it computes that once, in float64, over the decoded values; all others pass it on.
+    finishes it computes that once, in float64, over the decoded values; all others pass it on. In a gather all finish.
 
     Attributes:
         at_once: it is computed now; otherwise when the link can take it.

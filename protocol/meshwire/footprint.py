@@ -101,6 +101,7 @@ def footprint(
     staleness: int,
     codec: CodecSpec = FP32,
     local: Outer | None = None,
+    members: int = 1,
 ) -> Footprint:
     """The memory of one member.
 
@@ -111,7 +112,7 @@ def footprint(
             them, and so do the gradients of the s+1 steps that can be uncovered at once: at a boundary d - a <= s (R1),
             and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
-        codec: what a daemon keeps depends on it; a learner's memory does not.
+        codec, members: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
         local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
             momentum is one value for each of a parameter's.
     """
@@ -128,25 +129,32 @@ def footprint(
         buffers=2 * size.buffers,
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,
-        retained=retained_bytes(encoded_bytes, staleness, codec.reduction),
+        retained=retained_bytes(encoded_bytes, staleness, codec.reduction, members),
         residuals=residual_bytes(codec, values, staleness),
     )
 
 
 def residual_bytes(codec: CodecSpec, values: int, staleness: int) -> int:
     """What error feedback keeps: a worker's residual as it is and as it was before each of the rounds that can be on
-    their way, and an owner's for the shards that it has, which are the whole vector where a member is alone."""
-    return 2 * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
+    their way, and an owner's for the shards that it has, which are the whole vector where a member is alone. In a
+    gather nobody owns any."""
+    residuals = 1 if codec.reduction is Reduction.GATHER else 2
+    return residuals * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
 
 
-def retained_bytes(encoded_bytes: int, staleness: int, reduction: Reduction) -> int:
+def retained_bytes(encoded_bytes: int, staleness: int, reduction: Reduction, members: int = 1) -> int:
     """What a daemon keeps encoded while every learner computes.
 
     A learner takes part in the rounds up to s+1 after those that it has applied (R1), and one that is complete here may
     not be so everywhere (G5). A learner that is late has fewer rounds of its own and, in exchange, as many of the
     others'. For one that does not compute at all its daemon keeps more, up to a limit of its own.
+
+    Args:
+        members: of the job, at most; a gather keeps what each has sent.
     """
-    return (staleness + 1) * round_bytes(encoded_bytes, staleness, reduction) + encoded_bytes
+    of_one = round_bytes(encoded_bytes, staleness, reduction, members)
+    complete_bytes = of_one if reduction is Reduction.GATHER else encoded_bytes
+    return (staleness + 1) * of_one + complete_bytes
 
 
 def unapplied_max(retained_round_bytes: int, staleness: int) -> int:

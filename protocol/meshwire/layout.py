@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshwire import limits
-from meshwire.codec import CodecSpec, buffer_codec
+from meshwire.codec import CodecSpec, Reduction, buffer_codec
 from meshwire.plan import Bucket, Plan
 from meshwire.topology import Shard
 
@@ -22,6 +22,8 @@ class EncodedLayout:
     Attributes:
         codecs: by bucket; the one of float buffers may have another than the job's (O5).
         fixed: each segment takes exactly the place that it has.
+        gathered: a round is kept as all its contributors' vectors, and not as the mean's.
+        served_in_place: a round's bytes are an encoded vector as it lies here, and not back to back.
     """
 
     def __init__(self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None) -> None:
@@ -32,6 +34,8 @@ class EncodedLayout:
             for bucket in plan.buckets
         )
         self.fixed = all(each.fixed for each in self.codecs)
+        self.gathered = codec.reduction is Reduction.GATHER
+        self.served_in_place = self.fixed and not self.gathered
         self._places: list[_Places] = []
         offset = 0
         for bucket, each in zip(plan.buckets, self.codecs, strict=True):

@@ -60,7 +60,7 @@ class MemoryLayout:
         return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)
 
 
-def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduction.LINEAR) -> int:
+def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduction.LINEAR, members: int = 1) -> int:
     """Memory of a daemon's own that one round takes, from its first chunk until every member holds it and the learner
     has applied it.
 
@@ -69,8 +69,12 @@ def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduc
         staleness: with s > 0 a round has two of them, what is passed on and this member's own part, because raw slots
             are free once they are encoded (M1). With s=0 the own part stays in the raw slot.
         reduction: of the codec. In the sharded exchange the own part is encoded at any s, and beside the vector lie the
-            others' parts of the shards that this member owns, which are about one vector too.
+            others' parts of the shards that this member owns, which are about one vector too. Of a gather there are
+            all members' parts, and no vector.
+        members: of the job, at most.
     """
+    if reduction is Reduction.GATHER:
+        return members * encoded_bytes
     if reduction is not Reduction.LINEAR:
         return 3 * encoded_bytes
     return (2 if staleness else 1) * encoded_bytes

@@ -71,8 +71,8 @@ class RoundComplete:
 
     @property
     def weight(self) -> float:
-        """What the sum is divided by (W3), in samples."""
-        return sum(bind.weight for bind in self.binds.values())
+        """What the sum is divided by (W3), in samples: added in the order of ranks."""
+        return sum(bind.weight for _, bind in sorted(self.binds.items()))
 
     @property
     def overflow(self) -> bool:

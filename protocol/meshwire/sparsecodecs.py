@@ -2,12 +2,15 @@
 
 A segment of those that choose by size is a header, the indices in the form that takes fewest bytes, and the values; see
 `meshtraind.codecs.sparse`. When all values of the segment take no more than that, it sends them all.
+
+They can be gathered, so that no mean is encoded anew. Not randomk: all members send the same places, so a mean has no
+more values than one message.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-from meshwire.codecspec import BUDGET, DECAY, Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.codecspec import BUDGET, DECAY, EXCHANGE, Choice, CodecSpec, Family, Number, Reduction, always
 from meshwire.quantcodecs import STEP_BYTES, blocks, nibble_bytes
 from meshwire.rates import Ramp, Rate
 
@@ -133,7 +136,7 @@ _TOPK = Family(
     "topk",
     Reduction.TWO_SIDED,
     _sparse_bytes_max,
-    parameters=(_RATE, BUDGET, DECAY, _VALUES),
+    parameters=(_RATE, BUDGET, DECAY, EXCHANGE, _VALUES),
     fixed=False,
     error_feedback=always,
     example="topk:0.01+fp16",
@@ -167,6 +170,7 @@ SPARSE_FAMILIES = (
             Number("rms", 0.0, 1000.0, 3.0, "what reaches so many root mean squares of its segment is sent"),
             BUDGET,
             DECAY,
+            EXCHANGE,
             _VALUES,
         ),
         fixed=False,
@@ -184,6 +188,7 @@ SPARSE_FAMILIES = (
             Choice("fit", ("exponential", "gamma", "pareto"), "exponential", "the distribution fitted to magnitudes"),
             BUDGET,
             DECAY,
+            EXCHANGE,
             _VALUES,
         ),
         fixed=False,

@@ -16,6 +16,7 @@ class Op(Enum):
 
     REDUCE = "reduce"  # it is added to the own part
     COPY = "copy"  # it is final, replaces the own part and travels on as the same bytes
+    KEEP = "keep"  # it is kept beside the own part; once all are there, they are added in the order of ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def sharded_program(ranks: tuple[int, ...], rank: int) -> Program:
     position = _position(ranks, rank)
     members = len(ranks)
     steps: list[Step] = []
-    for op in Op:
+    for op in (Op.REDUCE, Op.COPY):
         for turn in range(1, members):
             onward, back = (position + turn) % members, (position - turn) % members
             reducing = op is Op.REDUCE
@@ -130,6 +131,29 @@ def sharded_program(ranks: tuple[int, ...], rank: int) -> Program:
                 )
             )
     return Program(ranks, rank, members, tuple(steps), frozenset({position}))
+
+
+def gather_program(ranks: tuple[int, ...], rank: int) -> Program:
+    """Gather: everybody sends everybody its own part, and adds all of them in the order of ranks.
+
+    There is one shard, the whole bucket, and every rank finishes it. At step j position p sends its part to position
+    p + 1 + j and receives that of p - 1 - j (all mod m): so at each step every rank sends once and receives once, and
+    no link is used twice. A value is encoded once on its way; a rank sends m - 1 parts, which is m/2 times what a ring
+    does. A world of one has no steps. Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
+    """
+    position = _position(ranks, rank)
+    members = len(ranks)
+    steps = tuple(
+        Step(
+            send_shard=0,
+            send_to=ranks[(position + turn) % members],
+            recv_shard=0,
+            recv_from=ranks[(position - turn) % members],
+            op=Op.KEEP,
+        )
+        for turn in range(1, members)
+    )
+    return Program(ranks, rank, 1, steps, frozenset({0}))
 
 
 def _position(ranks: tuple[int, ...], rank: int) -> int:
@@ -181,10 +205,11 @@ def simulate(
     segment_count = sum(shard.segment_count for shard in shards)
     areas = [list(part) if part is not None else [0.0] * segment_count for part in parts]
     sums = [[weight] * len(shards) for weight in weights]  # the weight that each rank's state of a shard holds
-    reduces = [[step.recv_shard for step in program.steps if step.op is Op.REDUCE] for program in programs]
+    lacking = [[step.recv_shard for step in program.steps if step.op is not Op.COPY] for program in programs]
+    kept: dict[tuple[int, int], dict[int, tuple[list[float], float]]] = {}  # by position and shard: parts by rank
     for position, program in enumerate(programs):
         for shard in program.owned:
-            if shard not in reduces[position]:
+            if shard not in lacking[position]:
                 _finish(areas[position], shards[shard], sums[position][shard])
     for index in range(max((len(program.steps) for program in programs), default=0)):
         steps = [program.steps[index] if index < len(program.steps) else None for program in programs]
@@ -205,13 +230,26 @@ def simulate(
                     "in vain"
                 )
             values, weight = sent[step.recv_from, program.rank, step.recv_shard]
-            run, area = shards[step.recv_shard], areas[position]
+            run, area, weight_here = shards[step.recv_shard], areas[position], sums[position][step.recv_shard]
+            if step.op is not Op.COPY:
+                lacking[position].remove(step.recv_shard)
+            complete = step.recv_shard not in lacking[position]
             if step.op is Op.REDUCE:
                 values = [own + other for own, other in zip(_cut(area, run), values, strict=True)]
-                sums[position][step.recv_shard] += weight
-                reduces[position].remove(step.recv_shard)
+                sums[position][step.recv_shard] = weight_here + weight
+            elif step.op is Op.KEEP:
+                parts_here = kept.setdefault(
+                    (position, step.recv_shard), {program.rank: (_cut(area, run), weight_here)}
+                )
+                assert step.recv_from is not None
+                parts_here[step.recv_from] = values, weight
+                if not complete:
+                    continue
+                in_order = [parts_here[rank] for rank in program.ranks]
+                values = [sum(column) for column in zip(*(part for part, _ in in_order), strict=True)]
+                sums[position][step.recv_shard] = sum(each for _, each in in_order)
             area[run.first_segment : run.first_segment + run.segment_count] = values
-            if program.finishes(step.recv_shard) and step.recv_shard not in reduces[position]:
+            if program.finishes(step.recv_shard) and complete:
                 _finish(area, run, sums[position][step.recv_shard])
     return areas
 

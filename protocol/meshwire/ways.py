@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from meshwire.codecspec import Reduction
 from meshwire.exchange import Exchange
+from meshwire.gatherexchange import GatherExchange
 from meshwire.layout import EncodedLayout
+from meshwire.partsexchange import PartsLayout
 from meshwire.ringexchange import RingExchange
-from meshwire.shardedexchange import PartsLayout, ShardedExchange
-from meshwire.topology import Program, Shard, bucket_shards, ring_program, sharded_program
+from meshwire.shardedexchange import ShardedExchange
+from meshwire.topology import Program, Shard, bucket_shards, gather_program, ring_program, sharded_program
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Way:
 
     Attributes:
         shards: by bucket.
-        area_bytes: memory of a round: the encoded vector first.
+        area_bytes: memory of a round: the encoded vector first, but for a gather.
         exchange: of a bucket, for a new round.
     """
 
@@ -48,12 +50,22 @@ def way_of(layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
             )
         case Reduction.TWO_SIDED:
             program = sharded_program(ranks, rank)
-            parts = PartsLayout(layout, program, shards)
+            parts = PartsLayout(layout, program, shards, layout.total_bytes)
             return Way(
                 program,
                 shards,
                 parts.area_bytes,
                 lambda bucket: ShardedExchange(bucket, program, shards[bucket], layout, parts),
+            )
+        case Reduction.GATHER:
+            program = gather_program(ranks, rank)
+            whole = tuple((Shard(0, bucket.segment_count),) for bucket in layout.plan.buckets)
+            parts = PartsLayout(layout, program, whole, 0)
+            return Way(
+                program,
+                whole,
+                parts.area_bytes,
+                lambda bucket: GatherExchange(bucket, program, whole[bucket], layout, parts),
             )
         case _:
             raise ValueError(f"no exchange is built for {layout.reduction.value} codecs")

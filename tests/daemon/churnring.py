@@ -162,8 +162,12 @@ class ChurnRing(Ring):
         """The next round that it lacks."""
         member, number = self.members[rank], self.members[rank].complete + 1
         held = self.members[source].executor.encoded(number)
-        member.executor.place_for(number, len(held.area))[:] = held.area
-        member.executor.take_served(number, held.poisoned)
+        made = self.rounds[number]
+        contributing = [rank for rank in self.completed_in[number] if made[rank].values is not None]
+        contributors = sum(1 << rank for rank in contributing)
+        member.executor.place_for(number, len(held.area), contributors)[:] = held.area
+        weight = sum(made[rank].weight for rank in contributing)
+        member.executor.take_served(number, held.poisoned, contributors, weight)
         member.complete += 1
         self._settle(member)
 

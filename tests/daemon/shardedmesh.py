@@ -1,6 +1,7 @@
-"""Executors of a two-sided codec, each joined to all others, while members are lost and come.
+"""Executors of a codec that is not linear, each joined to all others, while members are lost and come.
 
 As in `churnring`; what is exchanged cannot be computed here in another way, so what must be true of it is said instead.
+But for a gather: its means follow from the parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
-from meshwire.codec import parse_codec
+from meshwire.codec import Reduction, parse_codec
 from meshwire.header import Header
 from meshwire.roundlayouts import RoundLayouts
 from tests.daemon.churnring import ChurnRing
-from tests.daemon.executorring import PLAN, Member, Offer
+from tests.daemon.executorring import PLAN, Member, Offer, Values
 
 Wide = NDArray[np.float64]
 
@@ -31,6 +32,7 @@ class ShardedMesh(ChurnRing):
         self, members: int, codec: str, staleness: int, seed: int, rounds: Mapping[int, Sequence[Offer]]
     ) -> None:
         super().__init__(members, codec, staleness, seed, rounds)
+        self.gathers = parse_codec(codec).reduction is Reduction.GATHER
         self.layouts = RoundLayouts(PLAN, parse_codec(codec))
         self.coders = {spec: codec_named(str(spec)) for layout in self.layouts.all for spec in layout.codecs}
         self.parts: dict[tuple[int, int, int, int], bytes] = {}
@@ -46,7 +48,7 @@ class ShardedMesh(ChurnRing):
 
     def newcomer(self, rank: int, cut: int) -> None:
         super().newcomer(rank, cut)
-        self.parts = {key: part for key, part in self.parts.items() if key[0] != rank}
+        self.parts = {key: part for key, part in self.parts.items() if key[0] != rank or key[1] <= cut}
 
     def _same_as_before(self, sender: int, header: Header, payload: memoryview) -> None:
         """C1: a round that runs again is sent the bytes of before, whoever receives which of them now."""
@@ -74,10 +76,30 @@ class ShardedMesh(ChurnRing):
                         assert (done.contributors, done.poisoned) == (bitmap, bucket.index in poisoned)
                         assert told.setdefault(bucket.index, done) == done
             if contributors and not poisoned:
-                assert len({member.means[number].tobytes() for member in self.current() if number in member.means}) == 1
+                means = {member.means[number].tobytes() for member in self.current() if number in member.means}
+                assert len(means) == 1
+                if self.gathers and self._arrived_whole(number, contributors):
+                    assert means == {self.gathered(number, contributors).tobytes()}
         for rank in self.ranks:
             member = self.members[rank]
             assert sorted(member.means) == list(range(self.entered_at[rank] + 1, max(self.rounds) + 1))
+
+    def _arrived_whole(self, number: int, ranks: Sequence[int]) -> bool:
+        """All that these have sent was received by somebody; of who was killed in the middle it need not be."""
+        segments = [(bucket.index, segment) for bucket in PLAN.buckets for segment in range(bucket.segment_count)]
+        return all((rank, number, *segment) in self.parts for rank in ranks for segment in segments)
+
+    def gathered(self, number: int, contributors: Sequence[int]) -> Values:
+        """W3: the mean of what these have sent, added in the order of ranks, divided once."""
+        mean = np.zeros(PLAN.total_values, np.float32)
+        for bucket in PLAN.buckets:
+            coder = self.coders[self.layouts.of(number).codecs[bucket.index]]
+            for segment, (start, count) in enumerate(map(bucket.segment_bounds, range(bucket.segment_count))):
+                values = np.empty(count, np.float32)
+                for rank in contributors:
+                    coder.decode_into(memoryview(self.parts[rank, number, bucket.index, segment]), values)
+                    mean[start : start + count] += values
+        return mean / np.float32(sum(self.rounds[number][rank].weight for rank in contributors))
 
     def current(self) -> list[Member]:
         """The members."""

@@ -716,7 +716,11 @@ def test_every_codec_is_listed_with_how_it_is_typed() -> None:
     assert [each["name"] for each in listed] == list(FAMILIES)
     by_name = {each["name"]: each for each in listed}
     assert by_name["fp16"]["bits_per_value"] == pytest.approx(16, abs=0.01)
-    assert (by_name["fp16"]["topology"], by_name["int8"]["topology"]) == ("ring", "sharded")
+    assert [by_name[name]["topologies"] for name in ("fp16", "int8", "topk")] == [
+        ["ring"],
+        ["sharded"],
+        ["sharded", "gather"],
+    ]
     assert all(parse_codec(each["example"]).name == each["name"] for each in listed)
     table = run("codecs").stdout
     assert all(re.search(rf"^{name} ", table, re.MULTILINE) for name in FAMILIES)

@@ -14,8 +14,18 @@ from tests.daemon.churnring import offers_of
 from tests.daemon.executorring import NORM_BUCKETS, PLAN
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
 
-CODECS = ("int8", "int4:sr", "onebit", "onebit:warmup=3", "topk:0.05", "threshold:rms=2", "terngrad")
-WITH_FEEDBACK = ("int8", "onebit", "topk:0.05", "topk:0.05,decay=0.75")
+CODECS = (
+    "int8",
+    "int4:sr",
+    "onebit",
+    "onebit:warmup=3",
+    "topk:0.05",
+    "threshold:rms=2",
+    "terngrad",
+    "topk:0.05,gather",
+    "threshold:rms=2,gather",
+)
+WITH_FEEDBACK = ("int8", "onebit", "topk:0.05", "topk:0.05,decay=0.75", "topk:0.05,gather")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -121,7 +131,7 @@ async def test_a_part_that_cannot_be_decoded_is_told_with_its_sender() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["int8", "topk:0.05"])
+@pytest.mark.parametrize("codec", ["int8", "topk:0.05", "topk:0.05,gather"])
 async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> None:
     """C2: m=1 encodes as an owner does, so the base is made of bytes that others can be given."""
     mesh = ShardedMesh(1, codec, 1, 1, constant_offers(1, 1, 4, 1, poison=0))
@@ -143,7 +153,7 @@ async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> N
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "threshold:rms=2"])
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "threshold:rms=2", "topk:0.05,gather"])
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("opened", [True, False])
 async def test_a_member_that_lags_takes_a_served_round(opened: bool, staleness: int, codec: str) -> None:
@@ -175,9 +185,9 @@ async def test_broken_bytes_of_a_served_round_are_refused() -> None:
     for rank in (0, 1):
         mesh.fence(rank)
     for wrong in (bytes(held.area[:-1]), bytes(held.area) + b"\x00", b""):
-        lagging.place_for(1, len(wrong))[:] = wrong
+        lagging.place_for(1, len(wrong), 0b11)[:] = wrong
         with pytest.raises(CodecError):
-            lagging.take_served(1, held.poisoned)
+            lagging.take_served(1, held.poisoned, 0b11, 3.0)
     with pytest.raises(CodecError, match="bytes at the source"):
-        lagging.place_for(1, 1 << 30)
+        lagging.place_for(1, 1 << 30, 0b11)
     mesh.close()

@@ -104,3 +104,29 @@ def test_every_family_is_described_and_fits_into_a_frame(name: str) -> None:
     assert all(parameter.about for parameter in family.parameters)
     for count in (1, 1000, limits.SEGMENT_VALUES_MAX):
         assert 1 <= spec.segment_bytes_max(count) <= limits.FRAME_PAYLOAD_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    ("typed", "reduction"),
+    [
+        ("topk", Reduction.TWO_SIDED),
+        ("topk:0.05,gather", Reduction.GATHER),
+        ("threshold:rms=2,gather+fp32", Reduction.GATHER),
+        ("sidco:0.001,gamma,gather", Reduction.GATHER),
+        ("sidco:exchange=sharded", Reduction.TWO_SIDED),
+    ],
+)
+def test_the_way_may_be_chosen_where_both_make_sense(typed: str, reduction: Reduction) -> None:
+    """C2: it follows from what is typed, and is one of those that the family has."""
+    spec = parse_codec(typed)
+    assert spec.reduction is reduction
+    assert reduction in spec.family.reductions
+    assert parse_codec(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "typed", ["fp16:gather", "int8:gather", "randomk:0.1,gather", "topk:ring", "topk:exchange=ring"]
+)
+def test_a_way_that_a_codec_does_not_have_is_refused(typed: str) -> None:
+    with pytest.raises(ValueError, match=r"It takes|one of sharded, gather"):
+        parse_codec(typed)

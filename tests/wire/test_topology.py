@@ -11,6 +11,7 @@ from meshwire.topology import (
     Shard,
     Step,
     bucket_shards,
+    gather_program,
     owner_of,
     ring_program,
     sharded_program,
@@ -23,7 +24,15 @@ RANKS = st.sets(st.integers(0, 63), min_size=1, max_size=9).map(lambda ranks: tu
 
 
 Topology = Callable[[tuple[int, ...], int], Program]
-TOPOLOGIES: list[Topology] = [ring_program, sharded_program]
+SHARDED: list[Topology] = [ring_program, sharded_program]
+TOPOLOGIES: list[Topology] = [*SHARDED, gather_program]
+
+
+def shards_of(topology: Topology, segment_count: int, members: int, bucket: int) -> tuple[Shard, ...]:
+    """Of a gather there is one."""
+    if topology is gather_program:
+        return (Shard(0, segment_count),)
+    return bucket_shards(segment_count, members, bucket)
 
 
 def ring(ranks: tuple[int, ...]) -> list[Program]:
@@ -102,6 +111,24 @@ def test_the_steps_of_the_sharded_exchange(ranks: tuple[int, ...]) -> None:
             assert (other.recv_from, other.recv_shard) == (rank, step.send_shard)
 
 
+@pytest.mark.parametrize("ranks", RINGS)
+def test_the_steps_of_the_gather(ranks: tuple[int, ...]) -> None:
+    """C2: each part goes from its member straight to each other one, once; at each step all send and all receive, and
+    no two to the same: so all links carry the same."""
+    programs = programs_of(gather_program, ranks)
+    for program in programs:
+        assert program.owned == {0}, "everybody finishes everything"
+        assert program.sends() == [0] * (len(ranks) - 1)
+        assert all(step.op is Op.KEEP for step in program.steps)
+        for peers in ([step.send_to for step in program.steps], [step.recv_from for step in program.steps]):
+            assert len(peers) == len(set(peers))
+            assert set(peers) == {*ranks} - {program.rank}
+    for index in range(len(ranks) - 1):
+        steps = {program.rank: program.steps[index] for program in programs}
+        assert {step.send_to for step in steps.values()} == {*ranks}
+        assert all(steps[step.send_to or 0].recv_from == rank for rank, step in steps.items())
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("rank", [0, 1, 63])
 def test_a_world_of_one_owns_everything_and_sends_nothing(rank: int, topology: Topology) -> None:
@@ -153,7 +180,7 @@ def test_every_rank_ends_with_the_same_mean(
     For any ranks and number of segments, also none and fewer than members; a rank that nulls only forwards.
     """
     members = len(ranks)
-    weights = data.draw(st.lists(st.integers(0, 100), min_size=members, max_size=members))
+    weights: list[int] = data.draw(st.lists(st.integers(0, 100), min_size=members, max_size=members))
     values = st.floats(-1e6, 1e6, width=32)
     gradients = data.draw(
         st.lists(st.lists(values, min_size=segment_count, max_size=segment_count), min_size=members, max_size=members)
@@ -162,17 +189,19 @@ def test_every_rank_ends_with_the_same_mean(
         [weight * value for value in gradient] if weight else None
         for weight, gradient in zip(weights, gradients, strict=True)
     ]
-    shards = bucket_shards(segment_count, members, bucket)
+    shards = shards_of(topology, segment_count, members, bucket)
     results = simulate(programs_of(topology, ranks), shards, parts, weights)
     for segment in range(segment_count):
         contributed = [part[segment] for part in parts if part is not None]
         expected = math.fsum(contributed) / sum(weights) if contributed else 0.0
         tolerance = 1e-15 * members * sum(map(abs, contributed))
         assert math.isclose(results[0][segment], expected, rel_tol=0, abs_tol=tolerance)
+        if topology is gather_program and contributed:
+            assert results[0][segment] == sum(contributed) / sum(weights), "to the bit, in the order of ranks"
     assert all(result == results[0] for result in results)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("topology", SHARDED)
 @pytest.mark.parametrize("members", MEMBERS)
 @pytest.mark.parametrize("segment_count", [0, 1, 5, 64, 65])
 def test_a_rank_sends_no_more_than_a_ring_does(members: int, segment_count: int, topology: Topology) -> None:

@@ -20,24 +20,31 @@ MANIFEST = ModelManifest(
 PLAN = plan_buckets(MANIFEST, 1 << 18)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+CODECS = [*FAMILIES, "topk:gather"]
+
+
+@pytest.mark.parametrize("name", CODECS)
 @pytest.mark.parametrize("ranks", [(3,), (0, 1), (0, 2, 3, 9, 63)])
-def test_each_segment_is_finished_by_one_rank(name: str, ranks: tuple[int, ...]) -> None:
-    """W3: by exactly one, whichever way; on a ring the area is the vector, else it holds the others' parts too."""
+def test_each_segment_is_finished_by_one_rank_or_by_all(name: str, ranks: tuple[int, ...]) -> None:
+    """W3, C2: by exactly one, or of a gather by each; on a ring the area is the vector, of a sharded exchange it holds
+    the others' parts too, of a gather nothing else."""
     layout = EncodedLayout(PLAN, parse_codec(name))
     ways = [way_of(layout, ranks, rank) for rank in ranks]
     for bucket in PLAN.buckets:
         finished = sorted(segment for way in ways for segment in way.owned(bucket.index))
-        assert finished == list(range(bucket.segment_count))
+        times = len(ranks) if layout.reduction is Reduction.GATHER else 1
+        assert finished == sorted([*range(bucket.segment_count)] * times)
         assert all(not way.exchange(bucket.index).complete for way in ways)
     extra = [way.area_bytes - layout.total_bytes for way in ways]
     if layout.reduction is Reduction.LINEAR:
         assert not any(extra)
+    elif layout.reduction is Reduction.GATHER:
+        assert {way.area_bytes for way in ways} == {(len(ranks) - 1) * layout.total_bytes}
     else:
         assert sum(extra) == (len(ranks) - 1) * layout.total_bytes
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", CODECS)
 def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
     """O5: error feedback would send again what the next difference from the base holds anyway."""
     codec = parse_codec(name)
