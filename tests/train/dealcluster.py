@@ -58,6 +58,7 @@ class Learner:
     steps: list[int] = field(default_factory=list)  # samples of each
     lost: int = 0
     idled: int = 0
+    taken: int = 0  # local steps of this period
 
     # What its script does
 
@@ -78,6 +79,19 @@ class Learner:
         self.base = self.cluster.completed
         self.computing, self.overdue = True, False
         self.cluster.pass_on(self)
+
+    def local_step(self) -> None:
+        """R9: each H-th ends a period."""
+        self.taken += 1
+        if self.taken == self.cluster.sync.period:
+            self.end_period()
+
+    def end_period(self) -> bool:
+        """Local steps so far become a round."""
+        taken, self.taken = self.taken, 0
+        if taken:
+            self.step()
+        return bool(taken)
 
     def barrier(self) -> None:
         """Waits for all others that have not finished."""
@@ -176,7 +190,7 @@ class Cluster:
         drawn = DrawnSamples()
         drawn.start_counting(deal.bind)
         learner = Learner(self, rank, deal, drawn, self._speeds[rank], decided=self.completed, base=self.completed)
-        waits = Waits(learner.wait, learner.end_epoch, lambda: False)
+        waits = Waits(learner.wait, learner.end_epoch, learner.end_period)
         learner.loader = DealtLoader(self._loader, deal, learner.on_batch, torch.device("cpu"), waits)
         return learner
 

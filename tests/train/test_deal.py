@@ -128,6 +128,31 @@ def test_exactly_once_whoever_is_lost_and_comes_back(seed: int) -> None:
     check_epochs(cluster, epochs, count)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_exactly_once_in_periods_of_local_steps(seed: int) -> None:
+    """R9, X1 to X4: any H and accumulation, equal shares or claims, losses. An epoch's end ends a period, so
+    nobody waits for a round that waits for him; and so does the end of what is held, which may be less than H steps."""
+    draw = random.Random(seed)
+    members, count = draw.randint(1, 4), draw.randint(4, 600)
+    period, accumulate = draw.choice([1, 2, 5, 30, 200]), draw.choice([1, 1, 3])
+    sync = SyncSettings(period=period, shares=draw.choice(["equal", "speed"]))
+    loader = DataLoader(Numbers(count), batch_size=draw.randint(1, 5), shuffle=True)
+    cluster = Cluster(loader, members, sync, seed, churn=draw.choice([0.0, 0.02]))
+    epochs = 3
+
+    def script(learner: Learner) -> None:
+        for _ in range(epochs):
+            for number, _ in enumerate(learner.read(), 1):
+                if number % accumulate == 0:
+                    learner.local_step()
+        learner.end_period()
+        assert learner.deal.epoch == epochs
+
+    cluster.run(script)
+    # What is still being accumulated at the end of the last epoch is in no round.
+    check_epochs(cluster, epochs if accumulate == 1 else epochs - 1, count)
+
+
 def test_learners_are_lost_in_these_runs() -> None:
     """The cluster does what the test above is about."""
     cluster = Cluster(DataLoader(Numbers(2000), batch_size=2), 3, LOCKSTEP, 1, churn=0.05)
