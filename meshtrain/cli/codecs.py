@@ -37,7 +37,7 @@ def codecs(as_json: Json = False) -> None:
         for each in documents
     ]
     print_table(("NAME", "BITS/VALUE", "EXCHANGE", "STATE/VALUE", "AS TYPED", "WHAT TRAVELS"), rows, "WHAT TRAVELS")
-    say("Ranges and sources: meshtrain codecs --json")
+    say("Ranges and sources: meshtrain codecs --json. Which one when: protocol/CODECS.md")
 
 
 def _document(family: Family) -> dict[str, Any]:

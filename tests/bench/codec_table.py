@@ -84,7 +84,7 @@ def say(line: str) -> None:
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.codec_table", description=__doc__)
-    parser.add_argument("--codecs", nargs="+", default=WAYS, metavar="[SYNC/]CODEC", help="as typed (default: all)")
+    parser.add_argument("--codecs", nargs="+", default=WAYS, metavar="CODEC[@SYNC]", help="as typed (default: all)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt", "cnn"])
     parser.add_argument("--members", nargs="+", type=int, default=[2, 4], metavar="M", help="default 2 4")
     parser.add_argument("--seeds", type=int, default=3, help="default %(default)s")

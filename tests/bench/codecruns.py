@@ -26,7 +26,7 @@ class Run:
     """Which job it is.
 
     Attributes:
-        way: [SYNC/]CODEC as typed; bsp without a SYNC.
+        way: CODEC[@SYNC] as typed; bsp without a SYNC.
         steps: optimizer steps of each learner.
         mbit: what each member can send, and receive; None: loopback without a limit.
     """
@@ -41,12 +41,12 @@ class Run:
     @property
     def sync(self) -> str:
         """As typed behind --sync."""
-        return self.way.rpartition("/")[0] or "bsp"
+        return self.way.partition("@")[2] or "bsp"
 
     @property
     def codec(self) -> str:
         """As typed behind --codec."""
-        return self.way.rpartition("/")[2]
+        return self.way.partition("@")[0]
 
     def __str__(self) -> str:
         network = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"

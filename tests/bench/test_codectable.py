@@ -11,7 +11,13 @@ from tests.bench.codecreport import tables
 from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent
 
 OPTIONS = argparse.Namespace(
-    codecs=["int8", "local:8/topk:0.1"], models=["cnn"], members=[2, 4], seeds=2, steps=None, times=False, mbit=50.0
+    codecs=["int8", "topk:0.3..0.1/50@local:8"],
+    models=["cnn"],
+    members=[2, 4],
+    seeds=2,
+    steps=None,
+    times=False,
+    mbit=50.0,
 )
 JOB = "0123456789ab"
 
@@ -22,8 +28,8 @@ def outcome(loss: float, sent: float = 1e6) -> Outcome:
 
 def test_every_way_has_fp32_beside_it_and_the_first_seed_comes_first() -> None:
     runs = plan(OPTIONS)
-    assert [run.way for run in runs[:3]] == ["fp32", "int8", "local:8/topk:0.1"]
-    assert [(run.sync, run.codec) for run in runs[1:3]] == [("bsp", "int8"), ("local:8", "topk:0.1")]
+    assert [run.way for run in runs[:3]] == ["fp32", "int8", "topk:0.3..0.1/50@local:8"]
+    assert [(run.sync, run.codec) for run in runs[1:3]] == [("bsp", "int8"), ("local:8", "topk:0.3..0.1/50")]
     assert [(run.members, run.seed) for run in runs[::3]] == [(2, 0), (2, 1), (4, 0), (4, 1)]
     assert len(runs) == len(set(runs)) == 12
 
