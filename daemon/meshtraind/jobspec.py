@@ -13,11 +13,11 @@ from meshtraind.connection import RequestError
 from meshtraind.node import Node
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
-from meshwire.codec import parse_codec
 from meshwire.files import FileManifest, check_manifest, human_bytes
 from meshwire.jobs import new_job_id
 from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import Submit, SubmitProgress
+from meshwire.modecodec import codec_of
 from meshwire.plan import BUCKET_BYTES
 from meshwire.syncmode import SyncSettings, sync_settings
 from meshwire.wiretypes import Wire
@@ -31,7 +31,7 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         sync = sync_settings(
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
         )
-        parse_codec(body.codec)
+        codec_of(sync, body.codec)
     except ValueError as error:
         raise RequestError(str(error)) from error
     return sync
@@ -59,7 +59,7 @@ def make_spec(
         files=files,
         data=data,
         sync=sync,
-        codec=str(parse_codec(body.codec)),
+        codec=str(codec_of(sync, body.codec)),
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if seed is None else seed,
         bucket_bytes=body.bucket_bytes or BUCKET_BYTES,

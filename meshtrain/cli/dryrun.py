@@ -95,7 +95,7 @@ class Memory:
     def remedies(self) -> list[str]:
         """Options with which it would fit, with the largest bound first."""
         smallest_bytes = min(size for size in self.available if size is not None)
-        smaller = self.needed(CODEC_SMALL).total_bytes < self.needed().total_bytes
+        smaller = not self.sync.signs and self.needed(CODEC_SMALL).total_bytes < self.needed().total_bytes
         found = []
         most = -1  # the largest bound so far: another codec is worth it if it allows more
         for codec in (self.codec, CODEC_SMALL) if smaller else (self.codec,):

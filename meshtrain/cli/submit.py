@@ -24,9 +24,10 @@ from meshtrain.cli.terminal import plain, print_json, printable_lines, say
 from meshtrain.client import Client
 from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
-from meshwire.codec import parse_codec
+from meshwire.codec import CodecSpec
 from meshwire.files import FileManifest, human_bytes
 from meshwire.messages.local import Resubmit, Submit, SubmitProgress, Submitted
+from meshwire.modecodec import codec_of
 from meshwire.syncmode import SyncSettings, sync_settings
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
@@ -84,18 +85,19 @@ def submit(
             "--sync",
             metavar="MODE",
             help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
-            "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean.",
+            "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. demo: plain SGD on "
+            "the signs of momentum, of which next to nothing travels.",
         ),
     ] = "bsp",
     codec: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--codec",
             metavar="NAME[:PARAMETERS]",
-            help="Encoding of gradients: fp32 is exact, fp16 half of it, int8 a quarter, topk:0.01 sends one value in "
-            "a hundred; `meshtrain codecs` shows all.",
+            help="Encoding of gradients: fp32, the default, is exact, fp16 half of it, int8 a quarter, topk:0.01 sends "
+            "one value in a hundred; `meshtrain codecs` shows all.",
         ),
-    ] = "fp32",
+    ] = None,
     on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Else a random one.")
@@ -181,7 +183,7 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
-    settings = _settings(sync, straggler, visibility, own, shares, codec, checkpoint_every)
+    settings, chosen_codec = _settings(sync, straggler, visibility, own, shares, checkpoint_every, codec)
     root = Path.cwd()
     relative = _relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
@@ -234,7 +236,7 @@ def submit(
             try:
                 measurement = measure(root, relative, args or (), dict(environment), data, stages)
                 available = memory_of_members(client, submitted.members)
-                memory = Memory(measurement, codec, settings, submitted.members, available, count_max)
+                memory = Memory(measurement, str(chosen_codec), settings, submitted.members, available, count_max)
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")
     if dry_run:
@@ -271,14 +273,14 @@ def _settings(
     visibility: str | None,
     own: str | None,
     shares: str | None,
-    codec: str,
     checkpoint_every: str,
-) -> SyncSettings:
-    """How the members keep in step. Raises UsageError, also for a codec or a schedule that does not exist."""
+    codec: str | None,
+) -> tuple[SyncSettings, CodecSpec]:
+    """How the members keep in step, and what travels. Raises UsageError, also for a schedule that does not exist."""
     try:
-        parse_codec(codec)
         schedule_of(checkpoint_every)
-        return sync_settings(sync, straggler, visibility, own, shares)
+        settings = sync_settings(sync, straggler, visibility, own, shares)
+        return settings, codec_of(settings, codec)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

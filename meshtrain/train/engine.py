@@ -23,6 +23,7 @@ from meshtrain.train.overlay import Overlay
 from meshtrain.train.periods import PeriodParts, Periods
 from meshtrain.train.saving import Saving
 from meshtrain.train.scaling import Scaling
+from meshtrain.train.signs import on_signs
 from meshtrain.train.state import Progress, ReplicaState
 from meshtrain.train.stepping import Stepping
 from meshwire.messages.learner import LearnerHash, StepLost
@@ -38,6 +39,7 @@ class EngineSettings:
         coefficient: c, of what the learner's own gradients that no round has covered would change (O2).
         hash_every: rounds between two hashes of the base; 0: at the end only.
         period: H, local steps in a round (R9); 0: each step is a round of gradients.
+        signs: the optimizer steps on the signs of the means (O10).
     """
 
     staleness: int
@@ -45,6 +47,7 @@ class EngineSettings:
     coefficient: float
     hash_every: int
     period: int
+    signs: bool
 
 
 class ScriptSteps(Protocol):
@@ -110,7 +113,8 @@ class Engine:
         base = BaseParts(optimizer, means, self._buffers, overlay, self._hyperparameters, self._clipping)
         self._contribution = Contribution(means, self._buffers, drawn, self._pack, channel, "gradient")
         original = optimizer.step
-        self._applying = Applying(base, original, channel, named, self._after_round)
+        step = on_signs(optimizer, original) if settings.signs else original
+        self._applying = Applying(base, step, channel, named, self._after_round)
 
         def before_view() -> None:
             if settings.staleness:

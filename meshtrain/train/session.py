@@ -15,7 +15,7 @@ import torch
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
-from meshtrain.train import optimizers, tensors
+from meshtrain.train import optimizers, signs, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
 from meshtrain.train.deal import Deal, Waits
@@ -151,6 +151,8 @@ class Session:
         samples: SampleSpace | None = None,
     ) -> None:
         optimizers.check(optimizer)
+        if self._welcome.spec.sync.signs:
+            signs.check(optimizer)
         self._device = move_model(model, optimizer, best_device())
         specs, places = tensors.collect(model)
         layout = optimizers.describe(optimizer, specs, places)
@@ -190,6 +192,7 @@ class Session:
                 coefficient=coefficient,
                 hash_every=self._welcome.spec.hash_every,
                 period=sync.period,
+                signs=sync.signs,
             ),
             self._with_names,
         )

@@ -28,6 +28,8 @@ class SyncSettings(Wire):
     """The coefficient c of what a learner's own gradients that no round has covered would change (O2)."""
     shares: Shares = "equal"
     """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
+    signs: bool = False
+    """The optimizer steps on the signs of the mean (DeMo)."""
 
     period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
     """H: a round is of what so many steps on a learner's own weights have changed (R9). 0: each step is a round of
@@ -50,6 +52,8 @@ class SyncSettings(Wire):
 
     def text(self) -> str:
         """As typed after --sync."""
+        if self.signs:
+            return "demo"
         if self.period:
             return f"local:{self.period}" + (f",{self.outer}" if self.outer != "average" else "")
         return f"ssp:{self.staleness}" if self.staleness else "bsp"
@@ -107,6 +111,7 @@ def sync_settings(
             "shares": shares or ("equal" if fixed or (staleness == 0 and not unequal_peers) else "speed"),
             "period": period,
             "outer": mode.outer,
+            "signs": mode.signs,
         }
     )
 
@@ -120,12 +125,13 @@ class _Mode(NamedTuple):
     staleness: int = 0
     period: int = 0
     outer: Outer = "average"
+    signs: bool = False
 
 
 def _mode(sync: str) -> _Mode:
     """What --sync says. Raises ValueError."""
-    if sync == "bsp":
-        return _Mode()
+    if sync in ("bsp", "demo"):
+        return _Mode(signs=sync == "demo")
     kind, _, rest = sync.partition(":")
     number, comma, outer = rest.partition(",")
     count = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
@@ -137,6 +143,6 @@ def _mode(sync: str) -> _Mode:
         if outer == "nesterov":
             return _Mode(period=count, outer="nesterov")
     raise ValueError(
-        f"--sync {sync}: use bsp; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or local:H or "
-        f"local:H,nesterov with a period H from 1 to {limits.PERIOD_MAX} steps, such as local:8"
+        f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
+        f"local:H or local:H,nesterov with a period H from 1 to {limits.PERIOD_MAX} steps, such as local:8"
     )

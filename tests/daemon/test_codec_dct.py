@@ -134,6 +134,24 @@ def test_a_momentum_is_conserved_to_the_last_bits(decay: float) -> None:
     assert np.linalg.norm(sent) > 0.3 * np.linalg.norm(momentum)
 
 
+def test_everything_of_one_member_without_memory_is_sign_sgd() -> None:
+    """k = all, m = 1, decay 0: after worker and owner, the signs of the gradients, in every round."""
+    count, coder = 5000, codec("dct:4096,decay=0+fp32")
+    out = memoryview(bytearray(coder.spec.segment_bytes_max(count)))
+    worker, owner = (Residual(count, coder.spec.decay) for _ in range(2))
+    for number in range(3):
+        mean = gradient = heavy(count, number)
+        for residual in (worker, owner):
+            values = residual.begin(number, 0, count)
+            values += mean
+            mean = np.empty(count, np.float32)
+            coder.decode_into(out[: coder.encode_rest_into(values, out)], mean)
+            residual.settle(number, void=False)
+        clear = np.abs(gradient) > 1e-5 * np.linalg.norm(gradient) / math.sqrt(count)
+        assert (np.sign(mean) == np.sign(gradient))[clear].all()
+        assert clear.mean() > 0.99
+
+
 @pytest.mark.parametrize(
     ("text", "match"),
     [

@@ -81,7 +81,7 @@ def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--sync", "ssp:x"], "use bsp, or ssp:S"),
+        (["--sync", "ssp:x"], "use bsp; demo; ssp:S"),
         (["--sync", "ssp:65"], "from 0 to 64"),
         (["--straggler", "carry"], "--straggler carry needs a bound above 0"),
         (["--sync", "ssp:2", "--straggler", "carry", "--visibility", "fixed"], "--visibility fixed needs"),

@@ -114,7 +114,7 @@ def test_the_demo_ends_with_a_line_for_each_peer(sync: str, monkeypatch: pytest.
 def test_the_demo_refuses_a_mode_that_does_not_exist() -> None:
     shown = CliRunner().invoke(app, ["demo", "--sync", "asp"])
     assert shown.exit_code == 2
-    assert "use bsp, or ssp:S" in shown.stderr
+    assert "use bsp; demo; ssp:S" in shown.stderr
 
 
 def test_the_json_of_the_demo_has_the_peers_and_no_curve() -> None:

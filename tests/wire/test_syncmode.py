@@ -85,7 +85,7 @@ def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
     ],
 )
 def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
-    with pytest.raises(ValueError, match="use bsp; ssp:S with a bound S from 0 to 64, such as ssp:2; or local:H"):
+    with pytest.raises(ValueError, match="use bsp; demo; ssp:S with a bound S from 0 to 64, such as ssp:2; or local:H"):
         sync_settings(sync)
 
 

@@ -151,7 +151,7 @@ class Submit(Wire):
     visibility: str | None = None
     own: str | None = None
     shares: str | None = None
-    codec: str
+    codec: str | None = None  # that of `sync`
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
     bucket_bytes: int | None

@@ -1,0 +1,34 @@
+"""The codec of a job: a mode that is an optimizer too brings its own, and takes no other."""
+
+import pytest
+
+from meshwire.modecodec import codec_of
+from meshwire.syncmode import sync_settings
+
+
+@pytest.mark.parametrize(
+    ("sync", "typed", "codec"),
+    [
+        ("bsp", None, "fp32"),
+        ("ssp:2", "topk:0.05", "topk:0.05"),
+        ("demo", None, "dct:decay=0.999"),
+        ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
+    ],
+)
+def test_what_is_not_typed_is_the_modes(sync: str, typed: str | None, codec: str) -> None:
+    assert str(codec_of(sync_settings(sync), typed)) == codec
+
+
+def test_a_codec_without_the_modes_momentum_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"--codec topk with --sync demo: .* dct with other parameters"):
+        codec_of(sync_settings("demo"), "topk")
+    with pytest.raises(ValueError, match="there is no codec 'fp8'"):
+        codec_of(sync_settings("bsp"), "fp8")
+
+
+def test_demo_is_bsp_with_signs() -> None:
+    made = sync_settings("demo")
+    assert (made.staleness, made.signs, made.text()) == (0, True, "demo")
+    assert made == sync_settings("bsp").model_copy(update={"signs": True})
+    with pytest.raises(ValueError, match="--straggler carry needs a bound above 0, and --sync demo has none"):
+        sync_settings("demo", straggler="carry")
