@@ -27,7 +27,10 @@ from tests.bench.soak import interruptible
 from tests.lab.chaosmesh import NAMES, ChaosMesh
 
 BASELINE = "fp32"
-MORE = ("int8:sr", "int4:sr", "topk:0.1", "randomk:0.1", "threshold:rms=1")  # besides every codec as it is by default
+MORE = (  # besides every codec as it is by default
+    *("int8:sr", "int4:sr", "onebit:warmup=40", "threshold:rms=1", "randomk:0.1"),
+    *("topk:0.1", "topk:0.1,gather", "topk:0.25..0.01/60", "fp32@local:8", "int8@local:8"),
+)
 WAYS = (BASELINE, *(name for name in FAMILIES if name != BASELINE), *MORE)
 TIMED_STEPS = 30
 MBIT = 50.0  # of a home's WiFi: what a station gets

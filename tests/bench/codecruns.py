@@ -18,7 +18,7 @@ from tests.bench import codecjob
 from tests.daemon import jobs
 
 JOB_TIMEOUT_S = 1200.0  # many of them may run on a machine that does other things too
-HASHES = 5  # comparisons of the replicas in a job, besides the one at its end
+HASH_EVERY = 10  # rounds between comparisons of the replicas
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
             seed=run.seed,
             sync=run.sync,
             codec=run.codec,
-            hash_every=max(1, run.steps // HASHES),
+            hash_every=HASH_EVERY,
         )
         reply = daemon.request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job", sent.see)
         assert isinstance(reply, Watched)
