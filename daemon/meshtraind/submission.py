@@ -11,6 +11,7 @@ from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.jobspec import Emit, check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.node import Node
 from meshwire import limits
+from meshwire.gathercost import gather_note
 from meshwire.jobs import job_number
 from meshwire.messages.job import (
     Commit,
@@ -25,6 +26,7 @@ from meshwire.messages.job import (
     Promise,
 )
 from meshwire.messages.local import Resubmit, ResumeFrom, Submit, SubmitProgress, Submitted
+from meshwire.modecodec import codec_of
 
 if TYPE_CHECKING:
     from meshtraind.board import Board
@@ -93,6 +95,8 @@ class Submission:
         node, emit = self._node, self._emit
         cores = {self._cores(member) for member in members}
         sync = check_settings(body, unequal_peers=len(cores) > 1)  # before anything is copied
+        if (note := gather_note(codec_of(sync, body.codec), len(members))) is not None:
+            notes.append(note)
         if body.shares is None and sync.shares == "speed" and len(cores) > 1:
             notes.append(
                 f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "

@@ -3,8 +3,8 @@
 A segment of those that choose by size is a header, the indices in the form that takes fewest bytes, and the values; see
 `meshtraind.codecs.sparse`. When all values of the segment take no more than that, it sends them all.
 
-They can be gathered, so that no mean is encoded anew. Not randomk: all members send the same places, so a mean has no
-more values than one message.
+They can be gathered, so that no mean is encoded anew. Not those that draw places: all members draw the same, so a mean
+has hardly more values than one message.
 """
 
 import math
@@ -230,6 +230,7 @@ SPARSE_FAMILIES = (
         parameters=(
             Number("coefficients", 1, CHUNK_SIDE**2, 32.0, "how many of each 4096 are sent", whole=True),
             DECAY,
+            EXCHANGE,
             _VALUES,
         ),
         fixed=False,

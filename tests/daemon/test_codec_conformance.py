@@ -24,9 +24,9 @@ from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
 
 MORE = (
     *("topk:0.1", "topk:1", "topk:0.3+int8", "topk:0.05+fp32", "threshold:0.5", "threshold:rms=0"),
-    *("threshold:rms=1+int8", "threshold:rms=2+fp32", "sidco:0.1,gamma", "sidco:0.02,pareto+fp32"),
+    *("threshold:rms=1+int8", "threshold:rms=2+fp32", "sidco:0.1,gamma,gather", "sidco:0.02,pareto+fp32"),
     *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
-    *("dct:4096+fp32", "dct:3+int8"),
+    *("dct:4096+fp32", "dct:3,gather+int8"),
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
     "twobit:rms=2",
 )

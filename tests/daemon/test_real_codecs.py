@@ -1,4 +1,4 @@
-"""Real daemons and learners with codecs that go to each shard's owner and back."""
+"""Real daemons and learners with codecs that go to each shard's owner and back, or to everybody."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +28,7 @@ def mesh() -> Iterator[LocalMesh]:
     ],
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, str]) -> None:
-    """O9, C2: everybody decodes the owner's bytes, under every bound."""
+    """O9, C2: everybody decodes the owner's bytes, or adds up the same parts, under every bound."""
     summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN, codec=codec, **options)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
@@ -63,7 +63,7 @@ def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
     with ChaosMesh(3) as mesh:
         anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
         submitted = []
-        for codec, sync in (("int8", "bsp"), ("topk:0.05", "ssp:2")):
+        for codec, sync in (("int8", "bsp"), ("topk:0.05,gather", "ssp:2")):
             folder = tmp_path / codec.partition(":")[0]
             folder.mkdir()
             options = {"codec": codec, "sync": sync, "args": (str(stop),)}

@@ -118,3 +118,16 @@ def test_what_is_kept_for_a_learner_that_does_not_apply_is_bounded(encoded_bytes
     rounds = unapplied_max(retained, staleness)
     assert rounds > staleness
     assert rounds == 2 * (staleness + 1) or rounds * (retained + 16 * limits.KIB) <= limits.MIB * 1024
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_a_gather_keeps_what_each_member_has_sent(staleness: int) -> None:
+    """C2, M1: m vectors for each round, and no owner's residuals."""
+    kept = {
+        codec: footprint(SGD, VALUES, 100_000, 0.0, staleness, parse_codec(codec), members=5)
+        for codec in ("topk", "topk:gather")
+    }
+    assert kept["topk:gather"].retained == (staleness + 2) * 5 * 100_000
+    assert kept["topk:gather"].residuals == (staleness + 2) * 4 * VALUES
+    assert kept["topk"].residuals == 2 * kept["topk:gather"].residuals
+    assert kept["topk"].retained == footprint(SGD, VALUES, 100_000, 0.0, staleness, parse_codec("topk")).retained
