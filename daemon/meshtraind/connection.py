@@ -8,33 +8,29 @@ import logging
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Literal, Protocol, cast
 
+from meshtraind.lossless import LinkRate, Lossless, unpack_into
+from meshtraind.requests import ConnectionLost, RequestError, Requests
 from meshtraind.tasks import TaskSet
-from meshtraind.tcpinfo import kernel_bytes_sent
+from meshtraind.traffic import Traffic
 from meshwire import limits
 from meshwire.addresses import same_host
 from meshwire.header import HEADER_BYTES, Header, Kind
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
-from meshwire.parser import Broken, ChunkAnnounced, ChunkReceived, ControlReceived, Event, FrameParser
+from meshwire.parser import Broken, ChunkAnnounced, ChunkPacked, ChunkReceived, ControlReceived, Event, FrameParser
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
+
+__all__ = ["Connection", "ConnectionLost", "Handler", "RequestError"]
 
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0  # for what is still queued, and for TLS's goodbye, when a connection is closed
 TRASH_BYTES = 16 * limits.KIB  # where bytes go that arrive after the decision to close
-
-
-class RequestError(Exception):
-    """A request could not be done; the text says why and what to do, for a person to read."""
-
-
-class ConnectionLost(Exception):
-    """The connection ended before the answer came; the text says why it ended."""
 
 
 class Handler(Protocol):
@@ -62,14 +58,6 @@ class Handler(Protocol):
         """The connection has ended, whoever ended it. Called once, last."""
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A request of ours that waits for its answer."""
-
-    answer: "asyncio.Future[Wire]"
-    on_event: Callable[[Wire], None] | None
-
-
 class Connection(asyncio.BufferedProtocol):
     """One connection to a peer, a client or a learner.
 
@@ -85,7 +73,7 @@ class Connection(asyncio.BufferedProtocol):
         attached: what the client or learner at the other end said first, once its token was verified.
         same_host: both ends are on this machine, so the bytes never leave it.
         last_received_s: when the last byte came, on time.monotonic's clock.
-        chunk_payload_bytes_sent: of chunk frames, without their headers.
+        lossless: the stage that chunks' payloads pass, with the link's rate.
     """
 
     def __init__(self, handler: Handler, *, name: str) -> None:
@@ -95,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self.attached: Attach | None = None
         self.same_host = False
         self.last_received_s = time.monotonic()
-        self.chunk_payload_bytes_sent = 0
+        self.lossless = Lossless(LinkRate())
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser()
         self._paused = False
@@ -105,12 +93,10 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = asyncio.Event()
         self._writable_callbacks: dict[int, Callable[[], None]] = {}
         self._next_callback = 0
-        self._next_request = 1
-        self._pending: dict[int, _Pending] = {}
+        self._requests = Requests()
         self._answering: set[asyncio.Task[None]] = set()
         self._tasks = TaskSet(f"connection {name}")
-        self._frame_bytes_sent = 0
-        self._kernel_bytes_sent: int | None = None
+        self._traffic = Traffic()
 
     # Sending
 
@@ -134,10 +120,7 @@ class Connection(asyncio.BufferedProtocol):
         """
         if self.closing:
             raise ConnectionLost(f"{name}: {self._ended_text()}")
-        number = self._next_request
-        self._next_request += 1
-        answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
-        self._pending[number] = _Pending(answer, on_event)
+        number, answer = self._requests.begin(on_event)
         try:
             self._send(Envelope(Role.REQUEST, number, body), job, generation)
             async with asyncio.timeout(timeout_s):
@@ -145,25 +128,27 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError:
             raise TimeoutError(f"{name}: no answer from {self.name} within {timeout_s:g} s") from None
         finally:
-            del self._pending[number]
+            self._requests.end(number)
 
     def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
         """Queues one chunk; the caller has checked `writable`.
 
-        The payload is not copied: its memory must stay unchanged until it has left, which can be later than this
-        call. The topology programs guarantee it: a run of segments is only overwritten by bytes that a peer sends
-        after it has received this run.
+        The payload is not copied, unless it is packed: its memory must stay unchanged until it has left, which can be
+        later than this call. The topology programs guarantee it: a run of segments is only overwritten by bytes that a
+        peer sends after it has received this run.
         """
         assert header.kind is Kind.CHUNK
         assert header.payload_bytes == (0 if payload is None else len(payload))
         if self._transport is None or self.closing:
             return
+        if payload and (packed := self.lossless.packed(payload)) is not None:
+            header, payload = replace(header, packed_bytes=len(packed)), packed
         # Not writelines, which copies on asyncio before Python 3.12 and ignores the high-water mark in some later ones.
         self._transport.write(header.encode())
         if payload:
             self._transport.write(payload)
-        self._frame_bytes_sent += HEADER_BYTES + header.payload_bytes
-        self.chunk_payload_bytes_sent += header.payload_bytes
+        self._traffic.frame_bytes += HEADER_BYTES + header.carried_bytes
+        self._traffic.chunk_payload_bytes += header.carried_bytes
 
     @property
     def remote_host(self) -> str | None:
@@ -194,11 +179,14 @@ class Connection(asyncio.BufferedProtocol):
         return unsubscribe
 
     def socket_bytes_sent(self) -> tuple[int, Literal["kernel", "link"]]:
-        """Bytes sent on the socket: as the kernel counts them (TLS, retransmissions), else of our frames only."""
+        """Bytes sent on the socket, and who counted them."""
         self._ask_kernel()
-        if self._kernel_bytes_sent is not None:
-            return self._kernel_bytes_sent, "kernel"
-        return self._frame_bytes_sent, "link"
+        return self._traffic.socket_bytes()
+
+    @property
+    def chunk_payload_bytes_sent(self) -> int:
+        """Of chunk frames, without their headers, as they travelled."""
+        return self._traffic.chunk_payload_bytes
 
     # Ending
 
@@ -280,18 +268,20 @@ class Connection(asyncio.BufferedProtocol):
         self._parser = FrameParser()  # lets go of a chunk's place
         self._writable_callbacks.clear()
         self._ended.set()
-        for pending in self._pending.values():
-            if not pending.answer.done():
-                pending.answer.set_exception(ConnectionLost(self._ended_text()))
+        self._requests.lost(self._ended_text())
         for task in self._answering:
             task.cancel()
         self.handler.lost(self, self._close_reason)
 
     def pause_writing(self) -> None:
         self._paused = True
+        if self._transport is not None:
+            self.lossless.rate.full(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._paused = False
+        if self._transport is not None:
+            self.lossless.rate.drained(self._transport.get_write_buffer_size())
         for number, callback in tuple(self._writable_callbacks.items()):
             if self.writable and number in self._writable_callbacks:
                 callback()
@@ -313,6 +303,12 @@ class Connection(asyncio.BufferedProtocol):
                 return self._parser.land(place)
             case ChunkReceived(header, drained):
                 if not drained:
+                    self.handler.chunk_received(self, header)
+            case ChunkPacked(header, packed, place):
+                wrong = unpack_into(packed, place)
+                if wrong is not None:
+                    self._violated(wrong)
+                else:
                     self.handler.chunk_received(self, header)
             case ControlReceived(header, payload):
                 envelope = decode(payload)
@@ -341,23 +337,9 @@ class Connection(asyncio.BufferedProtocol):
                 self._answering.add(task)
                 task.add_done_callback(self._answering.discard)
             case Role.EVENT | Role.REPLY | Role.FAILURE:
-                if envelope.id >= self._next_request:
-                    self._violated(f"answer to request {envelope.id}, which was never made")
-                    return
-                # A request that timed out, or was cancelled, is gone; its late answer is of no use.
-                pending = self._pending.get(envelope.id)
-                if pending is not None and not pending.answer.done():
-                    self._take_answer(pending, envelope)
-
-    def _take_answer(self, pending: _Pending, envelope: Envelope) -> None:
-        body = envelope.body
-        if envelope.role is Role.REPLY:
-            pending.answer.set_result(body)
-        elif envelope.role is Role.FAILURE:
-            error = body.error if isinstance(body, Failure) else f"a failure of type {type(body).__name__}"
-            pending.answer.set_exception(RequestError(error))
-        elif pending.on_event is not None:
-            pending.on_event(body)
+                wrong = self._requests.answered(envelope)
+                if wrong is not None:
+                    self._violated(wrong)
 
     async def _answer(self, header: Header, envelope: Envelope) -> None:
         def emit(event: Wire) -> None:
@@ -380,7 +362,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self.closing:
             return
         self._transport.write(header.encode() + payload)
-        self._frame_bytes_sent += HEADER_BYTES + len(payload)
+        self._traffic.frame_bytes += HEADER_BYTES + len(payload)
         if self._transport.get_write_buffer_size() > limits.LINK_BACKLOG_BYTES_MAX:
             self._close_reason = f"{self.name} does not read what it is sent"
             self._transport.abort()
@@ -393,8 +375,5 @@ class Connection(asyncio.BufferedProtocol):
         return f"the connection to {self.name} has ended: {self._close_reason}"
 
     def _ask_kernel(self) -> None:
-        if self._transport is None or self.closing:
-            return
-        count = kernel_bytes_sent(self._transport.get_extra_info("socket"))
-        if count is not None:  # else what was known last stays
-            self._kernel_bytes_sent = count
+        if self._transport is not None and not self.closing:
+            self._traffic.ask_kernel(self._transport)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.jobspec import Emit
+from meshtraind.links import Link
 from meshtraind.mesh import Mesh
 from meshtraind.questions import Questions
 from meshwire.header import Header
@@ -19,6 +20,7 @@ from meshwire.messages.local import (
     GetPeers,
     GetStatus,
     Leave,
+    LinkTraffic,
     PairHost,
     PairJoin,
     Peers,
@@ -143,7 +145,18 @@ class LocalSide:
             patience_s=node.patience_s,
             rtt_s=rtt_s,
             timeouts=tuple(timeouts.describe().items()),
+            links=tuple(map(_traffic, node.links.values())),
         )
+
+
+def _traffic(link: Link) -> LinkTraffic:
+    lossless = link.connection.lossless
+    return LinkTraffic(
+        name=link.hello.name,
+        bytes_per_s=lossless.rate.bytes_per_s,
+        sent_bytes=link.connection.chunk_payload_bytes_sent,
+        spared_bytes=lossless.spared_bytes,
+    )
 
 
 def _attached(conn: Connection) -> Attach:

@@ -41,12 +41,13 @@ TRUST = "A paired device may run code on this one, with the rights of the user t
 def status(
     data_dir: DataDir = None,
     json: Json = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also the timeouts, and who does not join.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also timeouts, links, who does not join.")] = False,
 ) -> None:
     """Show this device. Its name, links, running jobs with all their devices, and warnings.
 
     With -v also how long it waits for what, before a job goes on without a device (all of it follows from `up
-    --patience` and from the measured round trip), and which devices could join a job, but do not.
+    --patience` and from the measured round trip), what each link takes and was spared, and which devices could join a
+    job, but do not.
     """
     with connected(data_dir) as client:
         reply = ask(client, GetStatus(), Status, name="status")
@@ -62,6 +63,7 @@ def status(
     print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
     if verbose:
         _print_timeouts(reply)
+        _print_links(reply)
     for job in shown:
         if not has_ended(job):
             print()
@@ -80,6 +82,13 @@ def _print_timeouts(status: Status) -> None:
     print(f"  patience  {status.patience_s:g} s ({rtt}); from these two follows:")
     for what, seconds in status.timeouts:
         print(f"    {human_step(seconds):>8}  {printable(what)}")
+
+
+def _print_links(status: Status) -> None:
+    for link in status.links:
+        rate = "never full" if link.bytes_per_s is None else f"takes {link.bytes_per_s * 8 / 1e6:.0f} Mbit/s"
+        sent, spared = human_bytes(link.sent_bytes), human_bytes(link.spared_bytes)
+        print(f"  link      {printable(link.name)}: {rate}; {sent} of gradients sent, {spared} spared by LZ4")
 
 
 def _software(software: Software) -> str:

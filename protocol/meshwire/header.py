@@ -7,12 +7,12 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 3
-RESERVED = bytes(8)
+WIRE_VERSION = 4
+RESERVED = bytes(4)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
-# contributors | weight | complete, payload length | squared norm | reserved
-LAYOUT = struct.Struct("<4sBBHQQIHHIIQdIId8s")
+# contributors | weight | complete, payload length | squared norm | packed length, reserved
+LAYOUT = struct.Struct("<4sBBHQQIHHIIQdIIdI4s")
 HEADER_BYTES = LAYOUT.size
 assert HEADER_BYTES == 80
 
@@ -46,6 +46,7 @@ class Header:
         weight: their summed weight in samples (W3).
         complete: the newest round of this job that the sender holds completely (G5).
         squared_norm: sum of the squares of the final values in the payload (O4); 0 where nothing is final.
+        packed_bytes: of a chunk's payload that travels compressed, as an LZ4 block (W5); 0: it travels as it is.
     """
 
     kind: Kind
@@ -62,6 +63,12 @@ class Header:
     weight: float = 0.0
     complete: int = 0
     squared_norm: float = 0.0
+    packed_bytes: int = 0
+
+    @property
+    def carried_bytes(self) -> int:
+        """How many bytes follow the header."""
+        return self.packed_bytes or self.payload_bytes
 
     def encode(self) -> bytes:
         """The header's 80 bytes. Raises struct.error when a field is out of range: our bug, not a peer's."""
@@ -82,6 +89,7 @@ class Header:
             self.complete,
             self.payload_bytes,
             self.squared_norm,
+            self.packed_bytes,
             RESERVED,
         )
 
@@ -105,6 +113,7 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         complete,
         payload_bytes,
         squared_norm,
+        packed_bytes,
         reserved,
     ) = LAYOUT.unpack_from(data)
     if magic != MAGIC:
@@ -119,6 +128,8 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         return "reserved header bytes are not zero"
     if payload_bytes > limits.FRAME_PAYLOAD_BYTES_MAX:
         return f"payload of {payload_bytes} bytes exceeds the limit of {limits.FRAME_PAYLOAD_BYTES_MAX}"
+    if packed_bytes and (kind != Kind.CHUNK or packed_bytes >= payload_bytes):
+        return f"payload of {payload_bytes} bytes packed into {packed_bytes}; only chunks are, into fewer bytes"
     if not 0.0 <= weight < float("inf"):
         return f"weight {weight} is not a finite number of samples"
     if not 0.0 <= squared_norm <= limits.SQUARED_NORM_MAX:
@@ -138,4 +149,5 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         complete=complete,
         payload_bytes=payload_bytes,
         squared_norm=squared_norm,
+        packed_bytes=packed_bytes,
     )

@@ -26,6 +26,15 @@ class ChunkReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkPacked:
+    """A chunk's compressed payload is here, to be unpacked into the place that `land` was given (W5)."""
+
+    header: Header
+    packed: memoryview
+    place: memoryview
+
+
+@dataclass(frozen=True, slots=True)
 class ControlReceived:
     """A whole control message."""
 
@@ -40,7 +49,7 @@ class Broken:
     reason: str
 
 
-Event = ChunkAnnounced | ChunkReceived | ControlReceived | Broken
+Event = ChunkAnnounced | ChunkReceived | ChunkPacked | ControlReceived | Broken
 
 
 class FrameParser:
@@ -52,6 +61,7 @@ class FrameParser:
         self._target = memoryview(self._header_bytes)
         self._filled = 0
         self._header: Header | None = None  # of the frame whose payload is being received
+        self._place: memoryview | None = None  # of a payload that arrives packed
         self._drain_left_bytes = 0
         self._awaiting_place = False
         self._drained = False
@@ -79,12 +89,18 @@ class FrameParser:
         return self._payload_complete()
 
     def land(self, place: memoryview) -> Event | None:
-        """Gives the announced chunk its place, exactly `payload_bytes` long. An empty chunk completes at once."""
+        """Gives the announced chunk its place, exactly `payload_bytes` long. An empty chunk completes at once.
+
+        The place of a packed one is written by whoever unpacks it; what arrives is shorter, and lies here until then.
+        """
         assert self._awaiting_place
         assert self._header is not None
         assert len(place) == self._header.payload_bytes
         self._awaiting_place = False
         self._drained = False
+        if self._header.packed_bytes:
+            self._place = place
+            place = memoryview(bytearray(self._header.packed_bytes))
         self._aim(place)
         return self._payload_complete() if not len(place) else None
 
@@ -94,7 +110,7 @@ class FrameParser:
         assert self._header is not None
         self._awaiting_place = False
         self._drained = True
-        self._drain_left_bytes = self._header.payload_bytes
+        self._drain_left_bytes = self._header.carried_bytes
         if not self._drain_left_bytes:
             return self._payload_complete()
         self._aim(self._scratch_view(self._drain_left_bytes))
@@ -123,6 +139,9 @@ class FrameParser:
         assert header is not None
         self._header = None
         self._aim(memoryview(self._header_bytes))
+        if self._place is not None:
+            place, self._place = self._place, None
+            return ChunkPacked(header, payload, place)
         if header.kind is Kind.CHUNK:
             return ChunkReceived(header, self._drained)
         return ControlReceived(header, bytes(payload))

@@ -42,6 +42,7 @@ from meshwire.messages.local import (
     GetPeers,
     GetStatus,
     Leave,
+    LinkTraffic,
     PairCode,
     Paired,
     PairHost,
@@ -255,6 +256,18 @@ def test_status_v_shows_the_patience_and_what_follows_from_it(endpoint: Endpoint
     ]
     assert len(lines) == at + 1 + len(timeouts.describe())
     assert "patience" not in run("status").stdout
+
+
+def test_status_v_shows_what_links_took_and_were_spared(endpoint: Endpoint) -> None:
+    """W5: a rate is known of links that were full once."""
+    slow = LinkTraffic(name="bert", bytes_per_s=3.2e6, sent_bytes=40_000_000, spared_bytes=12_000_000)
+    fast = LinkTraffic(name="cleo", bytes_per_s=None, sent_bytes=0, spared_bytes=0)
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"links": (slow, fast)})
+    assert run("status", "-v").stdout.splitlines()[-2:] == [
+        "  link      bert: takes 26 Mbit/s; 38.1 MiB of gradients sent, 11.4 MiB spared by LZ4",
+        "  link      cleo: never full; 0 B of gradients sent, 0 B spared by LZ4",
+    ]
+    assert "LZ4" not in run("status").stdout
 
 
 def test_status_v_says_which_devices_do_not_join_and_why(endpoint: Endpoint) -> None:

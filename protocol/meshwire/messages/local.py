@@ -35,6 +35,15 @@ class GetStatus(Wire):
     """Request. Reply: `Status`."""
 
 
+class LinkTraffic(Wire):
+    """What one link to a peer has carried, since it was made."""
+
+    name: Name
+    bytes_per_s: float | None  # that it takes, measured while it held this side back; None: it never did
+    sent_bytes: int  # of chunks' payloads, as they travelled
+    spared_bytes: int  # of them, by the lossless stage (W5)
+
+
 @message("status")
 class Status(Wire):
     """This daemon."""
@@ -53,6 +62,7 @@ class Status(Wire):
     patience_s: float = 0.0
     rtt_s: float | None = None  # of the farthest linked peer
     timeouts: tuple[tuple[Text, float], ...] = ()  # in seconds: what follows from these two
+    links: tuple[LinkTraffic, ...] = ()
 
 
 @message("get.peers")
