@@ -113,6 +113,7 @@ def test_every_family_is_described_and_fits_into_a_frame(name: str) -> None:
         ("topk:0.05,gather", Reduction.GATHER),
         ("threshold:rms=2,gather+fp32", Reduction.GATHER),
         ("sidco:0.001,gamma,gather", Reduction.GATHER),
+        ("dct:16,decay=0.999,gather", Reduction.GATHER),
         ("sidco:exchange=sharded", Reduction.TWO_SIDED),
     ],
 )
