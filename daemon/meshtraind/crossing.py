@@ -126,8 +126,7 @@ class Crossing:
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
         self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
-        # What a process that has died had bound is the next one's to use, once that waits to be taken in (X3).
-        computes = self._rank in generation.learning and not self._turn.loaded
+        computes = self._rank in generation.learning
         completes, now_s = dict(enter.complete), self._loop.time()
         performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))
 
@@ -135,14 +134,16 @@ class Crossing:
         """All have entered: what waited is sent. The deal of samples follows the generation only now, for one that some
         have not entered may be replaced, and no round is completed in it."""
         self._count(generation.number, generation.learning)
-        if self._rank in generation.learning and self._turn.loaded:
-            self._turn.taken_in()
-            self._turn.wants_to_start(1)
-            if self._dealing is not None:
-                self._dealing.begin()
-            self._performer.perform([])
         self._executor.resume()
         self._performer.send_waiting()
+
+    def take_in(self) -> None:
+        """X3: the learner that has loaded computes from this generation on."""
+        self._turn.taken_in()
+        self._turn.wants_to_start(1)
+        if self._dealing is not None:
+            self._dealing.begin()
+        self._performer.perform([])
 
     def _count(self, number: int, learning: tuple[int, ...]) -> None:
         """X3: each generation that goes on is followed once, in their order."""

@@ -201,8 +201,8 @@ class Generations:
                 self._catching_up = self._tasks.spawn(self._catch_up(effect), "catch up")
             case EnterGeneration(generation, enter):
                 self._enter(generation, enter)
-            case Resume(generation):
-                self._resume(generation)
+            case Resume(generation, begins):
+                self._resume(generation, begins)
             case LeftOut(reason):
                 log.warning("job %s: left out: %s", job, reason)
                 self._give_up_catching_up()
@@ -276,11 +276,14 @@ class Generations:
         )
         self._host.entered(generation)
 
-    def _resume(self, generation: Generation) -> None:
+    def _resume(self, generation: Generation, begins: bool) -> None:
         crossing = self._host.crossing
         assert crossing is not None
         self._fenced_at_s = None
         crossing.resume(generation)
+        if begins:
+            assert self._host.rounds is not None
+            self._host.rounds.crossing.take_in()
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
         self._host.resumed()
 

@@ -66,7 +66,6 @@ class Turn:
         self._barrier_round: int | None = None  # the newest round of before it; None: not everybody has reached it
         self._gone = False
         self._away = False
-        self._loading = False
         self._returning = False  # taken in, with a round in hand
 
     def complete(self, done: RoundDone) -> None:
@@ -108,7 +107,6 @@ class Turn:
     def returned(self, applied: int) -> None:
         """A new process holds the base after `applied`. It applies rounds, and starts when it is taken in."""
         self._away = False
-        self._loading = True
         self._given = applied
         for round_ in [round_ for round_ in self._complete if round_ <= applied]:
             del self._complete[round_]
@@ -116,13 +114,7 @@ class Turn:
     def taken_in(self) -> None:
         """Its steps count again, as soon as it has applied what it holds: with `fixed`, its next step stands on more
         than that rule shows (R8)."""
-        self._loading = False
         self._returning = True
-
-    @property
-    def loaded(self) -> bool:
-        """Whether the learner has what it needs, and waits to be taken in."""
-        return self._loading and not self._away
 
     def enter_barrier(self, number: int) -> None:
         """The learner waits for all others."""

@@ -151,12 +151,13 @@ class Membership:
     def wish(self, kind: Kind, now_s: float) -> list[Effect]:
         """The learner is ready to compute (`learn`) or computes no more (`rest`), or this device goes (`leave`).
 
-        It is repeated until a generation fulfils it; a newer wish replaces it. Whoever leaves does not ask in again.
+        It is repeated until a generation fulfils it; a newer wish replaces it, but rest comes before `learn` (X3).
+        Whoever leaves does not ask in again.
         """
         state = self._state
-        state.wish = kind
+        state.wish.say(kind)
         if state.phase is not Phase.OUT:
-            state.tell_wish(kind, now_s)
+            state.tell_wish(now_s)
         return self._settle(now_s)
 
     def note_progress(self, samples: int) -> None:
@@ -216,7 +217,7 @@ class Membership:
         newer = state.promised is None or ballot(generation) > ballot(state.promised)
         if not newer or generation.number <= entered_number:
             state.refuse(device, generation, "a newer generation is promised")
-        elif state.phase is Phase.OUT and state.wish == "leave":
+        elif state.phase is Phase.OUT and state.wish.leaves:
             state.refuse(device, generation, "this device has left the job")
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
@@ -366,7 +367,7 @@ class Membership:
         """G7: asks when it is time. Returns what is waited for."""
         state, outside = self._state, self._state.outside
         self._wake_s = None
-        if state.wish == "leave":
+        if state.wish.leaves:
             return ""
         devices, why_not = outside.target(state.links)
         if devices and outside.asks_now(state.links, now_s):

@@ -58,9 +58,10 @@ class EnterGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """All members have entered: send."""
+    """All members have entered: send. `begins`: this member's learner, which is ready, computes from now on (X3)."""
 
     generation: Generation
+    begins: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from meshwire.membershipevents import (
 from meshwire.messages.generation import Enter, Entered, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
 from meshwire.outside import Outside
-from meshwire.petitions import Kind, Petitions
+from meshwire.ownwish import OwnWish
+from meshwire.petitions import Petitions
 from meshwire.proposing import Roll, roll_of
 from meshwire.timeouts import Timeouts
 
@@ -52,7 +53,7 @@ class State:
         self.standing: Standing | None = None  # as promised
         self.overdue: set[str] = set()  # devices that did not do their part in time
         self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
-        self.wish: Kind | None = None
+        self.wish = OwnWish()
         self.samples = 0
         self.until_s: float | None = None  # the deadline of the present phase
         self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
@@ -63,6 +64,7 @@ class State:
         self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is
         if generation is not None:
             self.links.expect(generation, now_s + timeouts.patience_s)
+            self.wish.found(generation.number, computes=self.computes)
 
     # What is known.
 
@@ -78,6 +80,11 @@ class State:
         rank = rank_of(self.change, self.me.device)
         assert rank is not None, "not listed"
         return rank
+
+    @property
+    def computes(self) -> bool:
+        """In the newest generation promised this rank's learner does."""
+        return self.rank in self.change.learning
 
     @property
     def lineage(self) -> tuple[int, ...]:
@@ -195,7 +202,7 @@ class State:
             return
         if reload:
             self.entered = None
-            self._forget_learner()
+            self.wish.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
 
@@ -205,6 +212,7 @@ class State:
         self.entered = generation
         self.phase = Phase.ENTERED
         self.petitions.settle(self._promised_at_s)
+        self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
         self.effects.append(EnterGeneration(generation, self._committed))
         if not generation.learning and (before is None or before.learning):
             self.effects.append(NobodyLearns(generation))
@@ -224,13 +232,13 @@ class State:
         self.until_s = None
         self.overdue.clear()
         self.outside.came_in(now_s)
-        self.effects.append(Resume(self.change))
-        if self.wish is not None:
-            self.tell_wish(self.wish, now_s)
+        begins = self.wish.run(self.change.number, computes=self.computes)
+        self.effects.append(Resume(self.change, begins))
+        self.tell_wish(now_s)
 
-    def tell_wish(self, kind: Kind, now_s: float) -> None:
-        """To a generation that does not fulfil it."""
-        if kind == "leave" or (self.rank in self.change.learning) != (kind == "learn"):
+    def tell_wish(self, now_s: float) -> None:
+        """The own one, to a generation that does not fulfil it."""
+        if (kind := self.wish.due(computes=self.computes)) is not None:
             self.petitions.wish(self.me.device, kind, now_s)
             self.send_members(Wish(job=self.job, kind=kind))
 
@@ -242,11 +250,6 @@ class State:
         self.overdue, self.torn = set(), {}
         self._lineage = ()
         self.petitions = Petitions()
-        self._forget_learner()
+        self.wish.forget()
         self.outside.left(now_s, self.timeouts)
         self.effects.append(LeftOut(reason))
-
-    def _forget_learner(self) -> None:
-        """The base that was ready is not the one that is kept: the next learner loads, and says so itself."""
-        if self.wish != "leave":
-            self.wish = None

@@ -85,7 +85,7 @@ class Proposer:
         self.wake_s, self.waiting = None, ""
         if self.proposal is not None:
             self._watch(self.proposal, now_s)
-        if self.proposal is not None or (state.wish == "leave" and state.phase is not Phase.PROMISED):
+        if self.proposal is not None or (state.wish.leaves and state.phase is not Phase.PROMISED):
             return
         everyone = state.next_roll()
         absent = {rank for rank in everyone.ranks if not state.links.holds(everyone.members[rank])}

@@ -12,6 +12,8 @@ from meshwire.messages.generation import Standing
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
 from meshwire.ownparts import OwnParts
+from meshwire.ownwish import OwnWish, Seat
+from meshwire.petitions import Kind
 from meshwire.roundcore import RoundCore
 from meshwire.roundevents import Effect, RoundComplete
 from meshwire.roundlearner import Decision, Learner, Phase, RoundSettings
@@ -197,3 +199,15 @@ def calls_remembered(patch: pytest.MonkeyPatch) -> None:
         return effects + self._settle(inputs[-1])
 
     patch.setattr(RoundMachine, "enter", remembering)
+
+
+def rest_not_owed(patch: pytest.MonkeyPatch) -> None:
+    """X3: the next learner takes the place of the one before as soon as it is ready."""
+    say = OwnWish.say
+
+    def newest_only(self: OwnWish, kind: Kind) -> None:
+        say(self, kind)
+        if kind == "learn":
+            self._seat = Seat.VACANT
+
+    patch.setattr(OwnWish, "say", newest_only)

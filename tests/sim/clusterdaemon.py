@@ -226,9 +226,11 @@ class Daemon(Node):
                 self._catch_up(effect)
             case EnterGeneration(generation, enter):
                 self._enter(generation, enter)
-            case Resume(generation):
+            case Resume(generation, begins):
                 assert self.rounds is not None
-                self.rounds.resume(effect.generation)
+                self.rounds.resume(generation)
+                if begins:
+                    self.rounds.take_in()
                 self._report()
                 self.world.resumed(self, generation)
             case LeftOut(reason):
@@ -277,6 +279,7 @@ class Daemon(Node):
         if catching_up != self._catching_up or answer is None or self.rounds is None:
             return  # of a source that is gone the machine hears by itself
         if isinstance(answer, CannotAnswer):
+            assert answer.generation != enter.generation, f"G5: {self.name} lacks a round, and nobody has kept it"
             self._perform(self.machine.cannot_catch_up(answer.reason, self.world.now_s))
             return
         assert isinstance(answer, ServedRounds)
@@ -355,7 +358,7 @@ class Daemon(Node):
         try:
             return ServedRounds(rounds.served_after(complete))
         except KeyError as error:
-            return CannotAnswer(f"round {error} is not kept here any more")
+            return CannotAnswer(f"round {error} is not kept here any more", rounds.generation)
 
     @property
     def computes(self) -> bool:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CannotAnswer:
-    """`RequestError`."""
+    """`RequestError`. `generation`: by hash, the one in which rounds are not kept that were asked for."""
 
     reason: str
+    generation: int = 0
 
 
 Answer = object  # None: the link was lost, or nothing came in time

@@ -255,22 +255,23 @@ class Rounds:
         self._count(enter.counted, enter.learning)
         self.generation, self.stage = enter.generation, Stage.ENTERED
         self.exchange.enter(generation.ranks, enter.cut)
-        computes, now_s = self._rank in generation.learning and not self.turn.loaded, self.world.now_s
+        computes, now_s = self._rank in generation.learning, self.world.now_s
         self.perform(self.machine.enter(generation.ranks, enter.cut, dict(enter.complete), now_s, computes=computes))
 
     def resume(self, generation: Generation) -> None:
         self._count(generation.number, generation.learning)
-        if self._rank in generation.learning and self.turn.loaded:
-            self.turn.taken_in()
-            self.turn.wants_to_start(1)
-            self.dealing.begin()
-            self.perform([])
         self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
         self.exchange.resume()
         self.stage = Stage.RUNNING
         unsent, self.unsent = self.unsent, []
         for message in unsent:
             self._send(message)
+
+    def take_in(self) -> None:
+        self.turn.taken_in()
+        self.turn.wants_to_start(1)
+        self.dealing.begin()
+        self.perform([])
 
     def _count(self, number: int, learning: tuple[int, ...]) -> None:
         if number > self.counted:

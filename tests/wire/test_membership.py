@@ -490,3 +490,43 @@ def test_a_learner_of_a_history_that_is_not_kept_is_not_ready() -> None:
     assert Resume in kinds(effects)
     assert not sent(effects, Wish)
     assert sent(made.wish("learn", 3.0), Wish), "now it has"
+
+
+def followed(made: Membership, generation: Generation, at_s: float, **entering: Any) -> list[Effect]:
+    """This member promises `generation` of the first one, enters it, and all others have."""
+    made.receive(ONE, Propose(generation=generation), at_s)
+    lost = 1 in entering.get("reload", ())
+    made.standing(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}) if lost else HELD, at_s)
+    made.receive(ONE, enter_of(generation, **entering), at_s)
+    if lost:
+        made.caught_up(at_s)
+    made.receive(ONE, Entered(job=JOB, generation=generation.hash64()), at_s)
+    return made.receive(THREE, Entered(job=JOB, generation=generation.hash64()), at_s)
+
+
+def wishes(effects: list[Effect]) -> set[str]:
+    return {wish.kind for _, wish in sent(effects, Wish)}
+
+
+def test_a_rank_rests_before_its_next_learner_computes() -> None:
+    """X3: that learner was ready before the others had a generation in which it rested, and was told nothing of it."""
+    two = machine(1)
+    assert wishes(two.wish("rest", 1.0)) == {"rest"}
+    assert wishes(two.wish("learn", 1.1)) == {"rest"}
+    assert wishes(followed(two, following(2, 0), 2.0)) == {"rest"}, "the others had not heard it"
+    resting = following(3, 0, learning=(0, 2), parent=following(2, 0).digest())
+    assert wishes(followed(two, resting, 3.0)) == {"learn"}
+    taken_in = following(4, 0, parent=resting.digest())
+    assert Resume(taken_in, begins=True) in followed(two, taken_in, 4.0)
+
+
+def test_whoever_returns_and_is_listed_as_computing_rests_first() -> None:
+    """J1, X3: who proposes may not know yet that it was left out; all waited for a learner that nobody had started."""
+    two = machine(1)
+    gone_on = following(2, 0, ranks=(0, 2), learning=(0, 2))
+    two.receive(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50), 1.0)
+    returned = following(3, 0, parent=gone_on.digest())
+    assert wishes(followed(two, returned, 2.0, reload=(1,))) == {"rest"}
+    resting = following(4, 0, learning=(0, 2), parent=returned.digest())
+    assert not wishes(followed(two, resting, 3.0))
+    assert wishes(two.wish("learn", 4.0)) == {"learn"}
