@@ -57,6 +57,7 @@ class Executor:
         job: number for the frame headers.
         seed: the job's, for codecs that draw.
         staleness: the bound s.
+        first: the job's first round; None where this member comes in later.
         result: slot for the means, `plan.total_values` long.
         on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
             complete here, decoded or not; after a change of generation once more if the round runs again.
@@ -77,6 +78,7 @@ class Executor:
         seed: int,
         generation: int,
         staleness: int,
+        first: int | None,
         result: Values,
         on_bucket: Callable[[int, int, bool, int, float, float], None],
         on_result: Callable[[int], None],
@@ -104,8 +106,10 @@ class Executor:
                 self._feedback.worker if self._feedback is not None else None,
                 self._budget,
             ),
+            seed,
+            first,
         )
-        self._slot = ResultSlot(result, self._forms, self._decode, on_result, on_broken)
+        self._slot = ResultSlot(result, self._forms, self._memory.bases, self._decode, on_result, on_broken)
         owner_seed = member_seed(seed, rank, owner=True, shared=shared)
         self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in self._forms}
         self.on_chunk_sent: Callable[[Header], None] | None = None
@@ -158,7 +162,7 @@ class Executor:
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
         before = self._ways
         self._form(generation, ranks, links)
-        if self._feedback is not None:
+        if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
             form = self._forms.of(cut + 1)
             self._feedback.enter(cut, self._given_up(form, before[form], self._ways[form]))
 
@@ -242,6 +246,7 @@ class Executor:
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
         """V1, C1: a round is complete, and counts or is void: it will not run again. `contributed`: this member is in
         it, which may have rested when it ran again (X3)."""
+        self._memory.settle(number, void=void)
         if self._feedback is not None:
             self._feedback.settle(number, void=void, contributed=contributed)
 
@@ -341,7 +346,7 @@ class Executor:
             return
         own = self._memory.own.get(round_.number)
         round_.finals.append(self._arithmetic[round_.form].final(bucket, work, round_.area, own))
-        lies_in_slot = self._slot.round == round_.number and self._slot.took(work.segment_count)
+        lies_in_slot = self._slot.round == round_.number and self._slot.took(round_.finals[-1])
         exchange = round_.exchanges[bucket]
         if exchange.delivered(work):
             self._on_bucket(

@@ -85,10 +85,10 @@ class Preparation:
             budget_of(plan, EncodedLayout(plan, codec))
         except ValueError as error:
             raise RequestError(str(error)) from None
-        encoded_bytes = RoundLayouts(plan, codec).bytes_max
+        layouts = RoundLayouts(plan, codec)
         members_max = spec.peers_max or len(self._job.members)
-        retained = retained_bytes(encoded_bytes, staleness, codec.reduction, members_max)
-        retained += residual_bytes(codec, plan.total_values, staleness)
+        retained = retained_bytes(layouts.bytes_max, staleness, codec.reduction, members_max)
+        retained += residual_bytes(codec, plan.total_values, staleness) + layouts.bases_bytes(staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:
             name = self._job.members[self._job.rank].name

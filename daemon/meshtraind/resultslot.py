@@ -4,7 +4,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from meshtraind.bases import Bases
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.expansion import Expansion
 from meshtraind.segments import Forms, Segment
 from meshtraind.slices import Slices
 
@@ -33,6 +37,7 @@ class ResultSlot:
 
     Args:
         values: the slot, as long as the plan's vector.
+        bases: of low-rank rounds.
         decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
         on_result: called with the round when all of it lies here; never from within `open`.
         on_broken: called with what is wrong with a payload that was received.
@@ -42,6 +47,7 @@ class ResultSlot:
         self,
         values: Values,
         forms: Forms,
+        bases: Bases,
         decode: Callable[[Final, "ResultSlot"], None],
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
@@ -49,6 +55,9 @@ class ResultSlot:
         self._values: Values | None = values
         self._forms = forms
         self._decode = decode
+        self._bases = bases
+        self._sent: Values = np.empty(forms.factor_values, np.float32)
+        self._expansion: Expansion | None = None  # of a low-rank round
         self._on_result = on_result
         self._on_broken = on_broken
         self._left = 0  # segments
@@ -67,19 +76,32 @@ class ResultSlot:
 
     def restart(self, arrived: Sequence[Final]) -> None:
         """What lies here of the open round is void (G6): this has arrived of it."""
-        self._left = sum(map(len, self._forms.of(self.round).segments))
+        form = self._forms.of(self.round)
+        self._left = sum(map(len, form.segments))
+        self._expansion = None
+        if form.layout.factors is not None:
+            assert self._values is not None
+            self._expansion = Expansion(self.round, form.layout.factors, self._bases, self._sent, self._values)
         self._arrived = deque(arrived)
         if arrived:
             self._slices.run_later()
 
     def place(self, segment: Segment) -> Values:
         """Where a segment of the open round is to be decoded."""
+        if self._expansion is not None:
+            return self._expansion.place(segment)
         assert self._values is not None
         return self._values[segment.start : segment.start + segment.count]
 
-    def took(self, segment_count: int) -> bool:
-        """Final segments of the open round lie in their places, or are void. Returns whether these were the last."""
-        self._left -= segment_count
+    def took(self, final: Final) -> bool:
+        """Final segments of the open round lie in their places, or are void. Returns whether these were the last, and
+        the means are there. Factors are multiplied in slices, and `on_result` follows."""
+        self._left -= final.segment_count
+        if self._expansion is not None:
+            self._expansion.took(final.bucket, final.segment_count, void=final.void)
+            if not self._expansion.finished:
+                self._slices.run_later()
+                return False
         return not self._left
 
     def forget(self, number: int) -> None:
@@ -91,11 +113,11 @@ class ResultSlot:
         """Lets go of the slot: a view of the shared memory would keep all of it mapped."""
         self._slices.stop()
         self._arrived.clear()
-        self._values = None
+        self._values = self._expansion = None
 
     def _next(self) -> bool:
         if not self._arrived:
-            return False
+            return self._expand_one()
         final = self._arrived.popleft()
         if not final.void:
             try:
@@ -103,6 +125,13 @@ class ResultSlot:
             except CodecError as error:
                 self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
                 return True  # its segments never come to lie here
-        if self.took(final.segment_count):
+        if self.took(final):
+            self._on_result(self.round)
+        return True
+
+    def _expand_one(self) -> bool:
+        if self._expansion is None or not self._expansion.expand_one():
+            return False
+        if self._expansion.finished and not self._left:
             self._on_result(self.round)
         return True

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshtraind.bases import Bases
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.factorpart import FactorPart
 from meshtraind.ownpart import Compensated, Compensation, InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final
 from meshtraind.segments import Areas, Form, Forms, Segment
@@ -43,6 +45,7 @@ class Round:
     area: memoryview  # the encoded vector first, but for a gather
     exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
     finals: list[Final] = field(default_factory=list)  # what of it is final in the area
+    void: bool = True  # until it is complete, and counts
     packed: memoryview | None = None  # its bytes as they are served, once somebody has asked for them
 
 
@@ -51,11 +54,14 @@ class RoundMemory:
 
     Args:
         staleness: the bound s; it decides where own parts are kept.
-        compensation: what own parts are encoded with, but on the ring.
+        compensation: what own parts are encoded with, but for plain sums on the ring.
+        seed: the job's.
+        first: the job's first round; None where this member came in later.
 
     Attributes:
         rounds: by number.
         own: what this member adds, by round.
+        bases: of low-rank rounds.
     """
 
     def __init__(
@@ -63,6 +69,8 @@ class RoundMemory:
         forms: Forms,
         staleness: int,
         compensation: Compensation,
+        seed: int,
+        first: int | None,
     ) -> None:
         self._forms = forms
         self._staleness = staleness
@@ -70,7 +78,9 @@ class RoundMemory:
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
+        self._sent: Values = np.zeros(forms.factor_values, np.float32)
         self.rounds: dict[int, Round] = {}
+        self.bases = Bases(forms, self.rounds, seed, staleness, first)
         self.own: dict[int, OwnPart] = {}
 
     def resize(self, area_bytes: Mapping[Form, int]) -> None:
@@ -97,6 +107,10 @@ class RoundMemory:
         areas = self._own_areas[form]
         if form.layout.reduction is not Reduction.LINEAR:
             return Compensated(form.segments, areas.take(), number, self._compensation)
+        if form.layout.factors is not None:
+            residual = self._compensation.residual
+            assert residual is not None
+            return FactorPart(form, areas.take(), self._scratch, self._sent, number, residual, self.bases)
         if self._staleness:
             return Retained(form.segments, areas.take(), self._scratch)
         return InSlot(form.segments)
@@ -181,16 +195,24 @@ class RoundMemory:
             at += segment.codec.length_of(run[at:], segment.count)
         return at
 
+    def settle(self, number: int, *, void: bool) -> None:
+        """A round is complete, and counts or is void."""
+        self.rounds[number].void = void
+
     def forget(self, number: int) -> None:
-        """All of a round is needed no more."""
+        """All of a round is needed no more, but for the basis that may be made of it."""
         form = self._forms.of(number)
-        if (round_ := self.rounds.pop(number, None)) is not None:
-            self._areas[form].give(round_.area)
+        self._release(number if form.layout.factors is None else number - self.bases.lag)
+        self.bases.forget(number)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:
             self._own_areas[form].give(own.area)
         if self._forms.ends_with(number):  # rounds are forgotten in order
             self._areas[form].close()
             self._own_areas[form].close()
+
+    def _release(self, number: int) -> None:
+        if (round_ := self.rounds.pop(number, None)) is not None:
+            self._areas[round_.form].give(round_.area)
 
     def close(self) -> None:
         """Lets go of everything."""

@@ -87,6 +87,7 @@ class Rounds:
             seed=spec.seed,
             generation=generation.hash64(),
             staleness=staleness,
+            first=None if loading else entry.complete + 1,
             result=np.frombuffer(memory.result(), np.float32),
             on_bucket=self._bucket_complete,
             on_result=self._result_decoded,
@@ -145,8 +146,7 @@ class Rounds:
         if loading:
             self.crossing.fence()
             self.dead("its script has not loaded yet")
-        self.samples = 0
-        self.closed = False
+        self.samples, self.closed = 0, False
 
     # The learner
 

@@ -70,6 +70,12 @@ class Forms:
         return self._layouts.ends_with(number)
 
     @property
+    def factor_values(self) -> int:
+        """Of the longest vector that a low-rank round sends."""
+        plans = [form.layout.factors.plan for form in self if form.layout.factors is not None]
+        return max((plan.total_values for plan in plans), default=0)
+
+    @property
     def bytes_max(self) -> int:
         """The longest encoded vector of any round."""
         return self._layouts.bytes_max

@@ -1,5 +1,6 @@
 """`codecs`: how gradients can travel."""
 
+import math
 from typing import Any
 
 from meshtrain.cli.errors import reported
@@ -18,7 +19,8 @@ TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded", Reductio
 def codecs(as_json: Json = False) -> None:
     """Show the codecs that --codec takes.
 
-    Bits are those of one value in a full segment, the most where they follow the values. State is what error feedback
+    Bits are those of one value in a full segment, the most where they follow the values, or in a square matrix where
+    factors of matrices are sent. State is what error feedback
     keeps on each device under bsp. Of several exchanges the first is taken if none is typed, as in topk:0.01,gather.
     """
     documents = [_document(family) for family in FAMILIES.values()]
@@ -43,6 +45,7 @@ def codecs(as_json: Json = False) -> None:
 def _document(family: Family) -> dict[str, Any]:
     spec = parse_codec(family.name)
     count = limits.SEGMENT_VALUES_MAX
+    sent = int(spec.number("rank")) * math.isqrt(count) if family.low_rank else count
     return {
         "name": family.name,
         "about": family.about,
@@ -50,7 +53,7 @@ def _document(family: Family) -> dict[str, Any]:
         "topologies": [TOPOLOGIES[reduction] for reduction in family.reductions],
         "reductions": [reduction.value for reduction in family.reductions],
         "fixed": family.fixed,
-        "bits_per_value": 8 * spec.segment_bytes_max(count) / count,
+        "bits_per_value": 8 * spec.segment_bytes_max(sent) / count,
         "error_feedback": spec.error_feedback,
         "state_bytes_per_value": residual_bytes(spec, count, 0) / count,
         "parameters": [

@@ -37,7 +37,7 @@ PARTS = {
     "raw_slots": "gradients on their way to the daemon",
     "result_slot": "their mean on its way back",
     "retained": "encoded rounds, in the daemon",
-    "residuals": "what the codec has left out, in the daemon",
+    "residuals": "what the codec has left out or builds on, in the daemon",
 }
 
 
@@ -61,18 +61,19 @@ class Memory:
         """One member's, with these settings or other ones."""
         size = self.measurement.size
         spec = parse_codec(codec or self.codec)
-        encoded_bytes = RoundLayouts(self._plan, spec).bytes_max
+        layouts = RoundLayouts(self._plan, spec)
         coefficient = own_coefficient(self.sync.own, len(self.members))
         bound = self.sync.staleness if staleness is None else staleness
         return footprint(
             size,
             self._plan.total_values,
-            encoded_bytes,
+            layouts.bytes_max,
             coefficient,
             bound,
             spec,
             self.sync.local,
             members=self.members_max or len(self.members),
+            bases_bytes=layouts.bases_bytes(bound),
         )
 
     @cached_property

@@ -6,11 +6,23 @@ One entry for each family. How its segments look is in `meshtraind.codecs`.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from meshwire.codecspec import CodecSpec, Family, Reduction
+from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction, always, warmup
 from meshwire.quantcodecs import QUANTISING_FAMILIES
 from meshwire.sparsecodecs import SPARSE_FAMILIES
 
-__all__ = ["BF16", "FAMILIES", "FP16", "FP32", "CodecSpec", "Family", "Reduction", "buffer_codec", "parse_codec"]
+__all__ = [
+    "BF16",
+    "FAMILIES",
+    "FP16",
+    "FP32",
+    "SEGMENT_FAMILIES",
+    "CodecSpec",
+    "Family",
+    "Reduction",
+    "buffer_codec",
+    "parse_codec",
+    "values_codec",
+]
 
 
 def _fixed(header_bytes: int, value_bytes: int) -> Callable[[CodecSpec, int], int]:
@@ -35,9 +47,29 @@ _FAMILIES = (
     ),
     *QUANTISING_FAMILIES,
     *SPARSE_FAMILIES,
+    Family(
+        "powersgd",
+        Reduction.LINEAR,
+        lambda spec, count: values_codec(spec).segment_bytes_max(count),
+        about="in turn one of the two factors of each matrix, whose other one is known; all else as it is",
+        source="Vogels et al. 2019, arXiv 1905.13727; Zhang et al. 2023 (ACP-SGD), arXiv 2306.08881",
+        parameters=(
+            Number("rank", 1, 64, 4.0, "rows of each factor", whole=True),
+            Number("min_rate", 1, 1000, 2.0, "matrices that both factors make smaller by less are sent as they are"),
+            warmup(10.0),
+            Choice("values", ("fp32", "fp16"), "fp32", "how the factors are written"),
+        ),
+        error_feedback=always,
+        low_rank=True,
+        example="powersgd:4,warmup=100+fp16",
+    ),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _FAMILIES})
+SEGMENT_FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {family.name: family for family in _FAMILIES if not family.low_rank}
+)
+"""Those that encode segments of the model's vector themselves."""
 
 
 def parse_codec(text: str) -> CodecSpec:
@@ -55,6 +87,11 @@ def parse_codec(text: str) -> CodecSpec:
     return family.spec(typed, after_plus if plus else None)
 
 
+def values_codec(codec: CodecSpec) -> CodecSpec:
+    """By which segments are encoded: where the job's codec is of low rank, a cast."""
+    return parse_codec(codec.choice("values")) if codec.family.low_rank else codec
+
+
 def buffer_codec(codec: CodecSpec) -> CodecSpec:
     """How float buffers travel in a job with this codec (O5).
 
@@ -63,7 +100,7 @@ def buffer_codec(codec: CodecSpec) -> CodecSpec:
     its turn would be moved ten times too far, and a mask that never changes would be moved by 1-bit's means. So where
     a codec leaves something out, buffers are rounded to fp16, and what did not change takes next to nothing.
     """
-    return codec if codec.reduction is Reduction.LINEAR else _CHANGED_VALUES
+    return values_codec(codec) if codec.reduction is Reduction.LINEAR else _CHANGED_VALUES
 
 
 FP32 = parse_codec("fp32")

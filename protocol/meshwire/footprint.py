@@ -62,7 +62,7 @@ class Footprint:
         buffers: in the model, and their value after the last round.
         raw_slots, result_slot: shared memory of learner and daemon.
         retained: encoded, in the daemon, until every member has the round.
-        residuals: of the codec's error feedback, in the daemon.
+        residuals: of the codec's error feedback, and the bases of its factors, in the daemon.
     """
 
     parameters: int
@@ -102,6 +102,7 @@ def footprint(
     codec: CodecSpec = FP32,
     local: Outer | None = None,
     members: int = 1,
+    bases_bytes: int = 0,
 ) -> Footprint:
     """The memory of one member.
 
@@ -113,6 +114,7 @@ def footprint(
             and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
         codec, members: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
+        bases_bytes: of a low-rank codec (`RoundLayouts.bases_bytes`).
         local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
             momentum is one value for each of a parameter's.
     """
@@ -130,15 +132,15 @@ def footprint(
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,
         retained=retained_bytes(encoded_bytes, staleness, codec.reduction, members),
-        residuals=residual_bytes(codec, values, staleness),
+        residuals=residual_bytes(codec, values, staleness) + bases_bytes,
     )
 
 
 def residual_bytes(codec: CodecSpec, values: int, staleness: int) -> int:
     """What error feedback keeps: a worker's residual as it is and as it was before each of the rounds that can be on
     their way, and an owner's for the shards that it has, which are the whole vector where a member is alone. In a
-    gather nobody owns any."""
-    residuals = 1 if codec.reduction is Reduction.GATHER else 2
+    gather and on the ring nobody owns any."""
+    residuals = 2 if codec.reduction is Reduction.TWO_SIDED else 1
     return residuals * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
 
 

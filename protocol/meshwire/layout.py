@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from meshwire import limits
 from meshwire.codec import CodecSpec, Reduction, buffer_codec
+from meshwire.lowrank import Factors
 from meshwire.plan import Bucket, Plan
 from meshwire.topology import Shard
 
@@ -18,6 +19,7 @@ class EncodedLayout:
         plan: of what is encoded.
         codec: the job's.
         parameters: that of the parameters' buckets, where it is not the job's.
+        factors: what of the job's vector `plan` is, in a round of low rank.
 
     Attributes:
         codecs: by bucket; the one of float buffers may have another than the job's (O5).
@@ -26,8 +28,11 @@ class EncodedLayout:
         served_in_place: a round's bytes are an encoded vector as it lies here, and not back to back.
     """
 
-    def __init__(self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None) -> None:
+    def __init__(
+        self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None, factors: Factors | None = None
+    ) -> None:
         self.plan = plan
+        self.factors = factors
         self.reduction = codec.reduction
         self.codecs = tuple(
             parameters or codec if bucket.index < plan.parameter_buckets else buffer_codec(codec)

@@ -31,6 +31,12 @@ class Span:
     tensor: int  # index into the manifest
     start: int
     count: int
+    rows: int  # of the matrix that it is, its first dimension; 1 for vectors and numbers
+
+    @property
+    def columns(self) -> int:
+        """All other dimensions."""
+        return self.count // self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
     tensors = tuple(enumerate(manifest.tensors))
     parameters = [(index, spec) for index, spec in reversed(tensors) if spec.kind == "parameter" and spec.in_vector]
     buffers = [(index, spec) for index, spec in tensors if spec.kind == "buffer" and spec.in_vector]
-    groups = _grouped([_aligned(spec.count) for _, spec in parameters], bucket_bytes // VALUE_BYTES)
+    groups = _grouped([aligned(spec.count) for _, spec in parameters], bucket_bytes // VALUE_BYTES)
     parameter_buckets = len(groups)
     if buffers:
         groups.append(len(buffers))
@@ -97,12 +103,12 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
             "possible: make them larger"
         )
     spans, total_values = _placed(parameters + buffers)
-    segment_values = _segment_values(total_values)
+    segment_values = values_per_segment(total_values)
     buckets: list[Bucket] = []
     first = 0
     for index, tensor_count in enumerate(groups):
         start, last = spans[first].start, spans[first + tensor_count - 1]
-        end = last.start + _aligned(last.count)
+        end = last.start + aligned(last.count)
         buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values))
         first += tensor_count
     return Plan(segment_values, total_values, spans, tuple(buckets), parameter_buckets)
@@ -113,8 +119,9 @@ def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], in
     spans: list[Span] = []
     start = 0
     for index, spec in tensors:
-        spans.append(Span(spec.name, index, start, spec.count))
-        start += _aligned(spec.count)
+        rows = spec.shape[0] if len(spec.shape) > 1 and spec.count else 1
+        spans.append(Span(spec.name, index, start, spec.count, rows))
+        start += aligned(spec.count)
     return tuple(spans), start
 
 
@@ -138,11 +145,12 @@ def _fitting(sizes: list[int], first: int, most: int) -> int:
     return end - first
 
 
-def _segment_values(total_values: int) -> int:
+def values_per_segment(total_values: int) -> int:
     """C1: 64 Ki values, or the power of two that still cuts a small vector into VECTOR_SEGMENTS."""
     wanted = max(total_values // VECTOR_SEGMENTS, SEGMENT_VALUES_MIN)
     return min(1 << (wanted.bit_length() - 1), limits.SEGMENT_VALUES_MAX)
 
 
-def _aligned(values: int) -> int:
+def aligned(values: int) -> int:
+    """What so many values take in a vector."""
     return -(-values // ALIGNMENT_VALUES) * ALIGNMENT_VALUES

@@ -292,6 +292,29 @@ class ChurnRing(Ring):
             assert sorted(member.means) == list(range(self.entered_at[rank] + 1, max(self.rounds) + 1))
             assert len(member.decoded) == len(set(member.decoded))
 
+    def check_alike(self) -> None:
+        """All members have the same means, to the bit, of exactly those that contributed."""
+        for number, ranks in self.completed_in.items():
+            made = self.rounds[number]
+            contributors = [rank for rank in ranks if made[rank].values is not None]
+            bitmap = sum(1 << rank for rank in contributors)
+            poisoned = frozenset[int]().union(*(made[rank].poisoned for rank in contributors))
+            told: dict[int, object] = {}
+            for rank in self.ranks:
+                for bucket in PLAN.buckets:
+                    if (done := self.members[rank].done.get((number, bucket.index))) is not None:
+                        assert (done.contributors, done.poisoned) == (bitmap, bucket.index in poisoned)
+                        assert told.setdefault(bucket.index, done) == done
+            if contributors and not poisoned:
+                assert len({member.means[number].tobytes() for member in self.current() if number in member.means}) == 1
+        for rank in self.ranks:
+            member = self.members[rank]
+            assert sorted(member.means) == list(range(self.entered_at[rank] + 1, max(self.rounds) + 1))
+
+    def current(self) -> list[Member]:
+        """The members."""
+        return [self.members[rank] for rank in self.ranks]
+
 
 def offers_of(members: int, last: int, seed: int) -> dict[int, list[Offer]]:
     """Rounds 1 to `last`: most members contribute to most, and some buckets are poison."""

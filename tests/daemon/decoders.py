@@ -27,7 +27,7 @@ from meshtraind.identity import CertificateError, Identity, check_certificate, l
 from meshtraind.pairchannel import ProtocolError, loaded, profile_of, receive_plain
 from meshtraind.pairproof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
 from meshwire import limits
-from meshwire.codec import FAMILIES
+from meshwire.codec import SEGMENT_FAMILIES
 from meshwire.header import Header
 from meshwire.messages.envelope import Envelope, encode
 from meshwire.messages.envelope import Role as MessageRole
@@ -243,7 +243,7 @@ DAEMON_DECODERS = (
             st.lists(st.floats(-1e6, 1e6, width=32), max_size=20).map(partial(encoded_segment, name)),
             (CodecError,),
         )
-        for name in sorted(FAMILIES)
+        for name in sorted(SEGMENT_FAMILIES)
     ),
     Decoder(
         "pairing frame",

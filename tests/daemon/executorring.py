@@ -30,8 +30,8 @@ Opening = Literal["early", "late", "any"]
 MANIFEST = ModelManifest(
     tensors=(
         *(
-            TensorSpec(name=f"layer{index}", shape=(size,), dtype="float32", kind="parameter")
-            for index, size in enumerate((70_000, 5, 30_000, 1_000, 129))
+            TensorSpec(name=f"layer{index}", shape=shape, dtype="float32", kind="parameter")
+            for index, shape in enumerate(((350, 20, 10), (5,), (150, 200), (1_000,), (129, 1)))
         ),
         TensorSpec(name="running_mean", shape=(1_500,), dtype="float32", kind="buffer"),
     ),
@@ -198,6 +198,10 @@ class Ring:
         result = np.full(PLAN.total_values, np.nan, np.float32)
         return Member(self._executor(rank, link, result), link, slots, result)
 
+    def first(self, rank: int) -> int | None:
+        """The first round, for those that are there from the start."""
+        return 1
+
     def _executor(self, rank: int, link: FakeLink, result: Values) -> Executor:
         return Executor(
             plan=PLAN,
@@ -209,6 +213,7 @@ class Ring:
             seed=7,
             generation=self.generation,
             staleness=self.staleness,
+            first=self.first(rank),
             result=result,
             on_bucket=partial(self._bucket_done, rank),
             on_result=lambda round_: self.members[rank].decoded.append(round_),
@@ -249,7 +254,7 @@ class Ring:
         # The slow member is asked for rounds as far ahead as the rules allow.
         if member.received > member.complete and (rank != self.slow or self.random.random() < 0.01):
             yield partial(self._hold, member)
-        if member.opened == member.applied < max(self.rounds) and (
+        if member.opened == member.applied < min(max(self.rounds), member.complete + 1) and (
             self.opening != "late" or member.complete > member.applied
         ):
             yield partial(self.open, rank)

@@ -13,7 +13,7 @@ from meshtrain.cli.bench import bench
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
 from meshtraind.bench.codecs import all_codecs, gradient, measure
 from meshtraind.bench.settings import BenchError
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codec import SEGMENT_FAMILIES, parse_codec
 
 
 def figures(
@@ -50,7 +50,7 @@ def test_the_report_has_a_table_for_each_size() -> None:
 
 
 def test_all_families_are_measured() -> None:
-    assert {parse_codec(text).name for text in all_codecs()} == set(FAMILIES)
+    assert {parse_codec(text).name for text in all_codecs()} == set(SEGMENT_FAMILIES)
 
 
 def test_a_gradient_has_heavy_tails_and_layers_of_different_scales() -> None:

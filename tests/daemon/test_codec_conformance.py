@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codec import SEGMENT_FAMILIES, parse_codec
 from meshwire.quantcodecs import ONEBIT_COLUMN
 from meshwire.sparsecodecs import INT4_BUCKET
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
@@ -30,7 +30,7 @@ MORE = (
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
     "twobit:rms=2",
 )
-CODECS = sorted({str(parse_codec(text)) for text in (*FAMILIES, *MORE)})
+CODECS = sorted({str(parse_codec(text)) for text in (*SEGMENT_FAMILIES, *MORE)})
 LARGEST = float(np.finfo(np.float32).max)
 TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 SEED = 0x9E3779B97F4A7C15
@@ -398,7 +398,7 @@ def distance_left(text: str, *, feedback: bool) -> float:
     return float(np.linalg.norm(model - optimum) / np.linalg.norm(optimum))
 
 
-@pytest.mark.parametrize("text", [BRISK.get(name, name) for name in FAMILIES if name in with_feedback()])
+@pytest.mark.parametrize("text", [BRISK.get(name, name) for name in SEGMENT_FAMILIES if name in with_feedback()])
 def test_with_error_feedback_the_optimum_is_reached_and_without_it_is_not(text: str) -> None:
     """P4."""
     reached = distance_left(text, feedback=True)

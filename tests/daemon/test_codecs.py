@@ -14,11 +14,11 @@ from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError
 from meshtraind.codecs.fp16 import EXPONENT_MAX, EXPONENT_MIN
 from meshwire import limits
-from meshwire.codec import FAMILIES, Reduction
+from meshwire.codec import SEGMENT_FAMILIES, Reduction
 
 Values = NDArray[np.float32]
 
-NAMES = sorted(family.name for family in FAMILIES.values() if family.reduction is Reduction.LINEAR)
+NAMES = sorted(family.name for family in SEGMENT_FAMILIES.values() if family.reduction is Reduction.LINEAR)
 LARGEST = float(np.finfo(np.float32).max)
 TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 
@@ -254,7 +254,7 @@ def test_a_full_segment_of_each_codec() -> None:
 
 
 def test_the_registry_knows_exactly_what_peers_agree_on() -> None:
-    assert {codec_named(name).spec.name for name in FAMILIES} == set(FAMILIES)
+    assert {codec_named(name).spec.name for name in SEGMENT_FAMILIES} == set(SEGMENT_FAMILIES)
     with pytest.raises(ValueError, match="there is no codec 'int3'; there are fp32, fp16, bf16"):
         codec_named("int3")
 

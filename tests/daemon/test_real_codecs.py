@@ -25,6 +25,7 @@ def mesh() -> Iterator[LocalMesh]:
         ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
         ("topk:0.05+fp16", {"sync": "ssp:2"}),
         (None, {"sync": "demo"}),
+        ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
     ],
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, str]) -> None:
@@ -63,7 +64,8 @@ def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
     with ChaosMesh(3) as mesh:
         anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
         submitted = []
-        for codec, sync in (("int8", "bsp"), ("topk:0.05,gather", "ssp:2")):
+        kinds = (("int8", "bsp"), ("topk:0.05,gather", "ssp:2"), ("powersgd:1,min_rate=1,warmup=5", "bsp"))
+        for codec, sync in kinds:
             folder = tmp_path / codec.partition(":")[0]
             folder.mkdir()
             options = {"codec": codec, "sync": sync, "args": (str(stop),)}

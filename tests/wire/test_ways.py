@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwire.codec import FAMILIES, FP32, CodecSpec, Reduction, parse_codec
+from meshwire.codec import FP32, SEGMENT_FAMILIES, CodecSpec, Reduction, parse_codec
 from meshwire.codecspec import Family
 from meshwire.layout import EncodedLayout
 from meshwire.manifest import ModelManifest, TensorSpec
@@ -20,7 +20,7 @@ MANIFEST = ModelManifest(
 PLAN = plan_buckets(MANIFEST, 1 << 18)
 
 
-CODECS = [*FAMILIES, "topk:gather"]
+CODECS = [*SEGMENT_FAMILIES, "topk:gather"]
 
 
 @pytest.mark.parametrize("name", CODECS)

@@ -15,7 +15,7 @@ from meshtraind.bench.codecreport import CodecFigures, CodecReport
 from meshtraind.bench.settings import BenchError
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Terms
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codec import SEGMENT_FAMILIES, parse_codec
 from meshwire.limits import SEGMENT_VALUES_MAX
 
 Values = NDArray[np.float32]
@@ -27,8 +27,8 @@ SCALE_SPREAD = 1.5  # of the layers' scales, in powers of e
 
 
 def all_codecs() -> list[str]:
-    """Every family with its defaults, and as its example has it."""
-    texts = [text for family in FAMILIES.values() for text in (family.name, family.example) if text]
+    """Every family that encodes segments, with its defaults, and as its example has it."""
+    texts = [text for family in SEGMENT_FAMILIES.values() for text in (family.name, family.example) if text]
     return list(dict.fromkeys(str(parse_codec(text)) for text in texts))
 
 
@@ -40,9 +40,13 @@ def measure(codecs: Sequence[str], counts: Sequence[int], runs: int, progress: C
         if not 1 <= count <= VALUES_MAX:
             raise BenchError(f"--values {count}: choose 1 to {VALUES_MAX}")
     try:
-        texts = [str(parse_codec(text)) for text in codecs]
+        specs = [parse_codec(text) for text in codecs]
     except ValueError as error:
         raise BenchError(f"--codec: {error}") from None
+    for spec in specs:
+        if spec.family.low_rank:
+            raise BenchError(f"--codec {spec}: what it costs depends on the model's matrices; choose another")
+    texts = [str(spec) for spec in specs]
     fp32, figures = {}, []
     for count in counts:
         progress(f"making {count} values")

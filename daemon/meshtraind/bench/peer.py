@@ -165,6 +165,7 @@ class Peer:
             seed=0,
             generation=GENERATION,
             staleness=0,
+            first=1,
             result=self._result,
             on_bucket=self._bucket_done,
             on_result=self._result_decoded,

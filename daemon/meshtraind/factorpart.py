@@ -1,0 +1,95 @@
+"""What this member adds to a low-rank round: factors of its gradient and of what earlier rounds left out."""
+
+import numpy as np
+
+from meshtraind.bases import Bases
+from meshtraind.codecs.base import CodecError, Values
+from meshtraind.factors import left_factor, right_factor, subtract_product
+from meshtraind.feedback import Residual
+from meshtraind.ownpart import Retained
+from meshtraind.segments import Form
+from meshwire.lowrank import Piece, Side
+
+FACTOR_MAX = 2.0**100  # the product of mean and basis is then finite
+
+
+class FactorPart(Retained):
+    """Whatever s is: encoded at once, for what it leaves out enters the next one.
+
+    The residual is of the model's vector, and counts what the members' factors are rounded to.
+
+    Args:
+        area: where it is kept.
+        scratch: for the values of one segment; shared by all rounds.
+        sent: for the values of the vector that is sent; shared by all rounds.
+        number: of the round.
+        residual: the worker's.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        area: memoryview,
+        scratch: Values,
+        sent: Values,
+        number: int,
+        residual: Residual,
+        bases: Bases,
+    ) -> None:
+        super().__init__(form.segments, area, scratch)
+        assert form.layout.factors is not None
+        self._factors = form.layout.factors
+        self._sent = sent
+        self._number = number
+        self._residual = residual
+        self._bases = bases
+
+    def _take(self, bucket: int, raw: Values) -> None:
+        pieces = self._factors.pieces[bucket]
+        bases = self._bases.of(self._number, bucket)
+        start, end = pieces[0].span.start, pieces[-1].span.start + pieces[-1].span.count
+        sent = self._factors.plan.buckets[bucket]
+        self._sent[sent.start : sent.start + sent.count] = 0.0  # padding, which another side's rounds may have written
+        values = self._residual.begin(self._number, start, end - start)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # found in the factors
+                np.add(values, raw[start:end], out=values)
+                for piece, basis in zip(pieces, bases, strict=True):
+                    self._send(piece, basis, self._matrix(piece, values, start))
+            super()._take(bucket, self._sent)
+            for segment in self._segments[bucket]:
+                np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))
+            for piece, basis in zip(pieces, bases, strict=True):
+                self._keep_rest(piece, basis, self._matrix(piece, values, start))
+        except CodecError:
+            self._residual.cancel(self._number, start)
+            raise
+
+    def _matrix(self, piece: Piece, values: Values, start: int) -> Values:
+        first = piece.span.start - start
+        return values[first : first + piece.span.count].reshape(piece.span.rows, -1)
+
+    def _of_sent(self, piece: Piece) -> Values:
+        values = self._sent[piece.sent.start : piece.sent.start + piece.sent.count]
+        return values.reshape(piece.rank or piece.sent.rows, -1)
+
+    def _send(self, piece: Piece, basis: Values | None, matrix: Values) -> None:
+        factor = self._of_sent(piece)
+        if basis is None:
+            np.copyto(factor, matrix)
+            return
+        if self._factors.side is Side.LEFT:
+            left_factor(matrix, basis, out=factor)
+        else:
+            right_factor(matrix, basis, out=factor)
+        if not np.abs(factor).max(initial=0) <= FACTOR_MAX:
+            raise CodecError(f"a factor of {piece.span.name} is not a number, or beyond {FACTOR_MAX:g}")
+
+    def _keep_rest(self, piece: Piece, basis: Values | None, matrix: Values) -> None:
+        factor = self._of_sent(piece)
+        if basis is None:
+            np.subtract(matrix, factor, out=matrix)
+        elif self._factors.side is Side.LEFT:
+            subtract_product(matrix, factor, basis)
+        else:
+            subtract_product(matrix, basis, factor)
