@@ -29,7 +29,7 @@ from tests.lab.chaosmesh import NAMES, ChaosMesh
 BASELINE = "fp32"
 MORE = (  # besides every codec as it is by default
     *("int8:sr", "int4:sr", "onebit:warmup=40", "threshold:rms=1", "randomk:0.1"),
-    *("topk:0.1", "topk:0.1,gather", "topk:0.25..0.01/60", "fp32@local:8", "int8@local:8"),
+    *("topk:0.1", "topk:0.1,gather", "topk:0.25..0.01/60", "fp32@local:8", "int8@local:8", "dct:32,decay=0.999@demo"),
 )
 WAYS = (BASELINE, *(name for name in FAMILIES if name != BASELINE), *MORE)
 TIMED_STEPS = 30

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 import meshtrain as mt
 
-name, steps, batch_size, seed = sys.argv[1], *map(int, sys.argv[2:5])
+name, sync, steps, batch_size, seed = *sys.argv[1:3], *map(int, sys.argv[3:6])
 torch.manual_seed(seed)
 if name == "cnn":
     from meshtrain.examples.cnn import CNN
@@ -36,7 +36,9 @@ else:
     model, context = GPT(GPTConfig()), GPTConfig().context
     training, held_out = CharDataset(text[:cut], context), CharDataset(text[cut:], context)
     x, y = (torch.stack(column) for column in zip(*(held_out[index] for index in range(0, len(held_out), 3))))
-if name == "gpt":
+if sync == "demo":  # which takes its own steps, and this optimizer's rate
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+elif name == "gpt":
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02 if name == "cnn" else 0.05, momentum=0.9)

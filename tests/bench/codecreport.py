@@ -46,7 +46,13 @@ def _by_way(
     for run, outcome in outcomes.items():
         if (run.model, run.members, run.steps, run.mbit) == (model, members, steps, mbit):
             ways.setdefault(run.way, {})[run] = outcome
-    return ways
+    return dict(sorted(ways.items(), key=lambda item: _order(item[1])))
+
+
+def _order(runs: Mapping[Run, Outcome]) -> float:
+    """The largest payload first, what has failed last."""
+    payload_bytes = _mean(outcome.payload_bytes for outcome in _good(runs).values())
+    return math.inf if math.isnan(payload_bytes) else -payload_bytes
 
 
 def _rows(columns: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

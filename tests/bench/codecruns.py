@@ -156,7 +156,7 @@ def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
         folder: with the data folders of `codecjob.write_data` in `data`.
     """
     model = codecjob.MODELS[run.model]
-    arguments = (run.model, str(run.steps), str(model.batch // run.members), str(run.seed))
+    arguments = (run.model, run.sync, str(run.steps), str(model.batch // run.members), str(run.seed))
     sent = Sent()
     try:
         submitted = jobs.submit(
