@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from meshtraind.arithmetic import Arithmetic, RingArithmetic, ShardedArithmetic
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
-from meshtraind.feedback import Feedback
+from meshtraind.feedback import feedback_of
 from meshtraind.gatherarithmetic import GatherArithmetic
 from meshtraind.outbox import Frame, Outbox
-from meshtraind.ownpart import Compensation
+from meshtraind.ownpart import compensation_of
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
@@ -32,6 +32,7 @@ from meshwire.exchange import Part, Work
 from meshwire.header import Flags, Header, Kind
 from meshwire.layout import EncodedLayout
 from meshwire.local import round_bytes
+from meshwire.manifest import Momentum
 from meshwire.plan import Plan
 from meshwire.ways import Way, way_of
 
@@ -54,6 +55,7 @@ class Executor:
 
     Args:
         ranks, links, generation: as for `enter`.
+        momentum: that the codec takes over from the optimizer.
         job: number for the frame headers.
         seed: the job's, for codecs that draw.
         staleness: the bound s.
@@ -73,6 +75,7 @@ class Executor:
         rank: int,
         ranks: tuple[int, ...],
         codec: str,
+        momentum: Momentum | None = None,
         links: Mapping[int, Connection],
         job: int,
         seed: int,
@@ -89,7 +92,7 @@ class Executor:
         self._rank = rank
         self._codec = parse_codec(codec)
         self._forms = Forms(plan, self._codec)
-        self._feedback = Feedback(plan.total_values, self._codec.decay) if self._codec.error_feedback else None
+        self._feedback = feedback_of(self._codec, plan.total_values, momentum)
         self._budget = budget_of(plan, EncodedLayout(plan, self._codec))
         self._job = job
         self._staleness = staleness
@@ -98,14 +101,11 @@ class Executor:
         self._on_broken = on_broken
         self._complete = complete
         shared = self._forms.shared_draws
+        own_seed = member_seed(seed, rank, owner=False, shared=shared)
         self._memory = RoundMemory(
             self._forms,
             staleness,
-            Compensation(
-                member_seed(seed, rank, owner=False, shared=shared),
-                self._feedback.worker if self._feedback is not None else None,
-                self._budget,
-            ),
+            compensation_of(own_seed, self._codec, plan, self._budget, self._feedback, momentum),
             seed,
             first,
         )
@@ -173,7 +173,7 @@ class Executor:
     def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
         self._generation = generation
         self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
-        self._memory.resize({form: way.area_bytes for form, way in self._ways.items()})
+        self._memory.form({form: way.area_bytes for form, way in self._ways.items()}, len(ranks))
         self._outbox = Outbox(links, self._prepare)
         self._fenced = False
 
@@ -227,7 +227,7 @@ class Executor:
         until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
         """
         if part is Part.DATA:
-            part = self._memory.own_part(number).keep(bucket, raw)
+            part = self._memory.own_part(number, weight).keep(bucket, raw)
         if self._fenced:
             return
         round_ = self._round(number)

@@ -15,6 +15,8 @@ import numpy as np
 
 from meshtraind.codecs.base import Values
 from meshtraind.segments import Segment
+from meshwire.codecspec import CodecSpec
+from meshwire.manifest import Momentum
 
 
 @dataclass(slots=True)
@@ -111,15 +113,20 @@ class Feedback:
     Args:
         count: of values.
         decay: of both residuals.
+        momentum: that the codec takes over from the optimizer; None: it does not.
 
     Attributes:
         worker: in units of w*g.
         owner: of the segments that this member finishes, in units of the mean.
+        velocity: the worker's momentum, in units of w*g, where the codec keeps it. It follows the rounds as residuals
+            do: what a void round has added is taken out of it, also where later ones have multiplied it. What those
+            have put of it into their residual is not: a part of one step's momentum is then in the model.
     """
 
-    def __init__(self, count: int, decay: float = 1.0) -> None:
+    def __init__(self, count: int, decay: float = 1.0, momentum: Momentum | None = None) -> None:
         self.worker = Residual(count, decay)
         self.owner = Residual(count, decay)
+        self.velocity = Residual(count, momentum.factor) if momentum is not None else None
         self._weights: dict[int, float] = {}  # by bucket: of the newest round in which something of it was finished
 
     def finish(self, number: int, bucket: int, start: int, count: int, weight: float) -> Values:
@@ -131,6 +138,8 @@ class Feedback:
         """A round is complete. Whoever has encoded a part and is not in it after all (X3) has lost that step's gradient
         as every void one's, and nothing of what it owed before."""
         self.worker.settle(number, void=void or not contributed)
+        if self.velocity is not None:
+            self.velocity.settle(number, void=void or not contributed)
         self.owner.settle(number, void=void)
 
     def enter(self, cut: int, lost: Iterable[tuple[int, Segment]]) -> None:
@@ -146,3 +155,8 @@ class Feedback:
             if bucket in self._weights:
                 self.worker.add(segment.start, owed * np.float32(self._weights[bucket]))
                 owed[:] = 0
+
+
+def feedback_of(codec: CodecSpec, count: int, momentum: Momentum | None) -> Feedback | None:
+    """None for a codec without."""
+    return Feedback(count, codec.decay, momentum) if codec.error_feedback else None

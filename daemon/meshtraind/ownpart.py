@@ -10,12 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.feedback import Residual
+from meshtraind.feedback import Feedback, Residual
+from meshtraind.momentum import MomentumCorrection, correction_of
 from meshtraind.purse import Purse
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment, Segments
 from meshwire.budget import Budget
+from meshwire.codecspec import CodecSpec
 from meshwire.exchange import Part
+from meshwire.manifest import Momentum
+from meshwire.plan import Plan
 
 Encode = Callable[[Values, memoryview, Terms], int]
 
@@ -127,11 +131,21 @@ class Compensation:
         seed: of the job and this member, for codecs that draw.
         residual: the worker's; None if no codec has error feedback.
         budget: None for a codec without.
+        correction: None for a codec that does not take momentum over.
     """
 
     seed: int
     residual: Residual | None
     budget: Budget | None
+    correction: MomentumCorrection | None
+
+
+def compensation_of(
+    seed: int, codec: CodecSpec, plan: Plan, budget: Budget | None, feedback: Feedback | None, momentum: Momentum | None
+) -> Compensation:
+    """For a job's codec; `momentum` is that which it takes over from the optimizer."""
+    residual = feedback.worker if feedback is not None else None
+    return Compensation(seed, residual, budget, correction_of(codec, momentum, feedback, plan))
 
 
 class Compensated(OwnPart):
@@ -140,16 +154,29 @@ class Compensated(OwnPart):
 
     Args:
         number: of the round.
+        weight: of this member in it.
+        members: of the generation in which its encoding begins.
     """
 
     area: memoryview
 
-    def __init__(self, segments: Segments, area: memoryview, number: int, compensation: Compensation) -> None:
+    def __init__(
+        self,
+        segments: Segments,
+        area: memoryview,
+        number: int,
+        compensation: Compensation,
+        weight: float,
+        members: int,
+    ) -> None:
         super().__init__(segments)
         self.area = area
         self._number = number
         self._seed = compensation.seed
         self._residual = compensation.residual
+        self._correction = compensation.correction
+        self._weight = weight
+        self._members = members
         self._purse = Purse(compensation.budget)
         self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
 
@@ -165,15 +192,25 @@ class Compensated(OwnPart):
             values = self._residual.begin(self._number, start, last.start + last.count - start)
             try:
                 with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                    np.add(values, raw[start : last.start + last.count], out=values)
+                    velocity = self._add(bucket, values, raw[start : last.start + last.count])
                 for segment in segments:
-                    first = segment.start - start
-                    piece = values[first : first + segment.count]
-                    ends.append(self._encoded(segment, segment.codec.encode_rest_into, piece, ends[-1]))
+                    run = slice(segment.start - start, segment.start - start + segment.count)
+                    ends.append(self._encoded(segment, segment.codec.encode_rest_into, values[run], ends[-1]))
+                    if velocity is not None:
+                        segment.codec.clear_sent(velocity[run])
             except CodecError:
                 self._residual.cancel(self._number, start)
+                if self._correction is not None:
+                    self._correction.velocity.cancel(self._number, start)
                 raise
         self._ends[bucket] = ends
+
+    def _add(self, bucket: int, values: Values, gradient: Values) -> Values | None:
+        """What is new in this round, to what was left out. Returns the bucket's velocity, if there is one."""
+        if self._correction is None:
+            np.add(values, gradient, out=values)
+            return None
+        return self._correction.accumulate(self._number, bucket, values, gradient, self._weight, self._members)
 
     def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
         """Where it ends that begins at `at`."""

@@ -64,7 +64,7 @@ class Preparation:
         self.manifest = body.manifest
         self.samples = body.samples
         spec = self._job.spec
-        self.plan = await asyncio.to_thread(plan_buckets, body.manifest, spec.bucket_bytes)
+        self.plan = await asyncio.to_thread(plan_buckets, body.manifest, spec.bucket_bytes, parse_codec(spec.codec))
         self._check_fits(body, self.plan)
         try:
             self._memory.map(MemoryLayout.for_bound(self.plan.total_values, spec.sync.staleness))

@@ -75,6 +75,7 @@ class RoundMemory:
         self._forms = forms
         self._staleness = staleness
         self._compensation = compensation
+        self._members = 1
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
@@ -83,8 +84,9 @@ class RoundMemory:
         self.bases = Bases(forms, self.rounds, seed, staleness, first)
         self.own: dict[int, OwnPart] = {}
 
-    def resize(self, area_bytes: Mapping[Form, int]) -> None:
-        """From now on rounds take areas of these sizes."""
+    def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
+        """From now on there are so many members, and rounds take areas of these sizes."""
+        self._members = members
         for form, size_bytes in area_bytes.items():
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)
@@ -95,18 +97,19 @@ class RoundMemory:
         round_ = self.rounds[number] = Round(number, form, self._areas[form].take(), exchanges)
         return round_
 
-    def own_part(self, number: int) -> OwnPart:
-        """For what is to be kept of this member's part."""
+    def own_part(self, number: int, weight: float) -> OwnPart:
+        """For what is to be kept of this member's part, which has this weight."""
         own = self.own.get(number)
         if own is None:
-            own = self.own[number] = self._new_part(number)
+            own = self.own[number] = self._new_part(number, weight)
         return own
 
-    def _new_part(self, number: int) -> OwnPart:
+    def _new_part(self, number: int, weight: float) -> OwnPart:
         form = self._forms.of(number)
         areas = self._own_areas[form]
         if form.layout.reduction is not Reduction.LINEAR:
-            return Compensated(form.segments, areas.take(), number, self._compensation)
+            area = areas.take()
+            return Compensated(form.segments, area, number, self._compensation, weight, self._members)
         if form.layout.factors is not None:
             residual = self._compensation.residual
             assert residual is not None

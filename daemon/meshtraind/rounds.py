@@ -1,7 +1,6 @@
 """All rounds of one job on this daemon, from the first bind to the end, through every generation of the job."""
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -82,6 +81,7 @@ class Rounds:
             rank=rank,
             ranks=generation.ranks,
             codec=spec.codec,
+            momentum=manifest.momentum,
             links=links,
             job=job_number(spec.job),
             seed=spec.seed,
@@ -100,7 +100,7 @@ class Rounds:
                 ranks=generation.ranks,
                 rank=rank,
                 buckets=len(plan.buckets),
-                used_bytes=math.ceil(len(manifest.tensors) / 8),
+                used_bytes=manifest.used_bytes,
                 integers=manifest.integer_values,
                 staleness=staleness,
                 straggler=spec.sync.straggler,

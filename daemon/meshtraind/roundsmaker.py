@@ -8,6 +8,7 @@ from meshtraind.job import Job
 from meshtraind.memory import SharedMemory
 from meshtraind.roundhistory import Entry
 from meshtraind.trace import Trace
+from meshwire.codec import parse_codec
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.founding import Model
@@ -70,7 +71,7 @@ class RoundsMaker:
     def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
         """At the cut of a later one. Raises RequestError when the plan of the others is not computed here."""
         model = beginning.model
-        plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes)
+        plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
         if plan.digest() != model.plan:
             raise RequestError("the others plan their buckets differently: install the same version of meshtraind")
         memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))

@@ -78,7 +78,7 @@ class Memory:
 
     @cached_property
     def _plan(self) -> Plan:
-        return plan_buckets(self.measurement.manifest)
+        return plan_buckets(self.measurement.manifest, codec=parse_codec(self.codec))
 
     def check_budget(self) -> None:
         """Raises CliError for a budget of the codec's that is too small for the model."""

@@ -155,7 +155,7 @@ class Contribution:
         raise AssertionError("padding between two tensors stays zero")
 
     def _used_bitmap(self) -> bytes:
-        bits = bytearray(-(-len(self._means.tensors.manifest.tensors) // 8))
+        bits = bytearray(self._means.tensors.manifest.used_bytes)
         for tensor in self._used:
             bits[tensor // 8] |= 1 << tensor % 8
         return bytes(bits)

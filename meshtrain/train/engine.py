@@ -16,6 +16,7 @@ from meshtrain.train.clipping import Clipping, Untouched
 from meshtrain.train.contribution import Contribution
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.gradients import Gradients, StepParts
+from meshtrain.train.handover import OptimizerStep, WithoutMomentum
 from meshtrain.train.hyperparameters import Hyperparameters
 from meshtrain.train.localweights import LocalWeights
 from meshtrain.train.means import Means
@@ -109,12 +110,16 @@ class Engine:
     def _put_together_gradients(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
         """Each backward pass is a round."""
         optimizer, means, channel, settings = self._state.optimizer, self._means, self._channel, self._settings
-        overlay = Overlay(means.parameters(), optimizer, self._hyperparameters, self._clipping, settings.coefficient)
+        momentum = means.tensors.manifest.momentum
+        step = OptimizerStep() if momentum is None else WithoutMomentum(means.coded(), momentum)
+        overlay = Overlay(
+            means.parameters(), optimizer, self._hyperparameters, self._clipping, settings.coefficient, step
+        )
         base = BaseParts(optimizer, means, self._buffers, overlay, self._hyperparameters, self._clipping)
         self._contribution = Contribution(means, self._buffers, drawn, self._pack, channel, "gradient")
         original = optimizer.step
-        step = on_signs(optimizer, original) if settings.signs else original
-        self._applying = Applying(base, step, channel, named, self._after_round)
+        stepped = on_signs(optimizer, original) if settings.signs else original
+        self._applying = Applying(base, lambda: step.take(optimizer, stepped), channel, named, self._after_round)
 
         def before_view() -> None:
             if settings.staleness:

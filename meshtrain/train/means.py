@@ -23,6 +23,11 @@ class Means:
         """All that are trained, in the plan's order."""
         return [parameter for _, parameter in self._places()]
 
+    def coded(self) -> list[torch.Tensor]:
+        """Those that the job's codec is for, in the plan's order."""
+        spans = [self.plan.spans[at] for bucket in self.plan.buckets[: self.plan.coded_buckets] for at in bucket.spans]
+        return [self.tensors.places[span.tensor].tensor() for span in spans]
+
     def of(self, done: RoundDone) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Every trained parameter with its mean, fp32 in shared memory, or None when nobody has used it (O5)."""
         for index, parameter in self._places():

@@ -7,6 +7,7 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.train.clipping import Clipping
+from meshtrain.train.handover import OptimizerStep
 from meshtrain.train.hyperparameters import Hyperparameters, RoundOptions
 from meshtrain.train.twin import twin
 
@@ -32,6 +33,7 @@ class Overlay:
     Args:
         parameters: that are trained.
         coefficient: c; with 0 the view is the base, and nothing is kept.
+        step: how an optimizer steps. Where the codec keeps the momentum, own gradients move the view as they are.
 
     Raises:
         NotSupported: the optimizer cannot be copied, and c is not 0.
@@ -44,12 +46,14 @@ class Overlay:
         hyperparameters: Hyperparameters,
         clipping: Clipping,
         coefficient: float,
+        step: OptimizerStep,
     ) -> None:
         self._parameters = list(parameters)
         self._optimizer = optimizer
         self._hyperparameters = hyperparameters
         self._clipping = clipping
         self._coefficient = coefficient
+        self._step = step
         self._base = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters] if coefficient else []
         self._begun: dict[int, OwnStep] = {}  # by step: the one at hand, once its backward pass has ended
         self._own: dict[int, OwnStep] = {}
@@ -125,7 +129,7 @@ class Overlay:
                 self._hyperparameters.give(ahead, own.options.groups)
                 for parameter, gradient in zip(self._parameters, own.gradients, strict=True):
                     parameter.grad = gradient
-                type(ahead).step(ahead)
+                self._step.take(ahead, lambda: type(ahead).step(ahead))
         finally:
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 parameter.grad = gradient

@@ -1,6 +1,7 @@
 """One learner in a job: attached to its daemon, then prepared, then training, then finished."""
 
 import logging
+import math
 import os
 import random
 import re
@@ -15,9 +16,10 @@ import torch
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
-from meshtrain.train import optimizers, signs, tensors
+from meshtrain.train import handover, optimizers, signs, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
+from meshtrain.train.clipping import checked
 from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.drawn import DrawnSamples
@@ -31,6 +33,7 @@ from meshtrain.train.scaling import Scaling
 from meshtrain.train.slots import Slots
 from meshtrain.train.state import Progress, ReplicaState
 from meshwire import limits
+from meshwire.codec import parse_codec
 from meshwire.messages.learner import (
     BarrierPassed,
     EpochOver,
@@ -156,7 +159,9 @@ class Session:
         self._device = move_model(model, optimizer, best_device())
         specs, places = tensors.collect(model)
         layout = optimizers.describe(optimizer, specs, places)
-        built = tensors.build(model, f"{layout}; loader: {described}")
+        codec = parse_codec(self._welcome.spec.codec)
+        momentum = handover.momentum_of(optimizer) if codec.momentum else None
+        built = tensors.build(model, f"{layout}; loader: {described}", momentum)
         self._prepared = True
         size_bytes = len(built.manifest.pack())
         if size_bytes > limits.MODEL_BYTES_MAX:
@@ -166,7 +171,7 @@ class Session:
             )
         sync = self._welcome.spec.sync
         coefficient = own_coefficient(sync.own, self.world_size) if sync.staleness else 0.0
-        plan = plan_buckets(built.manifest, self._welcome.spec.bucket_bytes)
+        plan = plan_buckets(built.manifest, self._welcome.spec.bucket_bytes, codec)
         slots = Slots(self._memory_fd, plan, sync.staleness)
         self._ask(
             LearnerModel(
@@ -273,9 +278,11 @@ class Session:
         return self._engine.boundary.base()
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """O4. Before `prepare` and after `finish` torch's own."""
+        """O4. Before `prepare` and after `finish` torch's own. Raises UsageError where the codec keeps the momentum."""
         if self._engine is None or self._finished:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        if parse_codec(self._welcome.spec.codec).momentum and math.isfinite(checked(max_norm)):
+            raise UsageError(handover.CLIPPED_LATE)
         return self._engine.steps.clip_grad_norm_(parameters, max_norm)
 
     def steps(self, count: int) -> Iterator[int]:

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from meshtrain.errors import NotSupported
-from meshwire.manifest import FLOAT_DTYPES, INTEGER_DTYPES, ModelManifest, TensorSpec
+from meshwire.manifest import FLOAT_DTYPES, INTEGER_DTYPES, ModelManifest, Momentum, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,12 @@ def collect(model: nn.Module) -> tuple[tuple[TensorSpec, ...], tuple[Place, ...]
     return tuple(specs), tuple(places)
 
 
-def build(model: nn.Module, optimizer: str) -> ModelTensors:
-    """The manifest that all peers compare, and where its tensors are. `optimizer`: its description."""
+def build(model: nn.Module, optimizer: str, momentum: Momentum | None = None) -> ModelTensors:
+    """The manifest that all peers compare, and where its tensors are. `optimizer`: its description; `momentum`: what
+    the codec takes over of it."""
     specs, places = collect(model)
     try:
-        return ModelTensors(ModelManifest(tensors=specs, optimizer=optimizer), places)
+        return ModelTensors(ModelManifest(tensors=specs, optimizer=optimizer, momentum=momentum), places)
     except ValidationError as error:
         raise NotSupported(f"this model cannot be trained as a job: {error.errors()[0]['msg']}") from error
 

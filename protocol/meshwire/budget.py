@@ -44,7 +44,7 @@ def budget_of(plan: Plan, layout: EncodedLayout) -> Budget | None:
     spec = layout.codecs[0]
     if not spec.budget_bytes:
         return None
-    gradients, buffers = plan.buckets[: plan.parameter_buckets], plan.buckets[plan.parameter_buckets :]
+    gradients, buffers = plan.buckets[: plan.coded_buckets], plan.buckets[plan.coded_buckets :]
     buffer_bytes = sum(layout.span(bucket.index, 0, bucket.segment_count)[1] for bucket in buffers)
     counts = [bucket.segment_bounds(segment)[1] for bucket in gradients for segment in range(bucket.segment_count)]
     least_bytes = buffer_bytes + sum(_least_bytes(spec, count) for count in counts)

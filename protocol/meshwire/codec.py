@@ -22,6 +22,7 @@ __all__ = [
     "buffer_codec",
     "parse_codec",
     "values_codec",
+    "whole_codec",
 ]
 
 
@@ -101,6 +102,11 @@ def buffer_codec(codec: CodecSpec) -> CodecSpec:
     a codec leaves something out, buffers are rounded to fp16, and what did not change takes next to nothing.
     """
     return values_codec(codec) if codec.reduction is Reduction.LINEAR else _CHANGED_VALUES
+
+
+def whole_codec(codec: CodecSpec) -> CodecSpec:
+    """How the tensors travel that this codec does not take: all values, rounded as its own are, without feedback."""
+    return parse_codec(f"threshold:rms=0+{codec.choice('values')}")
 
 
 FP32 = parse_codec("fp32")

@@ -141,6 +141,15 @@ class CodecSpec:
         warms_up = any(parameter.name == "warmup" for parameter in self.family.parameters)
         return int(self.number("warmup")) if warms_up else 0
 
+    @property
+    def momentum(self) -> bool:
+        """Whether the momentum of the script's optimizer goes into what is encoded, and is kept by each worker."""
+        return self.family.momentum and self.error_feedback
+
+    def takes(self, shape: tuple[int, ...]) -> bool:
+        """Whether it is for tensors of this shape. Others travel whole, in buckets of their own."""
+        return self.family.takes(self, shape)
+
     def segment_bytes_max(self, count: int) -> int:
         """Upper limit of an encoded segment of `count` values, header included."""
         return self.family.segment_bytes_max(self, count)
@@ -188,6 +197,11 @@ def always(_: CodecSpec) -> bool:
     return True
 
 
+def every_shape(_: CodecSpec, __: tuple[int, ...]) -> bool:
+    """For `Family.takes`."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A codec with all that may be chosen about it: NAME[:VALUE,...][+WORD].
@@ -199,6 +213,8 @@ class Family:
         low_rank: segments are of a shorter vector, which whole tensors are turned into (`meshwire.lowrank`).
         parameters: a bare text as typed is the first one's that takes it bare, before all others a Choice's; the one
             named "values" is typed behind the +.
+        takes: see `CodecSpec.takes`.
+        momentum: see `CodecSpec.momentum`.
         example: as typed, with parameters if there are any.
         about: one line.
         source: one line.
@@ -213,6 +229,8 @@ class Family:
     fixed: bool = True
     low_rank: bool = False
     error_feedback: Callable[[CodecSpec], bool] = never
+    takes: Callable[[CodecSpec, tuple[int, ...]], bool] = every_shape
+    momentum: bool = False
     example: str = ""
 
     @property

@@ -139,9 +139,9 @@ def footprint(
 def residual_bytes(codec: CodecSpec, values: int, staleness: int) -> int:
     """What error feedback keeps: a worker's residual as it is and as it was before each of the rounds that can be on
     their way, and an owner's for the shards that it has, which are the whole vector where a member is alone. In a
-    gather and on the ring nobody owns any."""
-    residuals = 2 if codec.reduction is Reduction.TWO_SIDED else 1
-    return residuals * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
+    gather and on the ring nobody owns any. A worker's momentum is kept like its residual."""
+    vectors = (2 if codec.reduction is Reduction.TWO_SIDED else 1) + codec.momentum
+    return vectors * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
 
 
 def retained_bytes(encoded_bytes: int, staleness: int, reduction: Reduction, members: int = 1) -> int:

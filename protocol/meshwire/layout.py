@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from meshwire import limits
-from meshwire.codec import CodecSpec, Reduction, buffer_codec
+from meshwire.codec import CodecSpec, Reduction, buffer_codec, whole_codec
 from meshwire.lowrank import Factors
 from meshwire.plan import Bucket, Plan
 from meshwire.topology import Shard
@@ -22,7 +22,7 @@ class EncodedLayout:
         factors: what of the job's vector `plan` is, in a round of low rank.
 
     Attributes:
-        codecs: by bucket; the one of float buffers may have another than the job's (O5).
+        codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
         fixed: each segment takes exactly the place that it has.
         gathered: a round is kept as all its contributors' vectors, and not as the mean's.
         served_in_place: a round's bytes are an encoded vector as it lies here, and not back to back.
@@ -34,10 +34,7 @@ class EncodedLayout:
         self.plan = plan
         self.factors = factors
         self.reduction = codec.reduction
-        self.codecs = tuple(
-            parameters or codec if bucket.index < plan.parameter_buckets else buffer_codec(codec)
-            for bucket in plan.buckets
-        )
+        self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
         self.fixed = all(each.fixed for each in self.codecs)
         self.gathered = codec.reduction is Reduction.GATHER
         self.served_in_place = self.fixed and not self.gathered
@@ -63,6 +60,12 @@ class EncodedLayout:
         end = shard.first_segment + shard.segment_count
         for first in range(shard.first_segment, end, self.chunk_segments(bucket)):
             yield first, min(self.chunk_segments(bucket), end - first)
+
+
+def _codec_of(bucket: Bucket, plan: Plan, codec: CodecSpec, parameters: CodecSpec) -> CodecSpec:
+    if bucket.index < plan.coded_buckets:
+        return parameters
+    return whole_codec(codec) if bucket.index < plan.parameter_buckets else buffer_codec(codec)
 
 
 class _Places:

@@ -97,7 +97,7 @@ def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
     buckets = tuple(
         Bucket(bucket.index, *bound, bucket.spans, values) for bucket, bound in zip(plan.buckets, bounds, strict=True)
     )
-    shorter = Plan(values, start, tuple(sent), buckets, plan.parameter_buckets)
+    shorter = Plan(values, start, tuple(sent), buckets, plan.coded_buckets, plan.parameter_buckets)
     every = [Piece(*each) for each in zip(plan.spans, sent, ranks, strict=True)]
     pieces = tuple(tuple(every[bucket.spans.start : bucket.spans.stop]) for bucket in plan.buckets)
     return Factors(side, shorter, pieces)

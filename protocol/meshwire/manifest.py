@@ -73,15 +73,29 @@ class TensorSpec(Wire):
         return self
 
 
+class Momentum(Wire):
+    """That of torch's SGD: u <- factor * u + g; the step is u, or with Nesterov g + factor * u."""
+
+    factor: Annotated[float, Field(gt=0, lt=1)]
+    nesterov: bool
+
+
 class ModelManifest(Wire):
     """All tensors of a model in definition order, and its optimizer.
 
     Attributes:
         optimizer: class and layout of the optimizer, e.g. its param groups; compared as text.
+        momentum: of the optimizer, where the codec takes it over; else None.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=limits.TENSORS_MAX)]
     optimizer: Annotated[str, Field(max_length=limits.OPTIMIZER_CHARS_MAX)]
+    momentum: Momentum | None = None
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the bitmap in a seal that says which tensors were used (O5)."""
+        return math.ceil(len(self.tensors) / 8)
 
     @property
     def integer_values(self) -> int:
@@ -130,6 +144,8 @@ def first_difference(a: ModelManifest, b: ModelManifest) -> str | None:
             return f"{_described(extra)} exists {where} and not {elsewhere}"
     if a.optimizer != b.optimizer:
         return f"the optimizer is {a.optimizer} here and {b.optimizer} there"
+    if a.momentum != b.momentum:
+        return f"the optimizer's momentum is {a.momentum} here and {b.momentum} there"
     return None
 
 

@@ -17,7 +17,13 @@ def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
     Raises ValueError, which names what is legal.
     """
     if not sync.signs:
-        return parse_codec(DEFAULT if typed is None else typed)
+        codec = parse_codec(DEFAULT if typed is None else typed)
+        if sync.period and codec.momentum:
+            raise ValueError(
+                f"--codec {codec} takes over the momentum of gradients, and with --sync {sync.text()} what travels are "
+                "weights: use --codec topk, or another --sync"
+            )
+        return codec
     codec = parse_codec(DEMO if typed is None else typed)
     if codec.name != "dct":
         raise ValueError(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import msgpack
 
 from meshwire import limits
+from meshwire.codecspec import CodecSpec
 from meshwire.manifest import ModelManifest, TensorSpec
 
 VALUE_BYTES = 4  # fp32
@@ -67,6 +68,7 @@ class Plan:
     """The vector of a round. Buckets tile it; values between two spans are padding, zero in every contribution.
 
     Attributes:
+        coded_buckets: how many hold parameters that the job's codec is for: the first ones.
         parameter_buckets: how many hold parameters: all but the one of float buffers, which is the last.
     """
 
@@ -74,6 +76,7 @@ class Plan:
     total_values: int
     spans: tuple[Span, ...]
     buckets: tuple[Bucket, ...]
+    coded_buckets: int
     parameter_buckets: int
 
     def digest(self) -> bytes:
@@ -84,16 +87,21 @@ class Plan:
         return hashlib.sha256(packed).digest()
 
 
-def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> Plan:
+def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, codec: CodecSpec | None = None) -> Plan:
     """Lays out trainable parameters in reverse definition order, as a backward pass produces them, then float buffers.
+    Those that the codec is not for come behind the others: they are small, and need buckets of their own.
 
     A bucket is a run of whole tensors of at most `bucket_bytes` of fp32, or one larger tensor. Raises ValueError when
     that makes more buckets than the wire can number.
     """
     tensors = tuple(enumerate(manifest.tensors))
     parameters = [(index, spec) for index, spec in reversed(tensors) if spec.kind == "parameter" and spec.in_vector]
+    coded = [(index, spec) for index, spec in parameters if codec is None or codec.takes(spec.shape)]
+    whole = [(index, spec) for index, spec in parameters if codec is not None and not codec.takes(spec.shape)]
     buffers = [(index, spec) for index, spec in tensors if spec.kind == "buffer" and spec.in_vector]
-    groups = _grouped([aligned(spec.count) for _, spec in parameters], bucket_bytes // VALUE_BYTES)
+    groups = _grouped([aligned(spec.count) for _, spec in coded], bucket_bytes // VALUE_BYTES)
+    coded_buckets = len(groups)
+    groups += _grouped([aligned(spec.count) for _, spec in whole], bucket_bytes // VALUE_BYTES)
     parameter_buckets = len(groups)
     if buffers:
         groups.append(len(buffers))
@@ -102,7 +110,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
             f"buckets of {bucket_bytes} bytes cut this model into {len(groups)}; at most {limits.BUCKETS_MAX} are "
             "possible: make them larger"
         )
-    spans, total_values = _placed(parameters + buffers)
+    spans, total_values = _placed(coded + whole + buffers)
     segment_values = values_per_segment(total_values)
     buckets: list[Bucket] = []
     first = 0
@@ -111,7 +119,7 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES) -> P
         end = last.start + aligned(last.count)
         buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values))
         first += tensor_count
-    return Plan(segment_values, total_values, spans, tuple(buckets), parameter_buckets)
+    return Plan(segment_values, total_values, spans, tuple(buckets), coded_buckets, parameter_buckets)
 
 
 def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], int]:

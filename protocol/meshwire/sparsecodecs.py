@@ -18,6 +18,7 @@ HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
 GAP_WIDTHS = (4, 8, 12, 16)  # bits of a digit
 CHUNK_SIDE = 64  # of the squares that are transformed
+DGC_STAGES = 5
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
 INT4_BUCKET = 128  # values that share a step
@@ -66,12 +67,23 @@ def index_bytes_max(kept: int, count: int) -> int:
     return min(bitmap_bytes(count), *by_width)
 
 
+def kept_in_round(spec: CodecSpec, number: int, count: int) -> int:
+    """How many of `count` values are asked for in a round; rounds count from 1."""
+    if spec.name != "dgc":
+        return kept_values(spec.ramp("ratio").at(number), count)
+    ratio, rounds = spec.number("ratio"), int(spec.number("ramp"))
+    stage = (number - 1) * DGC_STAGES // rounds + 1 if rounds else DGC_STAGES
+    return kept_values(ratio ** (min(stage, DGC_STAGES) / DGC_STAGES), count)
+
+
 def most_kept(spec: CodecSpec, count: int) -> int:
     """Upper limit of the values that are chosen from `count` in any round, while they are not all sent because that is
     smaller."""
     match spec.name:
         case "topk":
             return kept_values(spec.ramp("ratio").largest, count)
+        case "dgc":
+            return kept_in_round(spec, 1, count)
         case "randomk":
             return kept_values(spec.number("ratio"), count)
         case "sidco":
@@ -159,8 +171,37 @@ def _cocktail_bytes_max(spec: CodecSpec, count: int) -> int:
     return SEED_BYTES + of_masked(spec).segment_bytes_max(masked_values(spec, count))
 
 
+def _dgc_leaves_out(spec: CodecSpec) -> bool:
+    """With ratio 1 it is the dense path: raw gradients, and the momentum is the optimizer's. Sending all through the
+    sparse one would wipe the momentum in every round."""
+    return spec.number("ratio") < 1
+
+
+def _dgc_takes(spec: CodecSpec, shape: tuple[int, ...]) -> bool:
+    return _dgc_leaves_out(spec) and len(shape) > 1
+
+
 SPARSE_FAMILIES = (
     _TOPK,
+    Family(
+        "dgc",
+        Reduction.TWO_SIDED,
+        _sparse_bytes_max,
+        parameters=(
+            Number("ratio", 1e-5, 1.0, 0.001, f"{_RATIO_ABOUT} in the end; 1: all, and no momentum is taken over"),
+            Number("ramp", 0, 1e6, 250.0, "rounds of warm-up: the ratio falls in five stages, by equal factors", True),
+            Number("clip", 0, 1e6, 0.0, "norm that a tensor's gradient is clipped to before it is added; 0: none"),
+            EXCHANGE,
+            Choice("values", _EXACT_FORMS, "fp16", "how the values that are sent are written"),
+        ),
+        fixed=False,
+        error_feedback=_dgc_leaves_out,
+        takes=_dgc_takes,
+        momentum=True,
+        example="dgc:0.001,ramp=500+fp16",
+        about="the largest magnitudes of each worker's momentum, which SGD leaves to it",
+        source="Lin et al. 2018, arXiv 1712.01887",
+    ),
     Family(
         "threshold",
         Reduction.TWO_SIDED,

@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from meshtraind.codecs import codec_named
 from meshtraind.connection import Connection
 from meshtraind.executor import Executor
+from meshwire.codec import parse_codec
 from meshwire.exchange import Part
 from meshwire.header import Header
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.plan import plan_buckets
 from meshwire.topology import bucket_shards
 
@@ -37,6 +38,7 @@ MANIFEST = ModelManifest(
     ),
     optimizer="SGD",
 )
+MOMENTUM = Momentum(factor=0.5, nesterov=True)
 PLAN = plan_buckets(MANIFEST, 1 << 17)
 NORM_BUCKETS = len(PLAN.buckets) - 1  # the last one is the buffers'
 SEGMENTS = sum(bucket.segment_count for bucket in PLAN.buckets)
@@ -208,6 +210,7 @@ class Ring:
             rank=rank,
             ranks=self.ranks,
             codec=self.codec,
+            momentum=MOMENTUM if parse_codec(self.codec).momentum else None,
             links=self.links(rank, link),
             job=1,
             seed=7,

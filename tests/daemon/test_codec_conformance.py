@@ -19,12 +19,13 @@ from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
 from meshwire.codec import SEGMENT_FAMILIES, parse_codec
 from meshwire.quantcodecs import ONEBIT_COLUMN
-from meshwire.sparsecodecs import INT4_BUCKET
+from meshwire.sparsecodecs import INT4_BUCKET, kept_in_round
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
 
 MORE = (
     *("topk:0.1", "topk:1", "topk:0.3+int8", "topk:0.05+fp32", "threshold:0.5", "threshold:rms=0"),
     *("threshold:rms=1+int8", "threshold:rms=2+fp32", "sidco:0.1,gamma,gather", "sidco:0.02,pareto+fp32"),
+    *("dgc:0.01,ramp=0+fp32", "dgc:1"),
     *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
     *("dct:4096+fp32", "dct:3,gather+int8"),
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
@@ -63,6 +64,8 @@ def claims(text: str) -> Claims:
             part = {"int8": 0.9, "int4": 0.9 / INT4_BUCKET}.get(spec.choice("values"), 1 - 2**-20)
             exact, fixed_point = spec.choice("values") != "int8", spec.choice("values") != "int4"
             return Claims(exact=exact, fixed_point=fixed_point, kept=spec.ramp("ratio").last * part)
+        case "dgc":
+            return Claims(exact=True, kept=kept_in_round(spec, 1, 10**6) / 10**6 * (1 - 2**-20))
         case "threshold":
             # What was just above the threshold may be rounded to below it, and the rms of what was sent is another.
             return Claims(exact=spec.choice("values") != "int8", fixed_point=False)

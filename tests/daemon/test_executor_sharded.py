@@ -24,6 +24,8 @@ CODECS = (
     "terngrad",
     "topk:0.05,gather",
     "threshold:rms=2,gather",
+    "dgc:0.05,ramp=4",
+    "dgc:0.05,ramp=4,gather",
 )
 WITH_FEEDBACK = ("int8", "onebit", "topk:0.05", "topk:0.05,decay=0.75", "topk:0.05,gather")
 

@@ -24,13 +24,16 @@ def mesh() -> Iterator[LocalMesh]:
         ("int8", {}),
         ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
         ("topk:0.05+fp16", {"sync": "ssp:2"}),
+        ("dgc:0.05,ramp=10", {"sync": "ssp:2"}),
         (None, {"sync": "demo"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
     ],
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, str]) -> None:
     """O9, C2: everybody decodes the owner's bytes, or adds up the same parts, under every bound."""
-    summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN, codec=codec, **options)
+    dgc = codec is not None and codec.startswith("dgc")
+    script = jobs.TRAIN.replace("lr=0.05", "lr=0.05, momentum=0.9") if dgc else jobs.TRAIN
+    summary = jobs.run(mesh.daemons[0], tmp_path, script, codec=codec, **options)
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
     assert summary.hashes_compared >= 4

@@ -16,6 +16,7 @@ import numpy as np
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.environment import Environment
 from meshtrain.train.session import Session
+from meshwire.codec import parse_codec
 from meshwire.header import Header, Kind
 from meshwire.local import MemoryLayout
 from meshwire.manifest import first_difference
@@ -388,7 +389,7 @@ class LocalDaemon:
         return self._values(rank, layout)[layout.result_offset // 4 :][: layout.values]
 
     def _layout(self) -> MemoryLayout:
-        plan = plan_buckets(self.models[0].manifest, self.spec.bucket_bytes)
+        plan = plan_buckets(self.models[0].manifest, self.spec.bucket_bytes, parse_codec(self.spec.codec))
         return MemoryLayout.for_bound(plan.total_values, self.spec.sync.staleness)
 
     def _values(self, rank: int, layout: MemoryLayout) -> Values:

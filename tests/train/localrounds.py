@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwire.codec import parse_codec
 from meshwire.ledger import Ledger
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import JobSpec
@@ -127,7 +128,7 @@ class LocalRounds:
     def begin(self, manifest: ModelManifest, samples: SampleSpace | None) -> None:
         """All members are ready."""
         self._manifest = manifest
-        self._plan = plan_buckets(manifest, self._spec.bucket_bytes)
+        self._plan = plan_buckets(manifest, self._spec.bucket_bytes, parse_codec(self._spec.codec))
         self._begun = True
         if samples is not None:
             self._ledger = Ledger(samples, range(len(self.learners)), self._spec.sync)

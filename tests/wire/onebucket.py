@@ -12,7 +12,7 @@ def make_plan(segment_count: int) -> Plan:
     """Of one bucket, whose last segment is shorter than the others."""
     values = segment_count * SEGMENT_VALUES - 16
     bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
-    return Plan(SEGMENT_VALUES, values, (), (bucket,), 1)
+    return Plan(SEGMENT_VALUES, values, (), (bucket,), 1, 1)
 
 
 def generations(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:

@@ -32,3 +32,11 @@ def test_demo_is_bsp_with_signs() -> None:
     assert made == sync_settings("bsp").model_copy(update={"signs": True})
     with pytest.raises(ValueError, match="--straggler carry needs a bound above 0, and --sync demo has none"):
         sync_settings("demo", straggler="carry")
+
+
+def test_momentum_is_taken_over_of_gradients_alone() -> None:
+    """DGC with local steps: what travels then are weights. With ratio 1 it takes nothing over."""
+    assert codec_of(sync_settings("ssp:2"), "dgc").momentum
+    assert not codec_of(sync_settings("local:8"), "dgc:1").momentum
+    with pytest.raises(ValueError, match=r"--codec dgc takes over the momentum of gradients, and with --sync local:8"):
+        codec_of(sync_settings("local:8"), "dgc")

@@ -20,6 +20,7 @@ _CLASSES = {
     "twobit": ("twobit", "TwoBit"),
     "terngrad": ("terngrad", "TernGrad"),
     "topk": ("topk", "TopK"),
+    "dgc": ("topk", "TopK"),
     "threshold": ("threshold", "Threshold"),
     "sidco": ("sidco", "Sidco"),
     "randomk": ("randomk", "RandomK"),

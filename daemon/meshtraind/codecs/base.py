@@ -81,6 +81,10 @@ class Codec(ABC):
             np.subtract(values, decoded, out=values)
         return length
 
+    def clear_sent(self, values: Values) -> None:
+        """Sets to 0 what lies at the places that the last encoding has sent: all of them, unless a codec says which."""
+        values.fill(0)
+
     def decode_into(self, payload: memoryview, out: Values) -> None:
         """Overwrites `out` with the payload's values; all are finite.
 

@@ -17,7 +17,7 @@ from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.selection import at_least, largest
 from meshtraind.codecs.sparse import SparseCodec
 from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import SIDCO_EXCESS, kept_values, with_excess
+from meshwire.sparsecodecs import SIDCO_EXCESS, kept_in_round, with_excess
 
 STAGE_RATIO = 0.25
 STAGES_MAX = 12
@@ -41,7 +41,7 @@ class Sidco(SparseCodec):
         peak = magnitudes.max(initial=0).view(np.float32)
         if not peak:
             return np.empty(0, np.intp)
-        wanted = min(kept_values(self.spec.ramp("ratio").at(number), len(magnitudes)), most)
+        wanted = min(kept_in_round(self.spec, number, len(magnitudes)), most)
         most = min(with_excess(wanted, len(magnitudes)), most)
         stride = max(len(magnitudes) // SAMPLES, 1)
         # Relative to the peak, so that neither sums nor squares overflow.

@@ -47,6 +47,11 @@ class SparseCodec(Codec):
         _apply(np.subtract, values, *self._sent)
         return length
 
+    def clear_sent(self, values: Values) -> None:
+        """As `Codec.clear_sent`."""
+        indices, _ = self._sent
+        values[slice(None) if indices is None else indices] = 0
+
     def length_of(self, payload: memoryview, count: int) -> int:
         """From the header. Raises CodecError unless so many bytes are there, and can be those of `count` values."""
         self._most(count)
