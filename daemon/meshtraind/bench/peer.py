@@ -176,7 +176,8 @@ class Peer:
 
     async def do_ready(self) -> dict[str, Any]:
         """Before every round."""
-        self.executor.forget(self._complete + 1 - ROUNDS_KEPT)
+        if self._complete >= ROUNDS_KEPT:
+            self.executor.forget(self._complete + 1 - ROUNDS_KEPT)
         self.executor.open_result(self._complete + 1)
         self._round_done.clear()
         if self._failure is not None:
