@@ -8,7 +8,7 @@ import typer
 
 from meshtrain.cli.errors import CliError, UsageError, reported
 from meshtrain.cli.terminal import console, human_step, print_table, say
-from meshwire.codec import parse_codec
+from meshwire.modecodec import codec_of
 from meshwire.syncmode import sync_settings
 from meshwire.text import printable
 
@@ -32,7 +32,9 @@ def demo(
             metavar="MODE", help="How the peers keep in step: bsp, ssp:S or local:H, as in `meshtrain submit`."
         ),
     ] = "bsp",
-    codec: Annotated[str, typer.Option(help="How gradients travel; see `meshtrain codecs`.")] = "fp32",
+    codec: Annotated[
+        str | None, typer.Option(help="How gradients travel, fp32 by default; see `meshtrain codecs`.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and of the order of the text.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="The last line of stdout is one JSON object.")] = False,
 ) -> None:
@@ -44,24 +46,24 @@ def demo(
     from meshtrain.demo import DemoError, DemoSettings, run_demo
 
     try:
-        staleness = sync_settings(sync).staleness
-        parse_codec(codec)
+        settings = sync_settings(sync)
+        chosen = str(codec_of(settings, codec))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    settings = DemoSettings(peers=peers, steps=steps, sync=sync, codec=codec, seed=seed)
+    wanted = DemoSettings(peers=peers, steps=steps, sync=sync, codec=chosen, seed=seed)
     for name in ("SIGTERM", "SIGHUP"):  # e.g. the terminal's window was closed; as with ctrl-C, nothing is left behind
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
     live = _Live(steps, enabled=console(stderr=True).is_terminal)
     try:
         with live:
-            result = run_demo(settings, say, live.show)
+            result = run_demo(wanted, say, live.show)
     except DemoError as error:
         raise CliError(str(error)) from error
     if as_json:
         print(json.dumps(result.as_json()), flush=True)
     else:
-        _print_result(result, staleness)
+        _print_result(result, settings.staleness)
     if not result.replicas_equal:
         raise CliError("the replicas are not bit-equal")
 

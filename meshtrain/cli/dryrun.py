@@ -16,6 +16,7 @@ from meshwire.footprint import Footprint, Measurement, fits, footprint
 from meshwire.layout import EncodedLayout
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
+from meshwire.modecodec import suits
 from meshwire.plan import Plan, plan_buckets
 from meshwire.roundlayouts import RoundLayouts
 from meshwire.syncmode import SyncSettings, own_coefficient
@@ -96,7 +97,10 @@ class Memory:
     def remedies(self) -> list[str]:
         """Options with which it would fit, with the largest bound first."""
         smallest_bytes = min(size for size in self.available if size is not None)
-        smaller = not self.sync.signs and self.needed(CODEC_SMALL).total_bytes < self.needed().total_bytes
+        smaller = (
+            suits(self.sync, parse_codec(CODEC_SMALL))
+            and self.needed(CODEC_SMALL).total_bytes < self.needed().total_bytes
+        )
         found = []
         most = -1  # the largest bound so far: another codec is worth it if it allows more
         for codec in (self.codec, CODEC_SMALL) if smaller else (self.codec,):

@@ -30,12 +30,13 @@ class SyncSettings(Wire):
     """Equal batch sizes, or sizes that follow the measured speed when that differs (X4a)."""
     signs: bool = False
     """The optimizer steps on the signs of the mean (DeMo)."""
-
     period: Annotated[int, Field(ge=0, le=limits.PERIOD_MAX)] = 0
     """H: a round is of what so many steps on a learner's own weights have changed (R9). 0: each step is a round of
     gradients."""
     outer: Outer = "average"
     """With a period, the base becomes the mean of all weights (`average`), or takes DiLoCo's step (`nesterov`)."""
+    sparse: bool = False
+    """With a period, a small part of what local steps have changed travels, and the rest fades (SparseLoCo)."""
 
     @property
     def local(self) -> Outer | None:
@@ -54,6 +55,8 @@ class SyncSettings(Wire):
         """As typed after --sync."""
         if self.signs:
             return "demo"
+        if self.sparse:
+            return f"sparseloco:{self.period}"
         if self.period:
             return f"local:{self.period}" + (f",{self.outer}" if self.outer != "average" else "")
         return f"ssp:{self.staleness}" if self.staleness else "bsp"
@@ -111,6 +114,7 @@ def sync_settings(
             "shares": shares or ("equal" if fixed or (staleness == 0 and not unequal_peers) else "speed"),
             "period": period,
             "outer": mode.outer,
+            "sparse": mode.sparse,
             "signs": mode.signs,
         }
     )
@@ -125,6 +129,7 @@ class _Mode(NamedTuple):
     staleness: int = 0
     period: int = 0
     outer: Outer = "average"
+    sparse: bool = False
     signs: bool = False
 
 
@@ -137,12 +142,13 @@ def _mode(sync: str) -> _Mode:
     count = int(number) if number.isascii() and number.isdigit() and len(number) < 6 else -1
     if kind == "ssp" and not comma and 0 <= count <= limits.STALENESS_MAX:
         return _Mode(staleness=count)
-    if kind == "local" and 1 <= count <= limits.PERIOD_MAX:
+    if kind in ("local", "sparseloco") and 1 <= count <= limits.PERIOD_MAX:
         if not comma:
-            return _Mode(period=count)
-        if outer == "nesterov":
+            return _Mode(period=count, sparse=kind == "sparseloco")
+        if kind == "local" and outer == "nesterov":
             return _Mode(period=count, outer="nesterov")
     raise ValueError(
         f"--sync {sync}: use bsp; demo; ssp:S with a bound S from 0 to {limits.STALENESS_MAX}, such as ssp:2; or "
-        f"local:H or local:H,nesterov with a period H from 1 to {limits.PERIOD_MAX} steps, such as local:8"
+        f"local:H, local:H,nesterov or sparseloco:H with a period H from 1 to {limits.PERIOD_MAX} steps, such as "
+        "sparseloco:30"
     )

@@ -16,7 +16,9 @@ from meshtraind.codecs.selection import largest
 from meshtraind.codecs.sidco import exponential, gamma, pareto
 from meshwire import limits
 from meshwire.codec import parse_codec
+from meshwire.modecodec import codec_of
 from meshwire.sparsecodecs import SIDCO_EXCESS, kept_values, values_bytes
+from meshwire.syncmode import sync_settings
 from tests.daemon.codectrips import Values, codec, encoded, heavy, refused, round_trip
 
 FULL = limits.SEGMENT_VALUES_MAX
@@ -39,6 +41,12 @@ def test_the_largest_are_those_of_a_stable_sort(values: list[int], wanted: int) 
     by_size = np.argsort(-magnitudes.astype(np.int64), kind="stable")[:wanted]
     expected = np.sort(by_size[magnitudes[by_size] > 0])
     assert (largest(magnitudes, wanted, MASK) == expected).all()
+
+
+def test_sparseloco_at_random_places() -> None:
+    """ALGORITHMS 5: the paper's 64 of 4096 values take 14 bits each, in indices of 12 and values of 2."""
+    payload = encoded(str(codec_of(sync_settings("sparseloco:30"), None)), heavy(FULL))
+    assert 8 * len(payload) <= 12.4 * FULL / 64
 
 
 @pytest.mark.parametrize("wanted", [1, 66, 656, 6554, 40000, FULL])

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,10 @@ def mesh() -> Iterator[LocalMesh]:
         ("dgc:0.05,ramp=10", {"sync": "ssp:2"}),
         (None, {"sync": "demo"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
+        (None, {"sync": "sparseloco:2", "args": ("4",)}),
     ],
 )
-def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, str]) -> None:
+def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, Any]) -> None:
     """O9, C2: everybody decodes the owner's bytes, or adds up the same parts, under every bound."""
     dgc = codec is not None and codec.startswith("dgc")
     script = jobs.TRAIN.replace("lr=0.05", "lr=0.05, momentum=0.9") if dgc else jobs.TRAIN

@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshwire.modecodec import codec_of
+from meshwire.codec import parse_codec
+from meshwire.modecodec import codec_of, suits
 from meshwire.syncmode import sync_settings
 
 
@@ -13,6 +14,10 @@ from meshwire.syncmode import sync_settings
         ("ssp:2", "topk:0.05", "topk:0.05"),
         ("demo", None, "dct:decay=0.999"),
         ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
+        ("local:8", None, "fp32"),
+        ("local:8,nesterov", "int8", "int8"),
+        ("sparseloco:30", None, "topk:0.015625,decay=0.95,gather+int4"),
+        ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
     ],
 )
 def test_what_is_not_typed_is_the_modes(sync: str, typed: str | None, codec: str) -> None:
@@ -22,8 +27,22 @@ def test_what_is_not_typed_is_the_modes(sync: str, typed: str | None, codec: str
 def test_a_codec_without_the_modes_momentum_is_refused() -> None:
     with pytest.raises(ValueError, match=r"--codec topk with --sync demo: .* dct with other parameters"):
         codec_of(sync_settings("demo"), "topk")
+    with pytest.raises(
+        ValueError, match=r"--codec fp16 with --sync sparseloco:30: .* or use topk with other parameters"
+    ):
+        codec_of(sync_settings("sparseloco:30"), "fp16")
     with pytest.raises(ValueError, match="there is no codec 'fp8'"):
         codec_of(sync_settings("bsp"), "fp8")
+
+
+def test_sparseloco_is_smaller_than_its_paper() -> None:
+    """ALGORITHMS 5: 12-bit indices and 2-bit values take 14 bits each. Here gaps take 8 or 16 bits and values 4, with a
+    step for 128 of them: 14.2 bits at most, and 12.4 where places are random (`test_sparseloco_at_random_places`)."""
+    codec = codec_of(sync_settings("sparseloco:30"), None)
+    assert 8 * codec.segment_bytes_max(65536) <= 14.2 * 1024
+    assert sync_settings("sparseloco:30") == sync_settings("local:30").model_copy(update={"sparse": True})
+    assert not suits(sync_settings("sparseloco:30"), parse_codec("fp16"))
+    assert suits(sync_settings("local:30"), parse_codec("fp16"))
 
 
 def test_demo_is_bsp_with_signs() -> None:

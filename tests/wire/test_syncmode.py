@@ -57,7 +57,12 @@ def test_text_is_what_is_typed(bound: int) -> None:
 
 @pytest.mark.parametrize(
     ("sync", "period", "outer"),
-    [("local:1", 1, "average"), ("local:30", 30, "average"), ("local:500,nesterov", 500, "nesterov")],
+    [
+        ("local:1", 1, "average"),
+        ("local:30", 30, "average"),
+        ("local:500,nesterov", 500, "nesterov"),
+        ("sparseloco:30", 30, "average"),
+    ],
 )
 def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
     """R9: rounds are in lockstep as with BSP; only what is between them differs."""
@@ -81,7 +86,14 @@ def test_a_period_of_local_steps(sync: str, period: int, outer: str) -> None:
             f"local:{limits.PERIOD_MAX + 1}",
             "local:" + "9" * 999,
         ),
-        *("local:2,", "local:2,average,nesterov", "ssp:2,nesterov"),
+        *(
+            "sparseloco",
+            "sparseloco:0",
+            "sparseloco:30,nesterov",
+            "local:2,",
+            "local:2,average,nesterov",
+            "ssp:2,nesterov",
+        ),
     ],
 )
 def test_other_modes_are_refused_with_what_is_possible(sync: str) -> None:
