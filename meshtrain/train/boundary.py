@@ -4,8 +4,10 @@ The daemon decides which rounds and when: the learner applies what it is given u
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+import torch
 
 from meshtrain.errors import MeshtrainError, RequestError, UsageError
 from meshtrain.train.applying import Applying, BaseParts
@@ -65,6 +67,7 @@ class Boundary:
         self._waited_before_s = channel.waited_s
         self.decided = 0
         self.bases = 0
+        self._held: Mapping[int, torch.Tensor] = {}  # this learner's own buffers, while the model holds the base's
         channel.route(Start, self._on_start)
         channel.route(BarrierPassed, self._on_passed)
 
@@ -148,10 +151,10 @@ class Boundary:
     @contextmanager
     def base(self) -> Iterator[None]:
         """O7: inside, the model holds the base."""
-        applied, held = self._applying.applied, {}
+        applied = self._applying.applied
         if not self.bases:
             self._base.view.show_base()
-            held = self._base.buffers.show_base()
+            self._held = self._base.buffers.show_base()
         self.bases += 1
         try:
             yield
@@ -160,8 +163,14 @@ class Boundary:
             if not self.bases and not self._closed:
                 self._base.buffers.restore()
                 if self._applying.applied == applied:
-                    self._base.buffers.show(held)
+                    self._base.buffers.show(self._held)
                 self._show_view()
+
+    def show_own_buffers(self) -> None:
+        """Inside `base`, before a round of local steps: the model holds their buffers, until it is over (O5)."""
+        if self.bases:
+            self._base.buffers.show(self._held)
+            self._held = {}
 
     def _wait(self, until: Callable[[], bool], what: str) -> None:
         """Between two steps: rounds are applied and the base is saved as the daemon says, until `until()` is true."""

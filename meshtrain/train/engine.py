@@ -214,7 +214,8 @@ class Engine:
     def _go_on_from(self, progress: Progress) -> None:
         self._applying.applied = progress.round
         self._applying.squared_norm = progress.squared_norm
-        self._clipping.bound = progress.clip
+        if not self._settings.period:  # else what a script clips are its own gradients, never a round (O8)
+            self._clipping.bound = progress.clip
         self._hyperparameters.written = progress.written
         if progress.scaler is not None:
             self._scaling.load(progress.scaler)

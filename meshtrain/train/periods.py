@@ -93,6 +93,7 @@ class Periods:
         for position, index in enumerate(contribution.spans):
             contribution.write(index, weights.difference(position))
             contribution.send_full()
+        self._boundary.show_own_buffers()
         contribution.seal()
         contribution.sealed = True
         done = contribution.wait_round()

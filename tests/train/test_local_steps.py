@@ -224,6 +224,26 @@ def test_the_base_is_shown_in_the_middle_of_a_period() -> None:
     assert_equal(bases)
 
 
+def test_a_period_that_ends_while_the_base_is_shown_has_its_buffers() -> None:
+    """O5, O7: a barrier inside `mt.base` gives the round what one outside would, BatchNorm's running means too."""
+
+    def job(*, inside: bool) -> list[nn.Sequential]:
+        replicas = [net(norm=True) for _ in range(2)]
+
+        def script(session: Session, rank: int) -> None:
+            model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
+            for number in range(6):  # of periods of 4
+                step(model, optimizer, batch(100 * rank + number))
+            with session.base() if inside else contextlib.nullcontext():
+                session.barrier()
+
+        with LocalDaemon(2, sync="local:4") as daemon:
+            daemon.run(script)
+        return replicas
+
+    assert_equal([*job(inside=True), *job(inside=False)])
+
+
 @pytest.mark.parametrize("on_nan", ["skip", "stop"])
 def test_a_void_round_gives_the_local_steps_up(on_nan: str) -> None:
     """V1: all begin again from the base; what has become NaN is not in the state of the optimizer either."""
@@ -301,6 +321,41 @@ def test_a_state_holds_what_belongs_to_the_base(sync: str, tmp_path: Path) -> No
     with LocalDaemon(2, sync=sync) as daemon:
         daemon.begin_from(tmp_path, 2, saved[0].units)
         assert_equal([*whole, *run(daemon, 6)])
+
+
+def test_rounds_of_local_steps_are_not_clipped_after_a_job_whose_were(tmp_path: Path) -> None:
+    """O4, J2: a limit for gradients, saved under a bound, is none for what local steps have changed."""
+    replicas = [net(), net()]
+    held: list[nn.Sequential] = []
+
+    def clipped(session: Session, rank: int) -> None:
+        model, optimizer = session.prepare(replicas[0], sgd(replicas[0]))
+        daemon.save(rank, 2, tmp_path)
+        for number in range(3):
+            x, y = batch(number)
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            session.clip_grad_norm_(model.parameters(), 1e-3)
+            optimizer.step()
+            if number == 1:
+                held.append(copy.deepcopy(model))
+
+    def local(session: Session, _: int) -> None:
+        model, optimizer = session.prepare(replicas[1], sgd(replicas[1]))
+        for number in range(4):
+            step(model, optimizer, batch(number))
+
+    with LocalDaemon(1) as daemon:
+        daemon.run(clipped)
+        ((_, saved),) = daemon.saved
+    assert (saved.round, saved.error) == (2, None)
+    with LocalDaemon(1, sync="local:4") as daemon:
+        daemon.begin_from(tmp_path, saved.round, saved.units)
+        daemon.run(local)
+    optimizer = sgd(held[0])
+    for number in range(4):
+        step(held[0], optimizer, batch(number))
+    assert distance(replicas[1], held[0]) <= TOLERANCE
 
 
 def test_a_step_that_a_scaler_skips_is_one_of_its_period() -> None:
