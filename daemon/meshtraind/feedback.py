@@ -26,6 +26,10 @@ class _Before:
     values: Values  # of interest where `runs` say so
     runs: dict[int, int] = field(default_factory=dict)  # start: count
 
+    def covers(self, start: int) -> bool:
+        """Whether the round has changed the value at `start`."""
+        return any(first <= start < first + count for first, count in self.runs.items())
+
 
 class Residual:
     """One vector of what was left out. Rounds change it run by run, always in the same runs and in order.
@@ -98,13 +102,25 @@ class Residual:
     def _shift(self, rounds: Sequence[int], start: int, change: Values) -> None:
         """Adds a change to what was before these rounds, and what has become of it to everything since."""
         end = start + len(change)
-        for number in rounds:
-            before = self._before[number]
-            if any(first <= start < first + count for first, count in before.runs.items()):
-                before.values[start:end] += change
-                if self._decay != 1:
-                    change = change * self._decay
-        self.values[start:end] += change
+        ran = [before for before in map(self._before.__getitem__, rounds) if before.covers(start)]
+        for index, state in enumerate([*(before.values for before in ran), self.values]):
+            if index:
+                change = self._carried(change, state[start:end])
+            state[start:end] += change
+
+    def _carried(self, change: Values, after: Values) -> Values:
+        """What a round has made of a change of what was before it; `after` is what it has left, without the change."""
+        return change * self._decay if self._decay != 1 else change
+
+
+class Velocity(Residual):
+    """A worker's momentum, which becomes 0 where a round sends (DGC): nothing from before it is in it there.
+
+    That a sum of fp32 is 0 by chance is too rare to be told apart from that.
+    """
+
+    def _carried(self, change: Values, after: Values) -> Values:
+        return np.where(after == 0, np.float32(0), super()._carried(change, after))
 
 
 class Feedback:
@@ -119,14 +135,14 @@ class Feedback:
         worker: in units of w*g.
         owner: of the segments that this member finishes, in units of the mean.
         velocity: the worker's momentum, in units of w*g, where the codec keeps it. It follows the rounds as residuals
-            do: what a void round has added is taken out of it, also where later ones have multiplied it. What those
+            do: what a void round has added is taken out of it, also what later ones have multiplied. What those
             have put of it into their residual is not: a part of one step's momentum is then in the model.
     """
 
     def __init__(self, count: int, decay: float = 1.0, momentum: Momentum | None = None) -> None:
         self.worker = Residual(count, decay)
         self.owner = Residual(count, decay)
-        self.velocity = Residual(count, momentum.factor) if momentum is not None else None
+        self.velocity = Velocity(count, momentum.factor) if momentum is not None else None
         self._weights: dict[int, float] = {}  # by bucket: of the newest round in which something of it was finished
 
     def finish(self, number: int, bucket: int, start: int, count: int, weight: float) -> Values:

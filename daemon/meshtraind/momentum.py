@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.feedback import Feedback, Residual
+from meshtraind.feedback import Feedback, Velocity
 from meshwire.codecspec import CodecSpec
 from meshwire.manifest import Momentum
 from meshwire.plan import Plan, Span
@@ -38,7 +38,7 @@ class MomentumCorrection:
             together; one member's is clipped to 1/sqrt(m) of it. 0: none is clipped.
     """
 
-    def __init__(self, velocity: Residual, momentum: Momentum, clip: float, plan: Plan) -> None:
+    def __init__(self, velocity: Velocity, momentum: Momentum, clip: float, plan: Plan) -> None:
         self.velocity = velocity
         self._nesterov_factor = np.float32(momentum.factor) if momentum.nesterov else None
         self._clip = clip

@@ -211,7 +211,7 @@ def test_a_round_that_does_not_count_leaves_velocity_and_residual_as_they_were(
 def test_a_void_round_is_taken_out_of_a_velocity_that_later_ones_have_multiplied(momentum: Momentum, seed: int) -> None:
     """V1 with s>0, masking off: the velocity is that of the rounds that count."""
     counted, voided = Worker("dgc:0.05", momentum), Worker("dgc:0.05", momentum)
-    first, lost, third, *_ = gradients(counted, seed)
+    first, lost, third, *_ = (2 * each + 1 for each in gradients(counted, seed))  # odd: no velocity is 0 by chance
     with patch("meshtraind.codecs.sparse.SparseCodec.clear_sent"):
         for worker in (counted, voided):
             worker.round(first)
@@ -221,6 +221,22 @@ def test_a_void_round_is_taken_out_of_a_velocity_that_later_ones_have_multiplied
         voided.feedback.settle(2, void=True, contributed=True)
         counted.round(third)
     assert (voided.velocity == counted.velocity)[counted.coded].all()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.sampled_from([PLAIN, NESTEROV]), st.integers(0, 2**16))
+def test_a_void_round_leaves_no_velocity_where_a_later_one_has_sent(momentum: Momentum, seed: int) -> None:
+    """V1 with s>0: what that one cleared holds nothing of the void round, so nothing of it is to be taken out."""
+    worker = Worker("dgc:0.05,ramp=0", momentum)
+    first, lost, third, *_ = gradients(worker, seed)
+    worker.round(first)
+    worker.settle()
+    worker.round(lost)
+    worker.round(third)
+    places = np.flatnonzero(worker.sent[worker.coded])
+    worker.feedback.settle(2, void=True, contributed=True)
+    assert len(places)
+    assert not worker.velocity[places].any()
 
 
 def norms(worker: Worker, values: Values) -> Sequence[float]:
