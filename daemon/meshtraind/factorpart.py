@@ -61,6 +61,8 @@ class FactorPart(Retained):
                 np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))
             for piece, basis in zip(pieces, bases, strict=True):
                 self._keep_rest(piece, basis, self._matrix(piece, values, start))
+            if bucket >= self._factors.plan.parameter_buckets:
+                values.fill(0)  # O5: what a float buffer's difference leaves out is in its next one
         except CodecError:
             self._residual.cancel(self._number, start)
             raise

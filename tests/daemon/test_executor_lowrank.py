@@ -51,6 +51,7 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
     for member in ring.members[:3]:
         assert member.executor._feedback is not None
         owed += member.executor._feedback.worker.values
+    assert not owed[PARAMETERS.stop :].any(), "O5: float buffers travel without residuals"
     for span in PLAN.spans:  # padding is nobody's
         end = span.start + span.count
         for each in (applied, owed, gradients):
