@@ -149,8 +149,8 @@ def compensation_of(
 
 
 class Compensated(OwnPart):
-    """Where parts meet whole, whatever s is: encoded at once with what earlier rounds left out, for what this one leaves
-    out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
+    """Where parts meet whole, whatever s is: encoded at once with what earlier rounds left out, for what this one
+    leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
 
     Args:
         number: of the round.
