@@ -143,7 +143,7 @@ class Checkpointing:
             round=entry.complete,
             generation=GenerationRecord.of(generation),
             chain=entry.chain.hex(),
-            model=model.manifest.digest().hex(),
+            model=model.manifest.state_digest().hex(),
             plan=model.plan.hex(),
             samples=entry.samples,
             space=rounds.sample_space,

@@ -41,7 +41,7 @@ class Resuming:
         saved = self._manifest
         if body.samples != saved.space:
             raise RequestError(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
-        if body.manifest.digest().hex() != saved.model:
+        if body.manifest.state_digest().hex() != saved.model:
             raise RequestError(f"the script prepares another model or optimizer than that of {self._name}")
         complete, chain = begins_after(self._point)
         return Entry(complete, chain, saved.samples, saved.deal)

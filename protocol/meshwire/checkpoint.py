@@ -88,7 +88,7 @@ class CheckpointFacts(Wire):
         round: the newest one in the base.
         generation: which that round belongs to.
         chain: h of that round (G4).
-        model, plan: of the model's manifest and the bucket plan.
+        model, plan: of the model's manifest (`state_digest`) and the bucket plan.
         samples: in the rounds so far.
         space, deal: what the prepared loaders read, and the ledger after that round (X1); None: there are none.
         created_at_s: Unix time.

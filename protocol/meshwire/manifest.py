@@ -97,6 +97,10 @@ class ModelManifest(Wire):
         """Of the bitmap in a seal that says which tensors were used (O5)."""
         return math.ceil(len(self.tensors) / 8)
 
+    def state_digest(self) -> bytes:
+        """SHA-256 of what a saved state must suit: all but whose the momentum is, which a resumed job may change."""
+        return self.model_copy(update={"momentum": None}).digest()
+
     @property
     def integer_values(self) -> int:
         """How many integers a seal carries (O5)."""

@@ -20,6 +20,7 @@ from meshtraind.jobspec import make_spec, spec_again
 from meshtraind.resuming import Resuming
 from meshwire.checkpoint import CheckpointFacts, GenerationRecord, unit_file
 from meshwire.files import FileEntry, FileManifest
+from meshwire.manifest import Momentum
 from meshwire.messages.job import (
     AskCheckpoint,
     BlobRef,
@@ -46,7 +47,7 @@ def written(folder: Path, round_: int, job_spec: JobSpec) -> Checkpoint:
     facts = CheckpointFacts(
         job=JOB, spec=job_spec.pack().hex(), round=round_,
         generation=GenerationRecord.of(Generation.first(JOB, MEMBERS[0].device, MEMBERS)),
-        chain=f"{round_:032x}", model=MODEL.manifest.digest().hex(), plan=MODEL.plan.hex(), samples=32 * round_,
+        chain=f"{round_:032x}", model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(), samples=32 * round_,
         space=SPACE, deal=deal(round_), created_at_s=1.0, software=SOFTWARE,
     )  # fmt: skip
     return store.finish(round_, facts, len(UNITS))
@@ -246,6 +247,8 @@ async def test_a_script_that_prepares_something_else_is_refused(
     other = SampleSpace(total=1000, batch=16, whole_batches=False, drop_last=False)
     with pytest.raises(RequestError, match=f"loader reads .*{name}"):
         resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other))
+    dgc = MODEL.manifest.model_copy(update={"momentum": Momentum(factor=0.9, nesterov=False)})
+    assert resuming.entry(LearnerModel(manifest=dgc, memory_bytes=1, samples=SPACE)).complete == 20  # only a codec
     adam = MODEL.manifest.model_copy(update={"optimizer": "Adam"})
     with pytest.raises(RequestError, match=f"another model or optimizer than that of {name}"):
         resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE))
