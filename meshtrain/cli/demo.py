@@ -29,7 +29,8 @@ def demo(
     sync: Annotated[
         str,
         typer.Option(
-            metavar="MODE", help="How the peers keep in step: bsp, ssp:S or local:H, as in `meshtrain submit`."
+            metavar="MODE",
+            help="How the peers keep in step: bsp, ssp:S, local:H or sparseloco:H, as in `meshtrain submit`.",
         ),
     ] = "bsp",
     codec: Annotated[
@@ -47,10 +48,13 @@ def demo(
 
     try:
         settings = sync_settings(sync)
-        chosen = str(codec_of(settings, codec))
+        chosen = codec_of(settings, codec)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    wanted = DemoSettings(peers=peers, steps=steps, sync=sync, codec=chosen, seed=seed)
+    if settings.signs or chosen.momentum:
+        asked = "--sync demo" if settings.signs else f"--codec {chosen}"
+        raise UsageError(f"{asked} is for plain SGD, and the demo trains with AdamW", "it with a script of your own")
+    wanted = DemoSettings(peers=peers, steps=steps, sync=sync, codec=str(chosen), seed=seed)
     for name in ("SIGTERM", "SIGHUP"):  # e.g. the terminal's window was closed; as with ctrl-C, nothing is left behind
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)

@@ -117,6 +117,14 @@ def test_the_demo_refuses_a_mode_that_does_not_exist() -> None:
     assert "use bsp; demo; ssp:S" in shown.stderr
 
 
+@pytest.mark.parametrize("asked", [("--sync", "demo"), ("--codec", "dgc")])
+def test_the_demo_refuses_what_its_optimizer_cannot_do(asked: tuple[str, str]) -> None:
+    """Before daemons are started: `mt.prepare` would refuse AdamW in each of the learners."""
+    shown = CliRunner().invoke(app, ["demo", *asked])
+    assert shown.exit_code == 2
+    assert "is for plain SGD, and the demo trains with AdamW" in shown.stderr.replace("\n", " ")
+
+
 def test_the_json_of_the_demo_has_the_peers_and_no_curve() -> None:
     plain = json.loads(json.dumps(result().as_json()))
     assert plain["by_peer"][1] == {"name": "bert", "steps": 6, "step_s": 1.5, "nulls": 3, "age": 0.0}
