@@ -27,6 +27,7 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.local import Resubmit, ResumeFrom, Submit, SubmitProgress, Submitted
 from meshwire.modecodec import codec_of
+from meshwire.syncmode import SyncSettings
 
 if TYPE_CHECKING:
     from meshtraind.board import Board
@@ -68,6 +69,7 @@ class Submission:
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
         if isinstance(body, Submit) and body.dry_run:
+            self._settings(body, members, notes)
             files = await asyncio.to_thread(describe_size, body)
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
         if self._board.running >= limits.JOBS_RUNNING_MAX:
@@ -93,15 +95,7 @@ class Submission:
     async def _new(self, body: Submit, owner: str, members: tuple[Member, ...], notes: list[str]) -> JobSpec:
         """Adds to the notes what the person should know."""
         node, emit = self._node, self._emit
-        cores = {self._cores(member) for member in members}
-        sync = check_settings(body, unequal_peers=len(cores) > 1)  # before anything is copied
-        if (note := gather_note(codec_of(sync, body.codec), len(members))) is not None:
-            notes.append(note)
-        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
-            notes.append(
-                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
-                "(--shares equal: the same for all)"
-            )
+        sync = self._settings(body, members, notes)  # before anything is copied
         resumed = await self._bring(body.resume, owner, notes) if body.resume is not None else None
         emit(SubmitProgress(text="reading the files"))
         try:
@@ -109,6 +103,19 @@ class Submission:
         except BlobError as error:
             raise RequestError(str(error)) from error
         return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
+
+    def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
+        """Adds to the notes what the person should know. Raises RequestError."""
+        cores = {self._cores(member) for member in members}
+        sync = check_settings(body, unequal_peers=len(cores) > 1)
+        if (note := gather_note(codec_of(sync, body.codec), len(members))) is not None:
+            notes.append(note)
+        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
+            notes.append(
+                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
+                "(--shares equal: the same for all)"
+            )
+        return sync
 
     async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
         resumed = await self._bring(body.resume, owner, notes)

@@ -15,10 +15,12 @@ from meshtrain.cli.dryrun import PARTS, Memory
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.progress import Stages
+from meshtraind.submission import Submission
 from meshwire.codec import FAMILIES, parse_codec
 from meshwire.footprint import Measurement, ModelSize
 from meshwire.jobs import JobState
 from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.job import Member
 from meshwire.messages.local import (
     GetJobs,
     GetPeers,
@@ -32,6 +34,7 @@ from meshwire.messages.local import (
 )
 from meshwire.syncmode import sync_settings
 from tests.daemon.fakedaemon import BERT, JOB, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, known_jobs, run, summary
+from tests.daemon.jobs import submission
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
 
@@ -324,3 +327,22 @@ def test_what_does_not_go_with_resume_is_refused(endpoint: Endpoint, options: li
 def test_a_lost_job_is_listed_with_the_way_on(endpoint: Endpoint) -> None:
     endpoint.answers[GetJobs] = known_jobs(summary(JobState.LOST))
     assert f"meshtrain submit --resume {JOB}" in run("jobs").stderr
+
+
+@pytest.mark.asyncio
+async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
+    """C2: that a gather costs more with three devices is known before anything is started."""
+
+    def link(name: str, cores: int) -> Any:
+        hello = SimpleNamespace(name=name, incarnation=1, software=SOFTWARE, cores=cores)
+        return SimpleNamespace(hello=hello)
+
+    member = Member(device="a" * 64, incarnation=1, name="anna")
+    links = {"b" * 64: link("bert", 2), "c" * 64: link("cleo", 64)}
+    node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links=links)
+    board: Any = None
+    body = submission(tmp_path, "pass", codec="topk:0.01,gather", shares=None, dry_run=True)
+    told = await Submission(node, board, body, lambda _: None).run("test")
+    assert len(told.members) == 3
+    assert any(note.startswith("codec topk:gather with 3 devices") for note in told.notes)
+    assert any("to 64 cores: batch sizes follow" in note for note in told.notes)
