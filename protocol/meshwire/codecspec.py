@@ -33,7 +33,7 @@ class Number:
     @property
     def legal(self) -> str:
         """For people."""
-        return f"a {'whole ' * self.whole}number from {self.low:g} to {self.high:g}"
+        return f"a {'whole ' * self.whole}number from {number_text(self.low)} to {number_text(self.high)}"
 
     def parse(self, text: str) -> float | None:
         """None if it is not legal."""

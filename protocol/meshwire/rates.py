@@ -131,9 +131,9 @@ def size_text(size_bytes: float) -> str:
 
 
 def number_text(value: float) -> str:
-    """The shorter of two texts that is parsed to the same."""
+    """The shorter of two texts that is parsed to the same. Without a +, behind which a codec's values are typed."""
     short = f"{value:g}"
-    return short if float(short) == value else f"{value:.17g}"
+    return (short if float(short) == value else f"{value:.17g}").replace("e+", "e")
 
 
 def is_number(text: str) -> bool:

@@ -106,6 +106,20 @@ def test_every_family_is_described_and_fits_into_a_frame(name: str) -> None:
         assert 1 <= spec.segment_bytes_max(count) <= limits.FRAME_PAYLOAD_BYTES_MAX
 
 
+NUMBERS = [
+    (family.name, each) for family in FAMILIES.values() for each in family.parameters if isinstance(each, Number)
+]
+
+
+@pytest.mark.parametrize(("name", "parameter"), NUMBERS, ids=lambda of: of if isinstance(of, str) else of.name)
+def test_what_is_submitted_is_parsed_again_on_all_devices(name: str, parameter: Number) -> None:
+    """A job carries the canonical text; the ends of what is legal are the longest and strangest numbers."""
+    for value in (parameter.low, parameter.high, (parameter.low + parameter.high) // 3 or parameter.low):
+        spec = parse_codec(f"{name}:{parameter.name}={value}".replace("e+", "e"))
+        assert spec.number(parameter.name) == value
+        assert parse_codec(str(spec)) == spec
+
+
 @pytest.mark.parametrize(
     ("typed", "reduction"),
     [
