@@ -1,8 +1,9 @@
 """`python -m tests.bench.staleness_seeds`: does a stale bound cost anything per sample? The demo's GPT, several seeds.
 
 Every way to train runs under bsp and under `--sync` on three local daemons, with the same seeds. What counts is the
-loss of the final base on text that nobody trained on, after equally many rounds; the contributions of stale rounds are
-counted, for a round may have fewer of them. Ends with exit code 1 when the means differ by more than the seeds' noise.
+loss of the final base on text that nobody trained on, after one epoch of the same samples: a round of a stale job may
+have fewer contributions, and the job makes more rounds then. Ends with exit code 1 when the means differ by more than
+the seeds' noise.
 """
 
 import argparse
@@ -27,12 +28,12 @@ SCRIPT = """
 import json, sys
 import torch
 import torch.nn.functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 import meshtrain as mt
 from meshtrain.examples.dataset import CharDataset
 from meshtrain.examples.gpt import GPT, GPTConfig
 
-way, rounds, batch_size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+way, samples, batch_size, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 torch.manual_seed(seed)
 text = (mt.data_dir() / "input.txt").read_text(encoding="utf-8")
 cut = len(text) * 9 // 10
@@ -43,19 +44,13 @@ if way.startswith("adamw"):
 else:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3 if way == "sgd" else 0.05,
                                 momentum=0.0 if way == "sgd" else 0.9)
+windows = CharDataset(text[:cut], context)
+loader = DataLoader(Subset(windows, torch.randperm(len(windows))[:samples].tolist()), batch_size, shuffle=True)
+model, optimizer, loader = mt.prepare(model, optimizer, loader)
 scheduler = None
 if "cosine" in way:
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=rounds)
-loader = DataLoader(CharDataset(text[:cut], context), batch_size=batch_size, shuffle=True)
-model, optimizer, loader = mt.prepare(model, optimizer, loader)
-
-
-def batches():
-    while True:
-        yield from loader
-
-
-for _, (x, y) in zip(mt.steps(rounds), batches()):
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=len(loader))
+for x, y in loader:
     optimizer.zero_grad()
     loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
     loss.backward()
@@ -86,9 +81,9 @@ class Trained:
     summary: JobSummary
 
 
-def train(mesh: LocalMesh, folder: Path, way: str, seed: int, rounds: int, batch: int, sync: str) -> Trained:
+def train(mesh: LocalMesh, folder: Path, way: str, seed: int, samples: int, batch: int, sync: str) -> Trained:
     """Runs one job. Raises RuntimeError when it fails."""
-    arguments = (way, str(rounds), str(batch), str(seed))
+    arguments = (way, str(samples), str(batch), str(seed))
     summary = jobs.run(
         mesh.daemons[0],
         folder,
@@ -109,9 +104,10 @@ def train(mesh: LocalMesh, folder: Path, way: str, seed: int, rounds: int, batch
 def compare(mesh: LocalMesh, folder: Path, way: str, options: argparse.Namespace) -> bool:
     """All seeds of one way under both bounds; prints a line of a Markdown table."""
     seeds = range(options.seeds)
+    samples = options.steps * options.batch * len(NAMES)
     losses: dict[str, list[Trained]] = {}
     for sync in ("bsp", options.sync):
-        losses[sync] = [train(mesh, folder, way, seed, options.rounds, options.batch, sync) for seed in seeds]
+        losses[sync] = [train(mesh, folder, way, seed, samples, options.batch, sync) for seed in seeds]
     bsp, stale = ([one.loss for one in losses[sync]] for sync in ("bsp", options.sync))
     difference = statistics.mean(stale) - statistics.mean(bsp)
     noise = NOISE_FACTOR * ((statistics.variance(bsp) + statistics.variance(stale)) / len(seeds)) ** 0.5
@@ -119,6 +115,7 @@ def compare(mesh: LocalMesh, folder: Path, way: str, options: argparse.Namespace
     stale_jobs = [one.summary for one in losses[options.sync]]
     print(
         f"| {way} | {_losses(bsp)} | {_losses(stale)} | {difference:+.4f} | {noise:.4f} "
+        f"| {' '.join(str(job.rounds) for job in stale_jobs)} "
         f"| {statistics.mean(sum(jobs.ages(job)) / job.rounds for job in stale_jobs):.2f} "
         f"| {' '.join(map(str, jobs.ages(*stale_jobs)))} | {'PASS' if within else 'FAIL'} |",
         flush=True,
@@ -135,11 +132,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.bench.staleness_seeds", description=__doc__)
     parser.add_argument("--sync", default="ssp:2")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=150, help="of each peer on average; with bsp, rounds")
     parser.add_argument("--batch", type=int, default=16, help="windows per step and peer")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     options = parser.parse_args()
-    columns = ("way", "bsp", options.sync, "difference", "noise", "contributors", "ages", "within noise")
+    columns = ("way", "bsp", options.sync, "difference", "noise", "rounds", "contributors", "ages", "within noise")
     try:
         with tempfile.TemporaryDirectory(prefix="meshtrain-") as name, LocalMesh(NAMES, lambda _line: None) as mesh:
             folder = Path(name)

@@ -182,7 +182,8 @@ async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTa
 
     monkeypatch.setattr(joining, "fetch_state", fetched)
     monkeypatch.setattr(joining, "POLL_S", 0.001)
-    job, nothing = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=Path("none")), cast(Any, None)
+    spec = SimpleNamespace(job=JOB, codec="fp32", sync=sync_settings("bsp"))
+    job, nothing = SimpleNamespace(spec=spec, folder=Path("none")), cast(Any, None)
     asker = Joining(
         cast(Any, job), cast(Any, rounds), nothing, lambda: cast(Any, donors), nothing, lambda: 0, lambda _: None
     )

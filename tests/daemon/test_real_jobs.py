@@ -214,7 +214,7 @@ def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"sync": "ssp:x"}, "--sync ssp:x: use bsp, or ssp:S"),
+        ({"sync": "ssp:x"}, "--sync ssp:x: use bsp"),
         ({"codec": "zip"}, "there is no codec 'zip'"),
         ({"peers": 4}, "only 3 devices"),
         ({"on": ("anna", "zoe")}, "no linked device is called 'zoe'"),
