@@ -66,8 +66,10 @@ def prepare(
 
     With `--sync bsp`, `p.grad` then holds the average over all peers, weighted by their samples, when `loss.backward()`
     returns. With `--sync ssp:S` it keeps this peer's own gradient, and `optimizer.step()` applies the averages that
-    have arrived. All peers start from the first one's parameters, buffers and optimizer state. The model is moved to
-    `device()` if it lies on the CPU; batches of the returned loader come on that device, except of an IterableDataset.
+    have arrived. With `--sync local:H` gradients and steps are this peer's own, and each H-th step waits for the round
+    that averages what they have changed. All peers start from the first one's parameters, buffers and optimizer state.
+    The model is moved to `device()` if it lies on the CPU; batches of the returned loader come on that device, except
+    of an IterableDataset.
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
@@ -93,9 +95,10 @@ def clip_grad_norm_(parameters: "torch.Tensor | Iterable[torch.Tensor]", max_nor
 
     With `--sync ssp:S` the averages arrive later than the gradients that are in `p.grad`, so the limit counts for the
     rounds to come, and the norm returned is that of the newest one applied; torch's own function is refused there.
+    With `--sync local:H` it clips this peer's own gradients, as torch's does.
 
     Raises:
-        UsageError: with `--sync ssp:S`, for some of the parameters only.
+        UsageError: with `--sync ssp:S`, for some of the parameters only; with `--codec dgc`, which clips by itself.
     """
     from meshtrain.train import api
 

@@ -19,9 +19,9 @@ TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded", Reductio
 def codecs(as_json: Json = False) -> None:
     """Show the codecs that --codec takes.
 
-    Bits are those of one value in a full segment, the most where they follow the values, or in a square matrix where
-    factors of matrices are sent. State is what error feedback
-    keeps on each device under bsp. Of several exchanges the first is taken if none is typed, as in topk:0.01,gather.
+    Bits are those of one value in a full segment, the most where they follow the values or change over the rounds, or
+    in a square matrix where factors of matrices are sent. State is what error feedback and momentum keep on each device
+    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather.
     """
     documents = [_document(family) for family in FAMILIES.values()]
     if as_json:

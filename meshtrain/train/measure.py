@@ -35,13 +35,13 @@ class Measuring(Alone):
         return cls(Path(told)) if told else None
 
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
-        """Never returns. Raises what it raises in a job, and SystemExit."""
+        """Never returns. Raises what it raises in any job, whatever its `--sync` and `--codec`, and SystemExit."""
         self._end(model, optimizer)
 
     def prepare_with_loader(
         self, model: M, optimizer: O, loader: L, scaler: torch.amp.GradScaler | None = None
     ) -> tuple[M, O, L]:
-        """Never returns. Raises what it raises in a job, and SystemExit."""
+        """As `prepare`."""
         self._end(model, optimizer)
 
     @property
