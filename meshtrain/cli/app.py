@@ -45,6 +45,7 @@ app.command(
         "meshtrain submit --codec topk:0.01+fp16 train.py",
         "meshtrain submit --sync ssp:2 train.py",
         "meshtrain submit --sync ssp:2 --visibility fixed train.py",
+        "meshtrain submit --sync local:8 --codec int8 train.py",
         "meshtrain submit --dry-run train.py",
         "meshtrain submit --peers 2 -d train.py",
         "meshtrain submit --checkpoint-every 500r train.py",

@@ -95,8 +95,8 @@ def submit(
         typer.Option(
             "--codec",
             metavar="NAME[:PARAMETERS]",
-            help="Encoding of gradients: fp32, the default, is exact, fp16 half of it, int8 a quarter, topk:0.01 sends "
-            "one value in a hundred; `meshtrain codecs` shows all.",
+            help="Encoding of gradients: fp32 is exact, and the default where --sync brings none; fp16 is half of it, "
+            "int8 a quarter, topk:0.01 sends one value in a hundred; `meshtrain codecs` shows all.",
         ),
     ] = None,
     on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,

@@ -17,7 +17,7 @@ from meshwire.manifest import Momentum
 
 CLIPPED_LATE = (
     "with --codec dgc each peer clips its gradients before momentum gathers them, for what is clipped later is lost: "
-    "give the codec clip=MAX_NORM, as in --codec dgc:0.001,clip=1, and leave mt.clip_grad_norm_ out"
+    "give the codec clip=MAX_NORM, as in --codec dgc:0.001,clip=1, and leave clip_grad_norm_ out of the script"
 )
 _INSTEAD = "use torch.optim.SGD(..., momentum=0.9), or another codec, e.g. --codec topk"
 

@@ -13,6 +13,7 @@ from meshtrain.train import clipping
 from meshtrain.train.boundary import Boundary
 from meshtrain.train.channel import Channel
 from meshtrain.train.gradients import Gradients, StepParts
+from meshtrain.train.handover import CLIPPED_LATE
 from meshtrain.train.known import KnownParameters
 from meshtrain.train.replacedstep import ReplacedStep
 
@@ -115,6 +116,10 @@ class Stepping:
         self._gradients.check_synchronised()
         if self._staleness:
             self._parts.untouched.check()
+        elif self._parts.base.means.tensors.manifest.momentum is not None and (
+            changed := self._parts.untouched.changed()
+        ):
+            raise UsageError(f"{changed} between backward() and optimizer.step(): {CLIPPED_LATE}")
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """O4. With s=0 clips `p.grad`, with s>0 the rounds to come.

@@ -162,10 +162,14 @@ def test_a_job_refuses_what_would_lose_momentum() -> None:
         ours = model()
         with pytest.raises(NotSupported, match="AdamW has another"):
             session.prepare(ours, torch.optim.AdamW(ours.parameters()))
-        session.prepare(ours, with_momentum(ours))
+        optimizer = session.prepare(ours, with_momentum(ours))[1]
         with pytest.raises(UsageError, match="give the codec clip=MAX_NORM"):
             session.clip_grad_norm_(ours.parameters(), 1.0)
         session.clip_grad_norm_(ours.parameters(), float("inf"))
+        ours(torch.randn(2, 6)).sum().backward()
+        nn.utils.clip_grad_norm_(ours.parameters(), 0.1)
+        with pytest.raises(UsageError, match=r"the gradient of 0\.weight was changed between .* clip=MAX_NORM"):
+            optimizer.step()
 
     with LocalDaemon(1, codec="dgc") as daemon:
         daemon.run(script)
