@@ -2,7 +2,8 @@
 
 from hypothesis import strategies as st
 
-from meshwire.exchange import Part
+from meshwire.exchange import Exchange, Part, Place
+from meshwire.header import Header, Kind
 from meshwire.plan import Bucket, Plan
 
 SEGMENT_VALUES = 1024
@@ -20,3 +21,21 @@ def generations(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:
     return st.dictionaries(st.integers(0, 63), st.sampled_from(parts), min_size=1, max_size=6).map(
         lambda drawn: dict(sorted(drawn.items()))
     )
+
+
+def announce(exchange: Exchange, **changes: object) -> Place | str:
+    """What it says to a chunk of two whole fp32 segments of rank 0, at step 0, if `changes` do not say otherwise."""
+    fields: dict[str, object] = {
+        "kind": Kind.CHUNK,
+        "payload_bytes": 2 * SEGMENT_VALUES * 4,
+        "round": 1,
+        "step": 0,
+        "first_segment": 0,
+        "segment_count": 2,
+        "contributors": 0b001,
+        "weight": 4.0,
+    }
+    sender = changes.pop("sender", 0)
+    assert isinstance(sender, int)
+    fields.update(changes)
+    return exchange.announce(sender, Header(**fields))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from meshwire.header import Flags, Header, Kind
 from meshwire.layout import EncodedLayout
 from meshwire.ringexchange import RingExchange
 from meshwire.topology import bucket_shards, ring_program
-from tests.wire.onebucket import SEGMENT_VALUES, generations, make_plan
+from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 
 
 @dataclass
@@ -159,20 +159,7 @@ def announced(**changes: object) -> tuple[int, int] | str:
     plan = make_plan(6)
     layout = EncodedLayout(plan, FP32)
     exchange = RingExchange(0, ring_program((0, 1, 2), 1), bucket_shards(6, 3, 0), layout)
-    fields: dict[str, object] = {
-        "kind": Kind.CHUNK,
-        "payload_bytes": 2 * SEGMENT_VALUES * 4,
-        "round": 1,
-        "step": 0,
-        "first_segment": 0,
-        "segment_count": 2,
-        "contributors": 0b001,
-        "weight": 4.0,
-    }
-    sender = changes.pop("sender", 0)
-    assert isinstance(sender, int)
-    fields.update(changes)
-    return exchange.announce(sender, Header(**fields))  # type: ignore[arg-type]
+    return announce(exchange, **changes)
 
 
 def test_contributors_are_of_the_generation() -> None:

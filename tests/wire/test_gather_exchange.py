@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from meshwire.codec import FP32, CodecSpec, Family, Reduction
 from meshwire.exchange import Part
-from meshwire.header import Flags, Header, Kind
+from meshwire.header import Flags
 from meshwire.layout import EncodedLayout
 from meshwire.ways import way_of
-from tests.wire.onebucket import SEGMENT_VALUES, generations, make_plan
+from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh
 
 SEGMENT_BYTES = 4 * SEGMENT_VALUES
@@ -47,19 +47,7 @@ def test_every_rank_gets_the_same_weighted_mean(
 def announced(codec: CodecSpec = FIXED, **changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, the beginning of its part if `changes` do not say otherwise."""
     exchange = way_of(EncodedLayout(make_plan(9), codec), (0, 1, 2), 1).exchange(0)
-    fields: dict[str, object] = {
-        "kind": Kind.CHUNK,
-        "payload_bytes": 2 * SEGMENT_BYTES,
-        "round": 1,
-        "step": 0,
-        "segment_count": 2,
-        "contributors": 0b001,
-        "weight": 4.0,
-    }
-    sender = changes.pop("sender", 0)
-    assert isinstance(sender, int)
-    fields.update(changes)
-    return exchange.announce(sender, Header(**fields))  # type: ignore[arg-type]
+    return announce(exchange, **changes)
 
 
 def test_each_part_lands_in_a_block_of_its_own() -> None:

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from meshwire.codec import FP32, CodecSpec, Family, Reduction
 from meshwire.exchange import Part
-from meshwire.header import Flags, Header, Kind
+from meshwire.header import Flags
 from meshwire.layout import EncodedLayout
 from meshwire.partsexchange import PartsLayout
 from meshwire.shardedexchange import ShardedExchange
 from meshwire.topology import bucket_shards, sharded_program
-from tests.wire.onebucket import SEGMENT_VALUES, generations, make_plan
+from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh
 
 SEGMENT_BYTES = 4 * SEGMENT_VALUES
@@ -62,20 +62,7 @@ def announced(codec: CodecSpec = FIXED, **changes: object) -> tuple[int, int] | 
     layout = EncodedLayout(make_plan(9), codec)
     program, shards = sharded_program((0, 1, 2), 1), bucket_shards(9, 3, 0)
     exchange = ShardedExchange(0, program, shards, layout, PartsLayout(layout, program, [shards], layout.total_bytes))
-    fields: dict[str, object] = {
-        "kind": Kind.CHUNK,
-        "payload_bytes": 2 * SEGMENT_BYTES,
-        "round": 1,
-        "step": 0,
-        "first_segment": 3,
-        "segment_count": 2,
-        "contributors": 0b001,
-        "weight": 4.0,
-    }
-    sender = changes.pop("sender", 0)
-    assert isinstance(sender, int)
-    fields.update(changes)
-    return exchange.announce(sender, Header(**fields))  # type: ignore[arg-type]
+    return announce(exchange, **{"first_segment": 3} | changes)
 
 
 FINAL: dict[str, object] = {"step": 2, "first_segment": 0, "contributors": 0b111}
