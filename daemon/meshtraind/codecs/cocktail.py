@@ -6,18 +6,16 @@ has indices among those places alone, which are cheaper. Error feedback at both 
 
 import numpy as np
 
-from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.base import FIRST, Bits, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
-from meshtraind.codecs.randomk import SEED, drawn_places
+from meshtraind.codecs.randomk import SEED, DrawnCodec, drawn_places
 from meshtraind.codecs.topk import TopK
 from meshwire.codec import CodecSpec
 from meshwire.sparsecodecs import masked_values, of_masked
 
 
-class Cocktail(Codec):
+class Cocktail(DrawnCodec):
     """Leaves at most 1 - mask * ratio of the segment's squared norm in expectation, besides what the values lose."""
-
-    shared_draws = True
 
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
@@ -47,17 +45,6 @@ class Cocktail(Codec):
         SEED.pack_into(out, 0, terms.seed)
         masked = values[self._places(terms.seed, len(values))]
         return SEED.size + self._chooser.encode_into(masked, out[SEED.size :], terms)
-
-    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        places, masked = self._read(payload, len(out))
-        out.fill(0)
-        out[places] = masked
-
-    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
-        if out is not values:
-            np.copyto(out, values)
-        places, masked = self._read(payload, len(values))
-        out[places] += masked
 
     def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
         (seed,) = SEED.unpack_from(payload)

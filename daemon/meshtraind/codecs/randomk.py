@@ -5,6 +5,7 @@ places are equally likely; the values are not scaled up, for error feedback send
 """
 
 import struct
+from abc import abstractmethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,29 @@ assert SEED.size == SEED_BYTES
 GOLDEN_RATIO = 0x9E3779B97F4A7C15  # splitmix64's increment
 
 
-class RandomK(Codec):
-    """Leaves 1 - ratio of the segment's squared norm in expectation, besides what the written values lose."""
+class DrawnCodec(Codec):
+    """Values at places that are drawn; all others are decoded as 0."""
 
     shared_draws = True
+
+    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
+        places, sent = self._read(payload, len(out))
+        out.fill(0)
+        out[places] = sent
+
+    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
+        if out is not values:
+            np.copyto(out, values)
+        places, sent = self._read(payload, len(values))
+        out[places] += sent
+
+    @abstractmethod
+    def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
+        """The places, each once, and the values there. The length is checked. Raises CodecError."""
+
+
+class RandomK(DrawnCodec):
+    """Leaves 1 - ratio of the segment's squared norm in expectation, besides what the written values lose."""
 
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
@@ -45,17 +65,6 @@ class RandomK(Codec):
         self._sent = places, self._written.quantised(values[places])
         self._written.write(self._sent[1], out[SEED.size :])
         return len(out)
-
-    def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        places, sent = self._read(payload, len(out))
-        out.fill(0)
-        out[places] = sent
-
-    def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
-        if out is not values:
-            np.copyto(out, values)
-        places, sent = self._read(payload, len(values))
-        out[places] += sent
 
     def _read(self, payload: memoryview, count: int) -> tuple[Indices, Values]:
         (seed,) = SEED.unpack_from(payload)
