@@ -13,39 +13,25 @@ is void, and the round runs again with the very same parts (`roundmemory.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
-from meshtraind.arithmetic import Arithmetic, RingArithmetic, ShardedArithmetic
+from meshtraind.calculation import Calculation
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshtraind.feedback import feedback_of
-from meshtraind.gatherarithmetic import GatherArithmetic
-from meshtraind.outbox import Frame, Outbox
 from meshtraind.ownpart import compensation_of
-from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
 from meshtraind.segments import Form, Forms, Segment
+from meshtraind.sending import Sending
 from meshwire.budget import budget_of
 from meshwire.codec import Reduction, parse_codec
 from meshwire.exchange import Part, Work
-from meshwire.header import Flags, Header, Kind
+from meshwire.header import Header
 from meshwire.layout import EncodedLayout
 from meshwire.local import round_bytes
 from meshwire.manifest import Momentum
 from meshwire.plan import Plan
 from meshwire.ways import Way, way_of
-
-
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """A run of segments to be computed, if it still is to be, and sent at a step, if it is."""
-
-    round: Round
-    bucket: int
-    work: Work
-    computed: bool
-    step: int | None
 
 
 class Executor:
@@ -66,6 +52,7 @@ class Executor:
         on_result: called with the round when all of it lies in the result slot; poison changes nothing there.
         on_broken: called with what is wrong with a payload that was received.
         complete: the newest round that this daemon holds completely (G5).
+        on_chunk_sent: called with the header of each chunk.
     """
 
     def __init__(
@@ -87,49 +74,38 @@ class Executor:
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
         complete: Callable[[], int],
+        on_chunk_sent: Callable[[Header], None] | None = None,
     ) -> None:
         self._plan = plan
         self._rank = rank
         self._codec = parse_codec(codec)
         self._forms = Forms(plan, self._codec)
         self._feedback = feedback_of(self._codec, plan.total_values, momentum)
-        self._budget = budget_of(plan, EncodedLayout(plan, self._codec))
         self._job = job
         self._staleness = staleness
-        self._on_bucket = on_bucket
-        self._on_result = on_result
         self._on_broken = on_broken
         self._complete = complete
+        self._on_chunk_sent = on_chunk_sent
+        budget = budget_of(plan, EncodedLayout(plan, self._codec))
         shared = self._forms.shared_draws
-        own_seed = member_seed(seed, rank, owner=False, shared=shared)
+        own_seed, owner_seed = (member_seed(seed, rank, owner=owner, shared=shared) for owner in (False, True))
         self._memory = RoundMemory(
             self._forms,
             staleness,
-            compensation_of(own_seed, self._codec, plan, self._budget, self._feedback, momentum),
+            compensation_of(own_seed, self._codec, plan, budget, self._feedback, momentum),
             seed,
             first,
         )
-        self._slot = ResultSlot(result, self._forms, self._memory.bases, self._decode, on_result, on_broken)
-        owner_seed = member_seed(seed, rank, owner=True, shared=shared)
-        self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in self._forms}
-        self.on_chunk_sent: Callable[[Header], None] | None = None
+        self._calculation = Calculation(
+            self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, on_broken
+        )
+        self._slot = self._calculation.slot
         self._fenced: bool
         self._generation: int
         self._ways: dict[Form, Way]
-        self._outbox: Outbox[_Item]
+        self._sending: Sending
         self._form(generation, ranks, links)
-        self._outbox.start()
-
-    def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
-        plan = form.layout.plan
-        runs = form.segments, plan.segment_values, plan.parameter_buckets
-        match form.layout.reduction:
-            case Reduction.LINEAR:
-                return RingArithmetic(*runs)
-            case Reduction.GATHER:
-                return GatherArithmetic(*runs)
-            case _:
-                return ShardedArithmetic(*runs, owner_seed, self._feedback, self._budget)
+        self._sending.start()
 
     def round_bytes(self, members: int) -> int:
         """Memory that a round takes here until it is forgotten, in a job of so many members."""
@@ -141,7 +117,7 @@ class Executor:
         """From now on nothing of the generation is sent, lands or completes (G2). Own parts are kept, also those that
         are contributed in the fence."""
         self._fenced = True
-        self._outbox.close()
+        self._sending.close()
         complete = self._complete()
         self._memory.fence(complete)
         if self._slot.round > complete:
@@ -168,13 +144,22 @@ class Executor:
 
     def resume(self) -> None:
         """All members have entered: sending begins."""
-        self._outbox.start()
+        self._sending.start()
 
     def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
         self._generation = generation
         self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
         self._memory.form({form: way.area_bytes for form, way in self._ways.items()}, len(ranks))
-        self._outbox = Outbox(links, self._prepare)
+        self._sending = Sending(
+            links,
+            self._job,
+            generation,
+            self._ways,
+            self._memory,
+            self._calculation,
+            self._complete,
+            self._on_chunk_sent,
+        )
         self._fenced = False
 
     def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[int, Segment]]:
@@ -235,8 +220,8 @@ class Executor:
             if work.at_once:
                 self._perform(round_, bucket, work)
             else:
-                self._queue(round_, bucket, work, computed=False)
-        self._outbox.pump()
+                self._sending.put(round_, bucket, work, computed=False)
+        self._sending.pump()
 
     def contribute_nothing(self, number: int) -> None:
         """R4, R5: this member forwards every bucket of the round."""
@@ -282,7 +267,7 @@ class Executor:
         work = round_.exchanges[header.bucket].landed(header)
         if work is not None:
             self._perform(round_, header.bucket, work)
-            self._outbox.pump()
+            self._sending.pump()
 
     # What the learner gets, and what is kept
 
@@ -299,7 +284,7 @@ class Executor:
 
     def close(self) -> None:
         """Lets go of links and memory."""
-        self._outbox.close()
+        self._sending.close()
         self._slot.close()
         self._memory.close()
 
@@ -316,81 +301,10 @@ class Executor:
     def _perform(self, round_: Round, bucket: int, work: Work) -> None:
         """Computes what has landed at once; its sending waits for the link."""
         try:
-            work = self._compute(round_, bucket, work)
+            work = self._calculation.compute(round_, bucket, work)
         except CodecError as error:
             self._on_broken(f"round {round_.number}, bucket {bucket}: {error}")
             return
         if work.send_steps:
-            self._queue(round_, bucket, work, computed=True)
-        self._report(round_, bucket, work)
-
-    def _queue(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
-        for step in work.send_steps:
-            self._outbox.put(
-                self._ways[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
-            )
-        if not work.send_steps:
-            self._outbox.put(None, _Item(round_, bucket, work, computed, None))
-
-    def _compute(self, round_: Round, bucket: int, work: Work) -> Work:
-        slot = self._slot if self._slot.round == round_.number else None
-        own = self._memory.own.get(round_.number)
-        return self._arithmetic[round_.form].compute(round_.number, bucket, work, round_.area, own, slot)
-
-    def _decode(self, final: Final, slot: ResultSlot) -> None:
-        self._arithmetic[self._forms.of(slot.round)].decode(final, slot)
-
-    def _report(self, round_: Round, bucket: int, work: Work) -> None:
-        """Final segments are in the area, and in the result slot if that is the round's."""
-        if not work.deliver:
-            return
-        own = self._memory.own.get(round_.number)
-        round_.finals.append(self._arithmetic[round_.form].final(bucket, work, round_.area, own))
-        lies_in_slot = self._slot.round == round_.number and self._slot.took(round_.finals[-1])
-        exchange = round_.exchanges[bucket]
-        if exchange.delivered(work):
-            self._on_bucket(
-                round_.number, bucket, exchange.poisoned, exchange.contributors, exchange.weight, exchange.squared_norm
-            )
-        kept = round_.number in self._memory.rounds  # not forgotten, nor everything closed, by that
-        if lies_in_slot and kept:
-            self._on_result(round_.number)
-
-    # Sending
-
-    def _prepare(self, item: _Item) -> Frame | None:
-        """The frame of an item whose turn has come; None if nobody but this member is concerned."""
-        work, payload = item.work, None
-        if not item.computed:
-            if work.add_own and not work.finish and not work.poison:
-                own = self._memory.own[item.round.number]
-                payload = own.encoded(item.bucket, work.first_segment, work.segment_count)
-            if payload is None:
-                work = self._compute(item.round, item.bucket, work)
-                self._report(item.round, item.bucket, work)
-        if item.step is None:
-            return None
-        if work.poison or not work.contributors:
-            payload = None
-        elif payload is None:
-            offset, _ = item.round.form.layout.span(item.bucket, work.first_segment, work.segment_count)
-            payload = item.round.area[offset : offset + work.length_bytes]
-        header = Header(
-            kind=Kind.CHUNK,
-            payload_bytes=len(payload) if payload is not None else 0,
-            flags=Flags.POISON if work.poison else Flags.NONE,
-            job=self._job,
-            generation=self._generation,
-            round=item.round.number,
-            step=item.step,
-            bucket=item.bucket,
-            first_segment=work.first_segment,
-            segment_count=work.segment_count,
-            contributors=work.contributors,
-            weight=work.weight,
-            complete=self._complete(),
-            squared_norm=work.squared_norm,
-        )
-        if self.on_chunk_sent is not None:
-            self.on_chunk_sent(header)
-        return header, payload
+            self._sending.put(round_, bucket, work, computed=True)
+        self._calculation.report(round_, bucket, work)

@@ -78,7 +78,7 @@ class Joining:
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
         """Gets a state of what is complete now, or later, from a member that computes."""
         spec = self._job.spec
-        applied = self._rounds.loads()
+        applied = self._rounds.learner.loads()
         # Rounds after it are then built on results that are kept here, also where this device came in just now.
         asked = AskState(job=spec.job, after_round=applied + builds_on(parse_codec(spec.codec), spec.sync.staleness))
         self._note_chain(applied)

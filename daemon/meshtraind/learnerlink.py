@@ -197,7 +197,7 @@ class LearnerLink:
             return  # its process may have been seen to end before its last words were read
         if isinstance(body, LearnerBarrier):
             prepared = rounds if self._ready else None  # a script that joins has rounds before it is prepared
-            reached = prepared.enter_barrier(body.number) if prepared is not None else 0
+            reached = prepared.learner.enter_barrier(body.number) if prepared is not None else 0
             waiting = self._barrier(prepared, body.number, reached)
             self._in_barrier = place.tasks.spawn(waiting, f"barrier {body.number}")
             return
@@ -206,22 +206,22 @@ class LearnerLink:
             return
         match body:
             case LearnerBucket():
-                rounds.bucket(body)
+                rounds.learner.bucket(body)
             case LearnerSealed():
-                rounds.sealed(body)
+                rounds.learner.sealed(body)
             case LearnerApplied(round=round_):
-                rounds.applied(round_)
+                rounds.learner.applied(round_)
             case LearnerStepped():
                 place.metrics.stepped(body)
-                rounds.stepped(body)
+                rounds.learner.stepped(body)
             case LearnerIdle(reason=reason, finished=finished):
                 if finished:
-                    rounds.gone(reason)
+                    rounds.learner.gone(reason)
                     self._tell_report()
                 else:
-                    rounds.idle(reason)
+                    rounds.learner.idle(reason)
             case LearnerBack():
-                rounds.back()
+                rounds.learner.back()
             case _:
                 self._fail(f"{place.who()}: a learner does not send {type(body).__name__}")
 
@@ -233,14 +233,14 @@ class LearnerLink:
             if rounds is None:
                 self.notify(BarrierPassed(number=number, error=text))
             else:
-                rounds.barrier_broken(text)
+                rounds.learner.barrier_broken(text)
             return
         if rounds is None:
             self.notify(BarrierPassed(number=number, error=None))
         else:
             for rank in range(len(self._place.job.members)):
                 rounds.peer_in_barrier(rank, inside=self._place.agreement.in_barrier(rank))
-            rounds.all_in_barrier(newest)
+            rounds.learner.all_in_barrier(newest)
 
     # What it is told
 
@@ -265,7 +265,7 @@ class LearnerLink:
         """
         if self._connection is None or not self._connection.writable:
             return
-        waiting = self.rounds.waiting() if self.rounds is not None else None
+        waiting = self.rounds.learner.waiting() if self.rounds is not None else None
         if waiting is None:
             waiting = "what it has asked for is being worked on" if self._answering else "rounds of other members"
         self.notify(Waiting(reason=waiting))

@@ -155,7 +155,7 @@ class Passage:
         """All members are ready: round 1."""
         if self.rounds is not None and self._founding is not None and not self._job.ended:
             self._founding = None
-            self.rounds.begin()
+            self.rounds.learner.begin()
             assert self.generations is not None
             self.generations.begun()
 
@@ -221,7 +221,7 @@ class Passage:
             return True
         if self.rounds is None or self.generations is None:
             return False
-        self.rounds.dead("its process has ended")
+        self.rounds.learner.dead("its process has ended")
         self.generations.wish("rest")
         self._load_next(self.rounds)
         return True
@@ -234,7 +234,7 @@ class Passage:
         def loaded(round_: int) -> None:
             replaced = rounds.closed or self._learner.preparation is not joining
             if not replaced and self.generations is not None and not self._job.ended:
-                rounds.loaded(round_)
+                rounds.learner.loaded(round_)
                 self.generations.wish("learn")
 
         joining = Joining(

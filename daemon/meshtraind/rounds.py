@@ -9,19 +9,19 @@ from meshtraind.connection import Connection
 from meshtraind.crossing import Crossing
 from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
+from meshtraind.learnermoves import LearnerMoves
 from meshtraind.memory import SharedMemory
 from meshtraind.performer import Performer, Stage
 from meshtraind.recorder import round_machine
 from meshtraind.roundhistory import Entry, RoundHistory
 from meshtraind.trace import Trace
 from meshtraind.turn import Turn
-from meshwire import limits
 from meshwire.footprint import unapplied_max
 from meshwire.header import Header
 from meshwire.jobs import job_number
 from meshwire.manifest import ModelManifest
 from meshwire.messages.job import Generation, JobSpec, RankReport
-from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped, SampleSpace
+from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan
 from meshwire.roundevents import Effect, Message
@@ -43,8 +43,8 @@ class Rounds:
         on_round: called with this and each complete round, in order.
 
     Attributes:
+        learner: what it does, and whether there is one.
         crossing: leads all of it from one generation into the next.
-        samples: that this device's learners have used.
         closed: it goes on no more.
     """
 
@@ -93,6 +93,7 @@ class Rounds:
             on_result=self._result_decoded,
             on_broken=lambda text: fail(f"a payload was received that cannot be decoded: {text}"),
             complete=lambda: self._machine.complete,
+            on_chunk_sent=None if trace is None else trace.chunk,
         )
         round_bytes = self._executor.round_bytes(spec.peers_max or len(generation.members))
         self._machine = round_machine(
@@ -141,129 +142,19 @@ class Rounds:
             counted=counted,
             learning=learning,
         )
-        if trace is not None:
-            self._executor.on_chunk_sent = lambda header: trace.chunk(header)
+        self.learner = LearnerMoves(
+            spec=spec,
+            machine=self._machine,
+            executor=self._executor,
+            turn=self._turn,
+            dealing=self._dealing,
+            performer=self._performer,
+            fail=fail,
+        )
         if loading:
             self.crossing.fence()
-            self.dead("its script has not loaded yet")
-        self.samples, self.closed = 0, False
-
-    # The learner
-
-    def begin(self) -> None:
-        """All members are ready: the learner is told to begin its first step."""
-        self._executor.open_result(self.complete + 1)
-        self._turn.wants_to_start(1)
-        self._perform([])
-        if self._dealing is not None:
-            self._dealing.begin()
-
-    def bucket(self, message: LearnerBucket) -> None:
-        """A bucket lies in the raw slot."""
-        binds = self._machine.phase is Phase.COMPUTING
-        self._perform(
-            self._machine.bucket_ready(
-                message.step,
-                message.bucket,
-                self._now(),
-                weight=message.weight,
-                samples=message.samples,
-                hyperparameters=message.hyperparameters,
-                claim=message.claim,
-                sizes=self._dealing.sizes() if self._dealing is not None and binds else (),
-                poison=message.poison,
-            )
-        )
-
-    def sealed(self, message: LearnerSealed) -> None:
-        """The backward pass has ended."""
-        self._perform(self._machine.seal(message.step, message.used, message.integers, self._now()))
-
-    def applied(self, round_: int) -> None:
-        """The learner has applied a round: the result slot is free for the next one."""
-        if not self._turn.holds(round_):
-            self._fail(f"the learner has applied round {round_}, which it was not given (R1)")
-            return
-        effects = self._machine.learner_applied(round_, self._now())
-        if self._machine.applied == round_:
-            self._executor.open_result(round_ + 1)
-        self._perform(effects)
-
-    def stepped(self, message: LearnerStepped) -> None:
-        """A step has ended; the learner waits for the word to start the next one."""
-        if not self._turn.at_end(message.step):
-            self._fail(f"the learner has ended step {message.step}, which was not at its end")
-            return
-        self.samples += message.samples
-        self._turn.wants_to_start(message.step + 1)
-        self._perform([])
-
-    def idle(self, reason: str, *, last: bool = False) -> None:
-        """No step will follow for now (R5): rounds are still applied. `last`: none ever, so none waits for it."""
-        self._turn.idle()
-        self._perform(self._machine.absent(reason, self._now(), gone=last))
-
-    def back(self) -> None:
-        """No longer idle."""
-        self._perform(self._machine.present(self._now()))
-
-    def gone(self, reason: str) -> None:
-        """No step will ever follow: the learner has finished, or is dead (V2)."""
-        if not self.finished:
-            self._performer.finished = True
-            self._turn.gone()
-            self._perform(self._machine.absent(reason, self._now(), gone=True))
-
-    def dead(self, reason: str) -> None:
-        """No process is there: what it had bound is void (V2), and nothing is kept for the one to come."""
-        self._turn.away()
-        if self._dealing is not None:
-            self._dealing.learner_lost()
-        self._performer.learner_died()
-        self._performer.keeps_unapplied = False
-        self._perform(self._machine.absent(reason, self._now(), gone=True))
-
-    def loads(self) -> int:
-        """J1: a process begins to load the base of after the round that is returned, or of after a later one. What
-        follows is kept for it."""
-        self._performer.keeps_unapplied = True
-        self._perform(self._machine.absent("it loads the state of the others", self._now(), loading=True))
-        return self._machine.applied
-
-    def loaded(self, round_: int) -> None:
-        """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
-        effects = self._machine.loaded(round_, self._now())
-        self._executor.open_result(round_ + 1)
-        self._turn.returned(round_)
-        self._perform(effects)
-
-    def enter_barrier(self, number: int) -> int:
-        """The learner waits for all others. Returns the last round it has contributed to."""
-        if self._turn.in_barrier:
-            self._fail(f"the learner entered barrier {number} while it was in another")
-        self._turn.enter_barrier(number)
-        if self._machine.settings.staleness or (self._dealing is not None and not self._spec.sync.lockstep):
-            last = number == 0 and self._spec.sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
-            self.idle("it has finished" if number == 0 else f"it is in barrier {number}", last=last)
-        return self._machine.decided
-
-    def barrier_broken(self, error: str) -> None:
-        """Some other will never come: the learner goes on, after the rounds that it is to apply."""
-        self._turn.barrier_broken(error)
-        self._perform([])
-
-    def all_in_barrier(self, newest_round: int) -> None:
-        """So do all others; none has contributed to a round after `newest_round`."""
-        self._turn.all_in_barrier(newest_round)
-        self._perform([])
-
-    def waiting(self) -> str | None:
-        """What a blocked learner waits for; None while it computes."""
-        blocked = self._machine.phase is Phase.BOUNDARY and self._machine.decided > self._machine.complete
-        if not self._turn.waits and not blocked:
-            return None
-        text = self._machine.may_start()[1] if self._turn.waits else self._machine.waiting()
-        return text[: limits.ERROR_CHARS_MAX]
+            self.learner.dead("its script has not loaded yet")
+        self.closed = False
 
     @property
     def complete(self) -> int:
@@ -314,11 +205,11 @@ class Rounds:
         """The fields of `Metrics` that are known here."""
         return {
             **self._performer.stats.values(),
-            "samples": self.samples,
+            "samples": self.learner.samples,
             "ahead": max(0, self._machine.decided - self._machine.applied),
             "batch": self._dealing.batch if self._dealing is not None else 0,
             "finished": self.finished,
-            "waiting_for": self.waiting(),
+            "waiting_for": self.learner.waiting(),
         }
 
     # Other members
@@ -331,7 +222,7 @@ class Rounds:
         """A round message of a member. `behind`: it is in no barrier. Steps that its learner takes (it has begun anew,
         perhaps) while this one is in a barrier are its own (R5): else each would wait for the other."""
         if behind and isinstance(message, Bind) and message.round > self._machine.decided and self._turn.in_barrier:
-            self.idle(f"rank {sender} has more steps to go to its barrier")
+            self.learner.idle(f"rank {sender} has more steps to go to its barrier")
         self._perform(self._machine.receive(sender, message, self._now()))
 
     def peer_complete(self, sender: int, complete: int) -> None:

@@ -163,7 +163,7 @@ class Session:
         if ending is Ending.DONE:
             self._metrics.exit_code = code
             if rounds is not None:
-                rounds.gone("its script has ended")
+                rounds.learner.gone("its script has ended")
             job.advance(JobEvent.LEARNER_DONE)
             return False
         explained = self._why_ended or explain_exit(code, log_path(job.folder, job.rank), self._node.name)
@@ -174,7 +174,7 @@ class Session:
         if (founding and self._agreement.broken) or not self.passage.learner_died():
             self._metrics.exit_code = code
             if rounds is not None:
-                rounds.gone("it failed")
+                rounds.learner.gone("it failed")
             self._fail(why)
             return False
         if job.ending:  # it was the last one that held the base

@@ -1,46 +1,33 @@
 """`submit`: packs the working directory, hands it to the daemon, and follows the job."""
 
-import sys
 import tempfile
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from meshtrain.cli import EXIT_INTERRUPTED
-from meshtrain.cli.connection import ask, connected
+from meshtrain.cli.connection import connected
 from meshtrain.cli.dryrun import Memory, memory_of_members, show_dry_run
-from meshtrain.cli.errors import CliError, UsageError, reported
-from meshtrain.cli.jobs import find_job
-from meshtrain.cli.logs import follow_job
+from meshtrain.cli.errors import UsageError, reported
+from meshtrain.cli.handover import send, started
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.peerscount import peers_wanted
 from meshtrain.cli.progress import Stages
 from meshtrain.cli.resume import check_alone, resume_from
-from meshtrain.cli.terminal import plain, print_json, printable_lines, say
-from meshtrain.client import Client
+from meshtrain.cli.shipping import pack, relative_script, write
 from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.codec import CodecSpec
-from meshwire.files import FileManifest, human_bytes
-from meshwire.messages.local import Resubmit, Submit, SubmitProgress, Submitted
+from meshwire.files import human_bytes
+from meshwire.messages.local import Resubmit, Submit
 from meshwire.modecodec import codec_of
 from meshwire.syncmode import SyncSettings, sync_settings
-from meshwire.text import printable
-from meshwire.wiretypes import Wire
-
-if TYPE_CHECKING:
-    from meshtrain.packing import Packed
 
 DATA_FOLDER = "data"
 IN_STEP = "Keeping in step, when --sync alone is not enough"
-
-# Copying and sending a data folder of the largest size over a home network takes days; the daemon ends a transfer
-# that stands still long before.
-SUBMIT_TIMEOUT_S = 7 * 86400.0
 
 
 class OnNan(StrEnum):
@@ -186,7 +173,7 @@ def submit(
         raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
     settings, chosen_codec = _settings(sync, straggler, visibility, own, shares, checkpoint_every, codec)
     root = Path.cwd()
-    relative = _relative_script(root, script)
+    relative = relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
     if not 1 <= len(job_name) <= limits.NAME_CHARS_MAX:
         raise UsageError(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
@@ -202,13 +189,13 @@ def submit(
             "a file beside the script",
         )
     with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder, Stages() as stages:
-        source, shipped_data = _pack(root, relative, data, include or (), exclude or (), stages)
+        source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
         body = Submit(
             name=job_name,
             root=str(source.root),
-            manifest=_write(source.manifest, Path(folder) / "source"),
+            manifest=write(source.manifest, Path(folder) / "source"),
             data_root=None if shipped_data is None else str(shipped_data.root),
-            data_manifest=None if shipped_data is None else _write(shipped_data.manifest, Path(folder) / "data"),
+            data_manifest=None if shipped_data is None else write(shipped_data.manifest, Path(folder) / "data"),
             script=relative,
             args=tuple(args or ()),
             env=environment,
@@ -230,7 +217,7 @@ def submit(
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
-        submitted = _send(client, body, stages)
+        submitted = send(client, body, stages)
         notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
         memory = None
         if dry_run:
@@ -244,7 +231,7 @@ def submit(
         folders = {"source": source, **({"data": shipped_data} if shipped_data is not None else {})}
         show_dry_run(submitted, notes, folders, memory, json)
         return
-    raise typer.Exit(_started(submitted, notes, data_dir, detach=detach, json=json))
+    raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json))
 
 
 def _resubmit(
@@ -264,8 +251,8 @@ def _resubmit(
     check_alone(context, resume)
     with connected(data_dir) as client, Stages() as stages:
         body = Resubmit(resume=resume_from(client, resume), on=on, peers=count, peers_max=count_max)
-        submitted = _send(client, body, stages)
-    return _started(submitted, submitted.notes, data_dir, detach=detach, json=json)
+        submitted = send(client, body, stages)
+    return started(submitted, submitted.notes, data_dir, detach=detach, json=json)
 
 
 def _settings(
@@ -286,56 +273,6 @@ def _settings(
         raise UsageError(str(error)) from None
 
 
-def _send(client: Client, body: Submit | Resubmit, stages: Stages) -> Submitted:
-    def show(event: Wire) -> None:
-        if isinstance(event, SubmitProgress):
-            stages.show(event.text, event.done_bytes, event.total_bytes)
-
-    try:
-        return ask(client, body, Submitted, name="submit", timeout_s=SUBMIT_TIMEOUT_S, on_event=show)
-    except KeyboardInterrupt:
-        say("\nInterrupted while submitting. See whether the job was started: meshtrain jobs")
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-
-
-def _started(submitted: Submitted, notes: Sequence[str], data_dir: Path | None, *, detach: bool, json: bool) -> int:
-    for note in notes:
-        say(f"note: {printable_lines(note)}")
-    job, members = submitted.job, submitted.members
-    where = ", ".join(printable(member.name) for member in members)
-    say(f"job {job} on {len(members)} {'device' if len(members) == 1 else 'devices'}: {where}")
-    for command in (f"logs -f {job}", f"cancel {job}", f"get {job}", "jobs"):
-        say(f"  meshtrain {command}")
-    document: dict[str, Any] = {"job": job, "members": [plain(member) for member in members], "notes": list(notes)}
-    if detach:
-        if json:
-            print_json(document)
-        else:
-            print(job, flush=True)
-        return 0
-    say("Following; ctrl-C detaches, the job goes on.")
-    code = follow_job(data_dir, job, members, logs=sys.stderr if json else None)
-    if json:
-        with connected(data_dir) as client:
-            print_json({**document, "summary": plain(find_job(client, job)), "exit_code": code})
-    return code
-
-
-def _relative_script(root: Path, script: str) -> str:
-    """The script as a POSIX path below the working directory. Raises CliError."""
-    path = Path(script)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise CliError(f"{script} {what}; name the training script", "meshtrain init --example gpt, for one that works")
-    try:
-        return path.resolve().relative_to(root.resolve()).as_posix()
-    except ValueError:
-        raise CliError(
-            f"{script} lies outside the working directory {root}, which is what is shipped",
-            f"cd {path.resolve().parent} && meshtrain submit {path.name}",
-        ) from None
-
-
 def _environment(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     split = [pair.partition("=") for pair in pairs]
     for pair, (key, equals, _) in zip(pairs, split, strict=True):
@@ -351,46 +288,3 @@ def _names(on: str | None) -> tuple[str, ...]:
     if not all(names):
         raise UsageError(f"--on {on!r} has an empty name", "meshtrain peers")
     return names
-
-
-def _pack(
-    root: Path, script: str, data: Path | None, include: Sequence[str], exclude: Sequence[str], stages: Stages
-) -> "tuple[Packed, Packed | None]":
-    from meshtrain.packing import PackError, Progress, scan, scan_data
-
-    def show(what: str, at: Progress) -> None:
-        verb = "reading" if at.files_done or at.bytes_done else "looking through"
-        stages.show(f"{verb} {what}", at.bytes_done, at.bytes_found)
-
-    try:
-        packed_data = None
-        if data is not None:
-            if not data.is_dir():
-                raise CliError(f"--data {data} is not a folder")
-            packed_data = scan_data(data, lambda at: show("the data folder", at))
-            exclude = (*exclude, *_anchored(root, data))
-        source = scan(root, include, exclude, lambda at: show("the working directory", at))
-    except PackError as error:
-        raise CliError(str(error)) from error
-    if not any(entry.path == script for entry in source.manifest.entries):
-        raise CliError(
-            f"{script} would not be shipped: it is left out by --exclude or a .gitignore",
-            f"meshtrain submit --include {script} {script}",
-        )
-    return source, packed_data
-
-
-def _anchored(root: Path, folder: Path) -> tuple[str, ...]:
-    """The pattern that names a folder below `root`, so that data is not shipped a second time as source."""
-    try:
-        relative = folder.resolve().relative_to(root.resolve()).as_posix()
-    except ValueError:
-        return ()
-    if relative == ".":
-        return ()
-    return ("/" + "".join(f"\\{char}" if char in "\\*?[]!# " else char for char in relative) + "/",)
-
-
-def _write(manifest: FileManifest, file: Path) -> str:
-    file.write_bytes(manifest.pack())
-    return str(file)

@@ -11,8 +11,8 @@ What the rules leave open, and how it is settled here, stands in RULES.md after 
 from collections.abc import Collection
 
 from meshwire import limits
-from meshwire.lineage import Relation, ballot, keeps_history, rank_of, relation
-from meshwire.membershipevents import Effect, Message, Phase, TurnedAway, Waiting
+from meshwire.lineage import ballot, rank_of
+from meshwire.membershipevents import Effect, Message, Phase, Waiting
 from meshwire.membershipstate import State
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
@@ -20,13 +20,13 @@ from meshwire.petitions import Kind
 from meshwire.proposalchecks import (
     enter_wrong,
     extension_wrong,
-    list_wrong,
     number_wrong,
     promise_wrong,
     proposal_wrong,
 )
 from meshwire.proposer import Proposer
 from meshwire.timeouts import Timeouts
+from meshwire.whereabouts import Whereabouts
 
 
 class Membership:
@@ -50,7 +50,7 @@ class Membership:
     ) -> None:
         self._state = State(me, job, timeouts, now_s, generation, known, members_max)
         self._proposer = Proposer(self._state)
-        self._told: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
+        self._whereabouts = Whereabouts(self._state, self._proposer)
         self._waiting = ""
         self._wake_s: float | None = None
 
@@ -87,11 +87,11 @@ class Membership:
         if device == state.me.device:
             return self._settle(now_s)
         state.links.opened(device, incarnation)
-        self._told.pop(device, None)
+        self._whereabouts.relinked(device)
         first = device in state.unseen
         state.unseen.discard(device)
         if state.entered is not None and not first:
-            self._tell_where(device)
+            self._whereabouts.tell(device)
         if state.phase is not Phase.OUT and state.is_listed(device, incarnation) and not first:
             reason = f"the link to {state.name(device)} was renewed"
             if self._proposer.proposal is not None:
@@ -105,7 +105,7 @@ class Membership:
         state = self._state
         state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
         state.outside.forget(device)
-        self._told.pop(device, None)
+        self._whereabouts.relinked(device)
         return self._settle(now_s)
 
     # Answers of the shell.
@@ -139,13 +139,13 @@ class Membership:
         """
         if self._state.phase is Phase.CATCHING_UP:
             self._state.outside.failed()
-            self._leave(reason, now_s)
+            self._whereabouts.leave(reason, now_s)
         return self._settle(now_s)
 
     def step_out(self, reason: str, now_s: float) -> list[Effect]:
         """This device has nothing to bring into the rounds: it asks to be taken in, and gets what it lacks."""
         if self._state.phase is not Phase.OUT:
-            self._leave(reason, now_s)
+            self._whereabouts.leave(reason, now_s)
         return self._settle(now_s)
 
     def wish(self, kind: Kind, now_s: float) -> list[Effect]:
@@ -191,7 +191,7 @@ class Membership:
             case Entered():
                 self._on_entered(device, message, now_s)
             case Where():
-                self._on_where(device, message, now_s)
+                self._whereabouts.heard(device, message, now_s)
             case AskIn():
                 self._on_ask(device, message, now_s)
             case Wish():
@@ -221,7 +221,7 @@ class Membership:
             state.refuse(device, generation, "this device has left the job")
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
-            self._tell_where(device)
+            self._whereabouts.tell(device)
         elif wrong := extension_wrong(generation, state.entered):
             state.protest(device, f"proposal of generation {generation.number}: {wrong}")
         else:
@@ -298,66 +298,10 @@ class Membership:
         if ask.member.device != device or not state.links.holds(ask.member):
             state.protest(device, "asks in for another device or incarnation")
         elif state.entered is not None:
-            self._tell_where(device)
+            self._whereabouts.tell(device)
             state.petitions.ask(ask, now_s)
 
-    def _on_where(self, device: str, where: Where, now_s: float) -> None:
-        state, other = self._state, where.generation
-        if wrong := list_wrong(other) or number_wrong(other.number, state.highest):
-            state.protest(device, f"is in generation {other.number}: {wrong}")
-            return
-        state.highest = max(state.highest, other.number)
-        state.outside.heard(device, where)
-        if state.entered is None:
-            went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
-            if went_on and state.me not in other.live.values():
-                self._leave(f"generation {other.number} went on while this device caught up", now_s)
-            elif state.phase is Phase.OUT and state.has_no_room(other):
-                names = ", ".join(member.name for member in other.members)
-                state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
-            return
-        match relation(state.entered, state.lineage, other, where.ancestors):
-            case Relation.OLDER:
-                self._tell_where(device)
-            case Relation.NEWER:
-                if state.me not in other.live.values():
-                    reason = f"generation {other.number} went on without this device"
-                    self._leave(reason, now_s)
-            case Relation.PARTED:
-                self._settle_partition(device, where, now_s)
-
-    def _settle_partition(self, device: str, where: Where, now_s: float) -> None:
-        """G4: the lowest ranks of both sides compare; whoever loses tells its members.
-
-        One pair compares, by what both have told each other last: samples only grow, so not both can lose.
-        """
-        state, other = self._state, where.generation
-        assert state.entered is not None, "nowhere"
-        reason = f"after a partition the history of generation {other.number} of {other.members[other.ranks[0]].name}"
-        reason += f" is kept, with {where.samples} samples"
-        lowest = state.entered.members[state.entered.ranks[0]]
-        if device == lowest.device:
-            self._leave(reason, now_s)
-        elif lowest == state.me and device == other.members[other.ranks[0]].device:
-            if self._told.get(device, (0, 0))[0] != state.entered.hash64():
-                self._tell_where(device)
-            _, samples = self._told[device]
-            if keeps_history(state.entered, samples, other, where.samples):
-                self._tell_where(device)
-            else:
-                state.send_members(where)
-                self._leave(reason, now_s)
-
     # Steps of the above.
-
-    def _tell_where(self, device: str) -> None:
-        entered = self._state.entered
-        assert entered is not None, "nowhere"
-        self._told[device] = entered.hash64(), self._state.send_where(device)
-
-    def _leave(self, reason: str, now_s: float) -> None:
-        self._proposer.forget()
-        self._state.leave(reason, now_s)
 
     def _note_running(self) -> None:
         if self._state.phase is Phase.RUNNING:

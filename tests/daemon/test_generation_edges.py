@@ -54,7 +54,7 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
     async with Desk(2, "ssp:2") as desk:
         desk.say(LearnerBarrier(number=1))
         await turns()
-        desk.rounds.dead("its process has ended")
+        desk.rounds.learner.dead("its process has ended")
         desk.link.begin_anew(desk.rounds, cast(Any, None))
         desk.links[1].sent.clear()
         if ends == "by an error":
@@ -92,7 +92,7 @@ async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -
     """It calls mt.barrier() before mt.prepare, as at the start of the job; the others are beyond that barrier."""
     async with Desk(2, "ssp:2") as desk:
         desk.agreement.passed = 1
-        desk.rounds.dead("its process has ended")
+        desk.rounds.learner.dead("its process has ended")
         desk.link.begin_anew(desk.rounds, cast(Any, None))
         desk.link.attach(cast(Any, desk.connection))
         told = desk.say(LearnerBarrier(number=1))
@@ -123,11 +123,11 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
     """J1: it may import and read data for minutes, or never come; then it loads what is complete by that time."""
     monkeypatch.setattr(footprint, "UNAPPLIED_BYTES_MAX", 0)  # as with a large model: 2(s+1) rounds are kept
     async with Desk(2, "ssp:1") as desk:
-        desk.rounds.dead("its process has ended")
+        desk.rounds.learner.dead("its process has ended")
         for round_ in range(1, 31):
             round_of_others(desk, round_)
         assert not desk.rounds._executor._memory.rounds
-        assert desk.rounds.loads() == 30
+        assert desk.rounds.learner.loads() == 30
         assert not desk.rounds.hold_others_up
         for round_ in range(31, 35):
             round_of_others(desk, round_)
@@ -137,7 +137,7 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
         chains = [desk.rounds.chain_after(round_) for round_ in range(36)]
         assert len(set(chains)) == 36
         assert chains[34:] == [desk.rounds.entry().chain, None]
-        desk.rounds.loaded(32)
+        desk.rounds.learner.loaded(32)
         assert sorted(desk.rounds._executor._memory.rounds) == [33, 34]
         assert not desk.failed
 
@@ -169,7 +169,8 @@ def state_of(round_: int, chain: bytes | None = None) -> SavedState:
 
 async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTask:
     """By a device whose rounds go on, one in each millisecond."""
-    rounds = SimpleNamespace(complete=7, loads=lambda: 7, chain_after=chain_of)
+    learner = SimpleNamespace(loads=lambda: 7)
+    rounds = SimpleNamespace(complete=7, learner=learner, chain_after=chain_of)
 
     async def fetched(*_args: object) -> None:
         pass

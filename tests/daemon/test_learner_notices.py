@@ -119,7 +119,7 @@ class Desk:
         self.link.attach(cast(Any, self.connection))
         self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory, generation, entry)
         self.link._ready = True
-        self.link.rounds.begin()
+        self.link.rounds.learner.begin()
 
     @property
     def rounds(self) -> Rounds:
@@ -193,8 +193,8 @@ async def test_a_new_learner_is_in_no_round_of_the_one_that_died() -> None:
         desk.compute(1)
         rounds = desk.rounds
         bind = rounds._performer._own[1]
-        rounds.dead("its process has ended")
-        rounds.loads()
+        rounds.learner.dead("its process has ended")
+        rounds.learner.loads()
         done = RoundComplete(1, False, "", {0: bind}, {}, used=b"\x01", integers=(), squared_norm=0.0)
         rounds._performer.perform([done])
         assert rounds._turn._complete[1].step == 0
@@ -221,7 +221,7 @@ async def test_a_job_that_begins_from_a_checkpoint_counts_on(sync: str) -> None:
 async def test_a_learner_that_has_finished_says_nothing_more() -> None:
     """Its process may have been seen to end before its last words were read: nobody waits for it again (R5)."""
     async with Desk(2, "ssp:2") as desk:
-        desk.rounds.gone("its script has ended")
+        desk.rounds.learner.gone("its script has ended")
         for late in (LearnerBack(), LearnerIdle(reason="idle", finished=False), LearnerBarrier(number=1), stepped(1)):
             assert desk.say(late) == []
         await turns()
@@ -286,7 +286,7 @@ async def test_a_step_left_in_its_backward_pass_is_begun_again() -> None:
 async def test_a_long_reason_fits_into_the_report() -> None:
     async with Desk(1, "ssp:2") as desk:
         desk.say(LearnerIdle(reason="x" * limits.ERROR_CHARS_MAX, finished=False))
-        waiting = desk.rounds.waiting()
+        waiting = desk.rounds.learner.waiting()
         assert waiting is not None
         assert len(waiting) <= limits.ERROR_CHARS_MAX
 

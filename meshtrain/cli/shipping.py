@@ -1,0 +1,75 @@
+"""What a submitted job ships: the script, the working directory around it, a data folder."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshtrain.cli.errors import CliError
+from meshtrain.cli.progress import Stages
+from meshwire.files import FileManifest
+
+if TYPE_CHECKING:
+    from meshtrain.packing import Packed
+
+
+def relative_script(root: Path, script: str) -> str:
+    """The script as a POSIX path below the working directory. Raises CliError."""
+    path = Path(script)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise CliError(f"{script} {what}; name the training script", "meshtrain init --example gpt, for one that works")
+    try:
+        return path.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        raise CliError(
+            f"{script} lies outside the working directory {root}, which is what is shipped",
+            f"cd {path.resolve().parent} && meshtrain submit {path.name}",
+        ) from None
+
+
+def pack(
+    root: Path, script: str, data: Path | None, include: Sequence[str], exclude: Sequence[str], stages: Stages
+) -> "tuple[Packed, Packed | None]":
+    """What is read of the working directory `root`, and of the data folder, which is not shipped twice.
+
+    Raises CliError, also where the script itself would stay behind.
+    """
+    from meshtrain.packing import PackError, Progress, scan, scan_data
+
+    def show(what: str, at: Progress) -> None:
+        verb = "reading" if at.files_done or at.bytes_done else "looking through"
+        stages.show(f"{verb} {what}", at.bytes_done, at.bytes_found)
+
+    try:
+        packed_data = None
+        if data is not None:
+            if not data.is_dir():
+                raise CliError(f"--data {data} is not a folder")
+            packed_data = scan_data(data, lambda at: show("the data folder", at))
+            exclude = (*exclude, *_anchored(root, data))
+        source = scan(root, include, exclude, lambda at: show("the working directory", at))
+    except PackError as error:
+        raise CliError(str(error)) from error
+    if not any(entry.path == script for entry in source.manifest.entries):
+        raise CliError(
+            f"{script} would not be shipped: it is left out by --exclude or a .gitignore",
+            f"meshtrain submit --include {script} {script}",
+        )
+    return source, packed_data
+
+
+def _anchored(root: Path, folder: Path) -> tuple[str, ...]:
+    """The pattern that names a folder below `root`, so that data is not shipped a second time as source."""
+    try:
+        relative = folder.resolve().relative_to(root.resolve()).as_posix()
+    except ValueError:
+        return ()
+    if relative == ".":
+        return ()
+    return ("/" + "".join(f"\\{char}" if char in "\\*?[]!# " else char for char in relative) + "/",)
+
+
+def write(manifest: FileManifest, file: Path) -> str:
+    """Puts a manifest where the daemon reads it. Returns that path."""
+    file.write_bytes(manifest.pack())
+    return str(file)
