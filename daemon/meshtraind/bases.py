@@ -14,7 +14,7 @@ from meshtraind.codecs.base import Values
 from meshtraind.factors import orthonormal
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Forms, each_payload
-from meshwire.lowrank import lag
+from meshwire.lowrank import Factors, lag
 
 if TYPE_CHECKING:
     from meshtraind.roundmemory import Round
@@ -60,8 +60,8 @@ class Bases:
         Args:
             values: of the vector that is sent, the bucket's.
         """
-        factors = self._forms.of(number).layout.factors
-        assert factors is not None
+        factors = self._forms.of(number).layout.shorter
+        assert isinstance(factors, Factors)
         start = factors.plan.buckets[bucket].start
         return [
             values[piece.sent.start - start :][: piece.sent.count].reshape(piece.rank, -1) if piece.rank else None
@@ -69,8 +69,8 @@ class Bases:
         ]
 
     def _make(self, number: int, bucket: int) -> Matrices:
-        factors = self._forms.of(number + 1).layout.factors
-        assert factors is not None  # of the other side, as those of round number - lag
+        factors = self._forms.of(number + 1).layout.shorter
+        assert isinstance(factors, Factors)  # of the other side, as those of round number - lag
         sent = self._result(number - self.lag, bucket)
         made: Matrices = []
         for piece, rows in zip(factors.pieces[bucket], sent, strict=True):
@@ -85,7 +85,7 @@ class Bases:
     def _result(self, number: int, bucket: int) -> Sequence[Values | None]:
         form = self._forms.of(max(number, 1))
         nothing: Sequence[Values | None] = [None] * len(form.layout.plan.buckets[bucket].spans)
-        if (self._first is not None and number < self._first) or form.layout.factors is None:
+        if (self._first is not None and number < self._first) or form.layout.shorter is None:
             return nothing
         round_ = self._rounds[number]
         if round_.void:

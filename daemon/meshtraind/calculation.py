@@ -47,7 +47,7 @@ class Calculation:
         self._on_bucket = on_bucket
         self._on_result = on_result
         self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in forms}
-        self.slot = ResultSlot(result, forms, memory.bases, self._decode, on_result, on_broken)
+        self.slot = ResultSlot(result, forms, memory.transform, self._decode, on_result, on_broken)
 
     def compute(self, round_: Round, bucket: int, work: Work) -> Work:
         """Does the arithmetic of a piece of work. Returns what is to be sent of it. May raise CodecError."""

@@ -8,7 +8,7 @@ from meshtraind.factors import left_factor, right_factor, subtract_product
 from meshtraind.feedback import Residual
 from meshtraind.ownpart import Retained
 from meshtraind.segments import Form
-from meshwire.lowrank import Piece, Side
+from meshwire.lowrank import Factors, Piece, Side
 
 FACTOR_MAX = 2.0**100  # the product of mean and basis is then finite
 
@@ -37,8 +37,8 @@ class FactorPart(Retained):
         bases: Bases,
     ) -> None:
         super().__init__(form.segments, area, scratch)
-        assert form.layout.factors is not None
-        self._factors = form.layout.factors
+        assert isinstance(form.layout.shorter, Factors)
+        self._factors = form.layout.shorter
         self._sent = sent
         self._number = number
         self._residual = residual

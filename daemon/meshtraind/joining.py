@@ -16,10 +16,10 @@ from meshtraind.job import Job
 from meshtraind.startstate import Emit
 from meshwire import limits
 from meshwire.codec import parse_codec
-from meshwire.lowrank import builds_on
 from meshwire.manifest import ModelManifest, first_difference
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
+from meshwire.transforms import builds_on
 
 if TYPE_CHECKING:
     from meshtraind.rounds import Rounds

@@ -88,7 +88,7 @@ class Preparation:
         layouts = RoundLayouts(plan, codec)
         members_max = spec.peers_max or len(self._job.members)
         retained = retained_bytes(layouts.bytes_max, staleness, codec.reduction, members_max)
-        retained += residual_bytes(codec, plan.total_values, staleness) + layouts.bases_bytes(staleness)
+        retained += residual_bytes(codec, plan.total_values, staleness) + layouts.transform_bytes(staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:
             name = self._job.members[self._job.rank].name

@@ -4,13 +4,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
-from meshtraind.bases import Bases
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.expansion import Expansion
 from meshtraind.segments import Forms, Segment
 from meshtraind.slices import Slices
+from meshtraind.transform import Transform
 
 
 class Final(NamedTuple):
@@ -37,7 +35,7 @@ class ResultSlot:
 
     Args:
         values: the slot, as long as the plan's vector.
-        bases: of low-rank rounds.
+        transform: None where the model's own vector is sent.
         decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
         on_result: called with the round when all of it lies here; never from within `open`.
         on_broken: called with what is wrong with a payload that was received.
@@ -47,7 +45,7 @@ class ResultSlot:
         self,
         values: Values,
         forms: Forms,
-        bases: Bases,
+        transform: Transform | None,
         decode: Callable[[Final, "ResultSlot"], None],
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
@@ -55,9 +53,8 @@ class ResultSlot:
         self._values: Values | None = values
         self._forms = forms
         self._decode = decode
-        self._bases = bases
-        self._sent: Values = np.empty(forms.factor_values, np.float32)
-        self._expansion: Expansion | None = None  # of a low-rank round
+        self._transform = transform
+        self._expansion: Expansion | None = None  # of a round that sends a shorter vector
         self._on_result = on_result
         self._on_broken = on_broken
         self._left = 0  # segments
@@ -79,9 +76,10 @@ class ResultSlot:
         form = self._forms.of(self.round)
         self._left = sum(map(len, form.segments))
         self._expansion = None
-        if form.layout.factors is not None:
+        if form.layout.shorter is not None:
+            assert self._transform is not None
             assert self._values is not None
-            self._expansion = Expansion(self.round, form.layout.factors, self._bases, self._sent, self._values)
+            self._expansion = self._transform.expansion(form, self.round, self._values)
         self._arrived = deque(arrived)
         if arrived:
             self._slices.run_later()
@@ -95,7 +93,7 @@ class ResultSlot:
 
     def took(self, final: Final) -> bool:
         """Final segments of the open round lie in their places, or are void. Returns whether these were the last, and
-        the means are there. Factors are multiplied in slices, and `on_result` follows."""
+        the means are there. A shorter vector is expanded in slices, and `on_result` follows."""
         self._left -= final.segment_count
         if self._expansion is not None:
             self._expansion.took(final.bucket, final.segment_count, void=final.void)

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshtraind.bases import Bases
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.factorpart import FactorPart
 from meshtraind.ownpart import Compensated, Compensation, InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final
 from meshtraind.segments import Areas, Form, Forms, Segment
+from meshtraind.transforms import transform_for
 from meshwire.codec import Reduction
 from meshwire.exchange import Exchange
 from meshwire.topology import Shard
@@ -61,7 +60,7 @@ class RoundMemory:
     Attributes:
         rounds: by number.
         own: what this member adds, by round.
-        bases: of low-rank rounds.
+        transform: None where the model's own vector is sent.
     """
 
     def __init__(
@@ -79,9 +78,8 @@ class RoundMemory:
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
-        self._sent: Values = np.zeros(forms.factor_values, np.float32)
         self.rounds: dict[int, Round] = {}
-        self.bases = Bases(forms, self.rounds, seed, staleness, first)
+        self.transform = transform_for(forms, self.rounds, seed, staleness, first)
         self.own: dict[int, OwnPart] = {}
 
     def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
@@ -110,10 +108,11 @@ class RoundMemory:
         if form.layout.reduction is not Reduction.LINEAR:
             area = areas.take()
             return Compensated(form.segments, area, number, self._compensation, weight, self._members)
-        if form.layout.factors is not None:
+        if form.layout.shorter is not None:
             residual = self._compensation.residual
+            assert self.transform is not None
             assert residual is not None
-            return FactorPart(form, areas.take(), self._scratch, self._sent, number, residual, self.bases)
+            return self.transform.part(form, areas.take(), self._scratch, number, residual)
         if self._staleness:
             return Retained(form.segments, areas.take(), self._scratch)
         return InSlot(form.segments)
@@ -200,13 +199,19 @@ class RoundMemory:
 
     def settle(self, number: int, *, void: bool) -> None:
         """A round is complete, and counts or is void."""
-        self.rounds[number].void = void
+        round_ = self.rounds[number]
+        round_.void = void
+        if self.transform is not None and round_.form.layout.shorter is not None:
+            self.transform.settled(round_)
 
     def forget(self, number: int) -> None:
-        """All of a round is needed no more, but for the basis that may be made of it."""
+        """All of a round is needed no more, but for what may be made of it for later ones."""
         form = self._forms.of(number)
-        self._release(number if form.layout.factors is None else number - self.bases.lag)
-        self.bases.forget(number)
+        if self.transform is None or form.layout.shorter is None:
+            self._release(number)
+        else:
+            self._release(number - self.transform.reaches_back)
+            self.transform.forget(number)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:
             self._own_areas[form].give(own.area)
         if self._forms.ends_with(number):  # rounds are forgotten in order

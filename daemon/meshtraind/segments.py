@@ -48,10 +48,12 @@ class Forms:
     """Those of one job's rounds, in their order of time.
 
     Attributes:
+        codec: the job's.
         shared_draws: all members of a round are to draw alike.
     """
 
     def __init__(self, plan: Plan, codec: CodecSpec) -> None:
+        self.codec = codec
         self._layouts = RoundLayouts(plan, codec)
         specs = {spec for layout in self._layouts.all for spec in layout.codecs}
         codecs = {spec: codec_named(str(spec)) for spec in specs}
@@ -70,9 +72,9 @@ class Forms:
         return self._layouts.ends_with(number)
 
     @property
-    def factor_values(self) -> int:
-        """Of the longest vector that a low-rank round sends."""
-        plans = [form.layout.factors.plan for form in self if form.layout.factors is not None]
+    def shorter_values(self) -> int:
+        """Of the longest vector that is sent in the place of the model's; 0: there is none."""
+        plans = [form.layout.plan for form in self if form.layout.shorter is not None]
         return max((plan.total_values for plan in plans), default=0)
 
     @property

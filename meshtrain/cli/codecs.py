@@ -1,6 +1,5 @@
 """`codecs`: how gradients can travel."""
 
-import math
 from typing import Any
 
 from meshtrain.cli.errors import reported
@@ -11,6 +10,7 @@ from meshwire.codec import FAMILIES, parse_codec
 from meshwire.codecspec import Family, Reduction, Value
 from meshwire.footprint import residual_bytes
 from meshwire.rates import Ramp
+from meshwire.transforms import TRANSFORMS
 
 TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded", Reduction.GATHER: "gather"}
 
@@ -45,7 +45,7 @@ def codecs(as_json: Json = False) -> None:
 def _document(family: Family) -> dict[str, Any]:
     spec = parse_codec(family.name)
     count = limits.SEGMENT_VALUES_MAX
-    sent = int(spec.number("rank")) * math.isqrt(count) if family.low_rank else count
+    sent = TRANSFORMS[family.name].sent_values(spec, count) if family.transforms else count
     return {
         "name": family.name,
         "about": family.about,

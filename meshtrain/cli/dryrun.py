@@ -74,7 +74,7 @@ class Memory:
             spec,
             self.sync.local,
             members=self.members_max or len(self.members),
-            bases_bytes=layouts.bases_bytes(bound),
+            transform_bytes=layouts.transform_bytes(bound),
         )
 
     @cached_property

@@ -61,14 +61,14 @@ _FAMILIES = (
             Choice("values", ("fp32", "fp16"), "fp32", "how the factors are written"),
         ),
         error_feedback=always,
-        low_rank=True,
+        transforms=True,
         example="powersgd:4,warmup=100+fp16",
     ),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType({family.name: family for family in _FAMILIES})
 SEGMENT_FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {family.name: family for family in _FAMILIES if not family.low_rank}
+    {family.name: family for family in _FAMILIES if not family.transforms}
 )
 """Those that encode segments of the model's vector themselves."""
 
@@ -89,8 +89,8 @@ def parse_codec(text: str) -> CodecSpec:
 
 
 def values_codec(codec: CodecSpec) -> CodecSpec:
-    """By which segments are encoded: where the job's codec is of low rank, a cast."""
-    return parse_codec(codec.choice("values")) if codec.family.low_rank else codec
+    """By which segments are encoded: where the job's codec sends a shorter vector, a cast."""
+    return parse_codec(codec.choice("values")) if codec.family.transforms else codec
 
 
 def buffer_codec(codec: CodecSpec) -> CodecSpec:

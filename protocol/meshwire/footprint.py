@@ -62,7 +62,7 @@ class Footprint:
         buffers: in the model, and their value after the last round.
         raw_slots, result_slot: shared memory of learner and daemon.
         retained: encoded, in the daemon, until every member has the round.
-        residuals: of the codec's error feedback, and the bases of its factors, in the daemon.
+        residuals: of the codec's error feedback, and what it turns vectors into shorter ones with, in the daemon.
     """
 
     parameters: int
@@ -102,7 +102,7 @@ def footprint(
     codec: CodecSpec = FP32,
     local: Outer | None = None,
     members: int = 1,
-    bases_bytes: int = 0,
+    transform_bytes: int = 0,
 ) -> Footprint:
     """The memory of one member.
 
@@ -114,7 +114,7 @@ def footprint(
             and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
         codec, members: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
-        bases_bytes: of a low-rank codec (`RoundLayouts.bases_bytes`).
+        transform_bytes: of a codec that sends a shorter vector (`RoundLayouts.transform_bytes`).
         local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
             momentum is one value for each of a parameter's.
     """
@@ -132,7 +132,7 @@ def footprint(
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,
         retained=retained_bytes(encoded_bytes, staleness, codec.reduction, members),
-        residuals=residual_bytes(codec, values, staleness) + bases_bytes,
+        residuals=residual_bytes(codec, values, staleness) + transform_bytes,
     )
 
 

@@ -1,12 +1,21 @@
 """Where the encoded segments of a round lie in memory (C1)."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from meshwire import limits
 from meshwire.codec import CodecSpec, Reduction, buffer_codec, whole_codec
-from meshwire.lowrank import Factors
 from meshwire.plan import Bucket, Plan
 from meshwire.topology import Shard
+
+
+class Shorter(Protocol):
+    """A vector that is sent in the place of the model's."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of what is sent. It has as many buckets as the model's, in the same order."""
 
 
 class EncodedLayout:
@@ -19,7 +28,7 @@ class EncodedLayout:
         plan: of what is encoded.
         codec: the job's.
         parameters: that of the parameters' buckets, where it is not the job's.
-        factors: what of the job's vector `plan` is, in a round of low rank.
+        shorter: what of the model's vector `plan` is, where another one is sent (`meshwire.transforms`).
 
     Attributes:
         codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
@@ -29,10 +38,10 @@ class EncodedLayout:
     """
 
     def __init__(
-        self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None, factors: Factors | None = None
+        self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None, shorter: Shorter | None = None
     ) -> None:
         self.plan = plan
-        self.factors = factors
+        self.shorter = shorter
         self.reduction = codec.reduction
         self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
         self.fixed = all(each.fixed for each in self.codecs)
@@ -60,6 +69,19 @@ class EncodedLayout:
         end = shard.first_segment + shard.segment_count
         for first in range(shard.first_segment, end, self.chunk_segments(bucket)):
             yield first, min(self.chunk_segments(bucket), end - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Rounds of a job that follow each other.
+
+    Attributes:
+        layouts: which they have in turn: round k the one at k modulo how many there are.
+        until: the last one; None: the job's.
+    """
+
+    layouts: tuple[EncodedLayout, ...]
+    until: int | None = None
 
 
 def _codec_of(bucket: Bucket, plan: Plan, codec: CodecSpec, parameters: CodecSpec) -> CodecSpec:

@@ -9,11 +9,13 @@ The basis of a round is what an earlier round has sent, so every round is half a
 2306.08881). A mean's squared norm is that of its factor, for the basis is orthonormal (O4).
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
-from meshwire.codecspec import CodecSpec
-from meshwire.plan import Bucket, Plan, Span, aligned, values_per_segment
+from meshwire.codec import CodecSpec, values_codec
+from meshwire.layout import EncodedLayout, Phase
+from meshwire.plan import VALUE_BYTES, Bucket, Plan, Span, aligned, values_per_segment
 
 
 class Side(Enum):
@@ -35,11 +37,6 @@ def lag(staleness: int) -> int:
     applied that round when it binds (R1).
     """
     return staleness + 1 | 1
-
-
-def builds_on(codec: CodecSpec, staleness: int) -> int:
-    """How many rounds back a round needs the result of another one; 0: none."""
-    return lag(staleness) if codec.family.low_rank else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +98,29 @@ def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
     every = [Piece(*each) for each in zip(plan.spans, sent, ranks, strict=True)]
     pieces = tuple(tuple(every[bucket.spans.start : bucket.spans.stop]) for bucket in plan.buckets)
     return Factors(side, shorter, pieces)
+
+
+class LowRank:
+    """Of rounds of low rank (`meshwire.transforms`)."""
+
+    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
+        """Even rounds, and odd ones."""
+        made = (factors_of(plan, codec, side_of(number)) for number in range(2))
+        return (Phase(tuple(EncodedLayout(each.plan, codec, values_codec(codec), each) for each in made)),)
+
+    def builds_on(self, codec: CodecSpec, staleness: int) -> int:
+        """The round that the basis was sent in."""
+        return lag(staleness)
+
+    def kept_bytes(self, phases: tuple[Phase, ...], codec: CodecSpec, staleness: int) -> int:
+        """Bases of the rounds that can be on their way, the rounds that those are made of, and factors where they are
+        computed and where they arrive. With s=0 own parts too, which otherwise are a part of the rounds."""
+        layouts = phases[0].layouts
+        encoded_bytes = max(layout.total_bytes for layout in layouts)
+        values = max(layout.plan.total_values for layout in layouts)
+        rounds = lag(staleness) + (0 if staleness else 2)
+        return rounds * encoded_bytes + (staleness + 2 + 2) * VALUE_BYTES * values
+
+    def sent_values(self, codec: CodecSpec, count: int) -> int:
+        """One factor."""
+        return int(codec.number("rank")) * math.isqrt(count)

@@ -1,20 +1,30 @@
-"""Executors of a low-rank codec on a ring, while members are lost and come. As `shardedmesh`, for what is linear."""
+"""Executors of a codec that builds on earlier results, on a ring, while members are lost and come. As `shardedmesh`."""
 
-from meshwire.lowrank import lag
+from meshwire.codec import parse_codec
+from meshwire.transforms import builds_on
 from tests.daemon.churnring import ChurnRing
+from tests.daemon.executorring import Offer
 
 
 class LowRankRing(ChurnRing):
-    """A ring whose generations change. Members that come in later only forward."""
+    """A ring whose generations change."""
 
     def first(self, rank: int) -> int | None:
         return 1 if self.generation == 2 else None
 
     def newcomer(self, rank: int, cut: int) -> None:
-        """J1: it has loaded the state of after the last round that is built on what it has not got."""
+        """J1, R5: it has loaded the state of after the last round that is built on what it has not got, and is in none
+        of those before."""
         super().newcomer(rank, cut)
         member = self.members[rank]
-        member.applied = member.opened = self.entered_at[rank] = cut + lag(self.staleness)
+        loaded = cut + builds_on(parse_codec(self.codec), self.staleness)
+        member.applied = member.opened = self.entered_at[rank] = loaded
+        self.rounds = {
+            number: [
+                Offer(None, 0.0) if at == rank and cut < number <= loaded else offer for at, offer in enumerate(made)
+            ]
+            for number, made in self.rounds.items()
+        }
 
     def check(self) -> None:
         self.check_alike()

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.codec import FP16, FP32, parse_codec
-from meshwire.lowrank import Side, builds_on, factors_of, lag, rank_of, side_of
+from meshwire.lowrank import Factors, Side, factors_of, lag, rank_of, side_of
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
 from meshwire.roundlayouts import RoundLayouts
+from meshwire.transforms import builds_on
 
 RESNET18 = (  # 11.7 M values: convolutions as out x in x height x width, and what has one dimension
     *((64, 3, 7, 7), *[(64, 64, 3, 3)] * 4, (128, 64, 3, 3), *[(128, 128, 3, 3)] * 3, (128, 64, 1, 1)),
@@ -83,10 +84,10 @@ def test_rounds_are_dense_then_odd_and_even() -> None:
     layouts = RoundLayouts(plan_buckets(manifest(RESNET18, buffers=4)), codec)
     dense, right, left = layouts.all
     assert [layouts.of(number) for number in range(1, 8)] == [dense, dense, dense, right, left, right, left]
-    assert dense.factors is None
-    assert left.factors is not None
-    assert right.factors is not None
-    assert (left.factors.side, right.factors.side) == (Side.LEFT, Side.RIGHT)
+    assert dense.shorter is None
+    assert isinstance(left.shorter, Factors)
+    assert isinstance(right.shorter, Factors)
+    assert (left.shorter.side, right.shorter.side) == (Side.LEFT, Side.RIGHT)
     assert set(dense.codecs) == set(left.codecs) == set(right.codecs) == {FP16}
     assert set(RoundLayouts(left.plan, parse_codec("powersgd:warmup=0")).of(1).codecs) == {FP32}
 
@@ -96,10 +97,10 @@ def test_what_it_keeps_is_counted() -> None:
     plan = plan_buckets(manifest(RESNET18))
     codec = parse_codec("powersgd:4")
     layouts = RoundLayouts(plan, codec)
-    factors = max(layout.total_bytes for layout in layouts.all if layout.factors)
-    assert layouts.bases_bytes(0) == (1 + 2) * factors + 4 * factors
-    assert layouts.bases_bytes(2) == 3 * factors + 6 * factors
-    assert RoundLayouts(plan, parse_codec("int8")).bases_bytes(2) == 0
+    factors = max(layout.total_bytes for layout in layouts.all if layout.shorter)
+    assert layouts.transform_bytes(0) == (1 + 2) * factors + 4 * factors
+    assert layouts.transform_bytes(2) == 3 * factors + 6 * factors
+    assert RoundLayouts(plan, parse_codec("int8")).transform_bytes(2) == 0
     assert [builds_on(codec, bound) for bound in (0, 1, 2, 3)] == [1, 3, 3, 5]
     assert builds_on(parse_codec("topk"), 3) == 0
 

@@ -44,8 +44,8 @@ def measure(codecs: Sequence[str], counts: Sequence[int], runs: int, progress: C
     except ValueError as error:
         raise BenchError(f"--codec: {error}") from None
     for spec in specs:
-        if spec.family.low_rank:
-            raise BenchError(f"--codec {spec}: what it costs depends on the model's matrices; choose another")
+        if spec.family.transforms:
+            raise BenchError(f"--codec {spec}: what it costs depends on the model; choose another")
     texts = [str(spec) for spec in specs]
     fp32, figures = {}, []
     for count in counts:

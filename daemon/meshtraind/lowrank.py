@@ -1,0 +1,44 @@
+"""Low rank: matrices travel as factors, of which the other one, the basis, is known to all (`meshwire.lowrank`)."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshtraind.bases import Bases
+from meshtraind.codecs.base import Values
+from meshtraind.factorexpansion import FactorExpansion
+from meshtraind.factorpart import FactorPart
+from meshtraind.feedback import Residual
+from meshtraind.segments import Form, Forms
+from meshtraind.transform import Transform
+
+if TYPE_CHECKING:
+    from meshtraind.roundmemory import Round
+
+
+class LowRank(Transform):
+    """Arguments as of `Bases`."""
+
+    def __init__(
+        self, forms: Forms, rounds: Mapping[int, "Round"], seed: int, staleness: int, first: int | None
+    ) -> None:
+        self._bases = Bases(forms, rounds, seed, staleness, first)
+        self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
+        self._arriving: Values = np.empty(forms.shorter_values, np.float32)
+
+    def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> FactorPart:
+        return FactorPart(form, area, scratch, self._leaving, number, residual, self._bases)
+
+    def expansion(self, form: Form, number: int, values: Values) -> FactorExpansion:
+        return FactorExpansion(form, number, self._bases, self._arriving, values)
+
+    def settled(self, round_: "Round") -> None:
+        """A basis is made of it when it is first asked for."""
+
+    def forget(self, number: int) -> None:
+        self._bases.forget(number)
+
+    @property
+    def reaches_back(self) -> int:
+        return self._bases.lag

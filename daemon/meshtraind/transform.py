@@ -1,0 +1,45 @@
+"""From the model's vector to the shorter one that a job's rounds send, and back: what its codecs have in common."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from meshtraind.codecs.base import Values
+from meshtraind.expansion import Expansion
+from meshtraind.feedback import Residual
+from meshtraind.ownpart import RingPart
+from meshtraind.segments import Form
+
+if TYPE_CHECKING:
+    from meshtraind.roundmemory import Round
+
+
+class Transform(ABC):
+    """One member's, of one job. What it makes of a round follows from the results of earlier ones alone, never from the
+    generation: a round that runs again has it again (C1)."""
+
+    @abstractmethod
+    def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> RingPart:
+        """What this member adds to a round.
+
+        Args:
+            area: where it is kept.
+            scratch: for the values of one segment; shared by all rounds.
+            residual: the worker's.
+        """
+
+    @abstractmethod
+    def expansion(self, form: Form, number: int, values: Values) -> Expansion:
+        """Of the round that has the result slot, `values`. Every round before it is complete."""
+
+    @abstractmethod
+    def settled(self, round_: "Round") -> None:
+        """A round that this transforms is complete. Called in the order of rounds."""
+
+    @abstractmethod
+    def forget(self, number: int) -> None:
+        """A round is needed no more, but as the source of later ones."""
+
+    @property
+    @abstractmethod
+    def reaches_back(self) -> int:
+        """How many rounds the bytes of a complete one are read after it."""

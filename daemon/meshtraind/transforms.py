@@ -1,0 +1,29 @@
+"""Which transform a codec needs (`meshwire.transforms`)."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from meshtraind.lowrank import LowRank
+from meshtraind.segments import Forms
+from meshtraind.transform import Transform
+
+if TYPE_CHECKING:
+    from meshtraind.roundmemory import Round
+
+_CLASSES = {"powersgd": LowRank}
+
+
+def transform_for(
+    forms: Forms, rounds: Mapping[int, "Round"], seed: int, staleness: int, first: int | None
+) -> Transform | None:
+    """For one job; None where the model's own vector is sent.
+
+    Args:
+        rounds: by number; complete ones are kept for as long as the transform may read them.
+        seed: the job's.
+        first: the job's first round, or None where this member came in later: it is asked for nothing that is made of
+            a round before it came.
+    """
+    if not forms.codec.family.transforms:
+        return None
+    return _CLASSES[forms.codec.name](forms, rounds, seed, staleness, first)
