@@ -73,7 +73,7 @@ def submit(
             metavar="MODE",
             help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
             "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. "
-            "sparseloco:H: the same with 160 times fewer bytes. demo: plain SGD on "
+            "sparseloco:H: the same with 200 times fewer bytes. demo: plain SGD on "
             "the signs of momentum, of which next to nothing travels.",
         ),
     ] = "bsp",

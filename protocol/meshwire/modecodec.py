@@ -25,10 +25,12 @@ class _Own(NamedTuple):
 # 32 coefficients of 4096, of a momentum in which a gradient counts for about 1000 steps.
 _DEMO = _Own("dct", "dct:32,decay=0.999", "its momentum is what the codec dct leaves out")
 
-# The largest 64 of 4096 values, and what stays behind is forgotten in about 20 rounds. The paper's values have 2 bits
-# and its indices 12; here 4 and about 8, which is less.
+# The largest 64 of each 4096 values in 2 bits, and what stays behind is forgotten in about 20 rounds. The paper's
+# indices take 12 bits, and here about 8.
 _SPARSELOCO = _Own(
-    "topk", "topk:0.015625,gather,decay=0.95+int4", "the largest changes of the local steps travel, by the codec topk"
+    "topk",
+    "topk:0.015625,chunk=4096,gather,decay=0.95+2bit",
+    "the largest changes of the local steps travel, by the codec topk",
 )
 
 

@@ -10,6 +10,7 @@ has hardly more values than one message.
 import math
 from collections.abc import Callable, Iterator, Mapping
 
+from meshwire import limits
 from meshwire.codecspec import BUDGET, DECAY, EXCHANGE, Choice, CodecSpec, Family, Number, Reduction, always
 from meshwire.quantcodecs import STEP_BYTES, blocks, nibble_bytes
 from meshwire.rates import Ramp, Rate
@@ -22,12 +23,14 @@ DGC_STAGES = 5
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
 INT4_BUCKET = 128  # values that share a step
+TWO_BIT_LEVELS = 4  # of a segment
 
 _VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many values
     "fp16": lambda count: 1 + 2 * count,  # the exponent of a power of two first
     "fp32": lambda count: 4 * count,
     "int8": lambda count: 4 + count,  # the step between two levels first
     "int4": lambda count: STEP_BYTES * blocks(count, INT4_BUCKET) + nibble_bytes(count),
+    "2bit": lambda count: STEP_BYTES * TWO_BIT_LEVELS + -(-count // 4),  # the levels first
 }
 _EXACT_FORMS = ("fp16", "fp32")  # nothing is lost but what a cast rounds off
 _VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are sent are written")
@@ -37,6 +40,14 @@ _AJI_HEAFIELD = "Aji and Heafield 2017, arXiv 1704.05021"
 _RATIO_ABOUT = "the part of a segment's values that is sent"
 _RATIO = Number("ratio", 1e-5, 1.0, 0.01, _RATIO_ABOUT)
 _RATE = Rate("ratio", 1e-5, 1.0, Ramp.constant(0.01), _RATIO_ABOUT)
+_CHUNK = Number(
+    "chunk",
+    16,
+    limits.SEGMENT_VALUES_MAX,
+    float(limits.SEGMENT_VALUES_MAX),
+    "so many neighbours compete: of each run of them in a segment the largest are sent",
+    whole=True,
+)
 
 
 def values_bytes(form: str, count: int) -> int:
@@ -76,12 +87,24 @@ def kept_in_round(spec: CodecSpec, number: int, count: int) -> int:
     return kept_values(ratio ** (min(stage, DGC_STAGES) / DGC_STAGES), count)
 
 
+def competing(spec: CodecSpec, count: int) -> Iterator[tuple[int, int, int]]:
+    """(start, length, how many) of the runs that `count` values are cut into, of each of which the largest are sent;
+    what is left at the end is a shorter one."""
+    length = int(spec.number(_CHUNK.name)) if _CHUNK in spec.family.parameters else limits.SEGMENT_VALUES_MAX
+    number, rest = divmod(count, length)
+    if number:
+        yield 0, length, number
+    if rest:
+        yield count - rest, rest, 1
+
+
 def most_kept(spec: CodecSpec, count: int) -> int:
     """Upper limit of the values that are chosen from `count` in any round, while they are not all sent because that is
     smaller."""
     match spec.name:
         case "topk":
-            return kept_values(spec.ramp("ratio").largest, count)
+            ratio = spec.ramp("ratio").largest
+            return sum(number * kept_values(ratio, length) for _, length, number in competing(spec, count))
         case "dgc":
             return kept_in_round(spec, 1, count)
         case "randomk":
@@ -148,7 +171,7 @@ _TOPK = Family(
     "topk",
     Reduction.TWO_SIDED,
     _sparse_bytes_max,
-    parameters=(_RATE, BUDGET, DECAY, EXCHANGE, _VALUES),
+    parameters=(_RATE, _CHUNK, BUDGET, DECAY, EXCHANGE, _VALUES),
     fixed=False,
     error_feedback=always,
     example="topk:0.01+fp16",

@@ -29,9 +29,10 @@ MORE = (
     *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
     *("dct:4096+fp32", "dct:3,gather+int8"),
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
-    "twobit:rms=2",
+    *("twobit:rms=2", "topk:0.05,chunk=300+2bit", "threshold:rms=1+2bit"),
 )
 CODECS = sorted({str(parse_codec(text)) for text in (*SEGMENT_FAMILIES, *MORE)})
+ROUNDED = ("int8", "2bit")  # forms of values whose rest is rounded to fp32
 LARGEST = float(np.finfo(np.float32).max)
 TINIEST = float(np.finfo(np.float32).smallest_subnormal)
 SEED = 0x9E3779B97F4A7C15
@@ -60,15 +61,17 @@ def claims(text: str) -> Claims:
         case "fp32" | "fp16" | "bf16":
             return Claims(exact=True)
         case "topk":
-            # int8 loses up to half a step at each value; of a bucket of int4 the largest one is sent at least.
-            part = {"int8": 0.9, "int4": 0.9 / INT4_BUCKET}.get(spec.choice("values"), 1 - 2**-20)
-            exact, fixed_point = spec.choice("values") != "int8", spec.choice("values") != "int4"
+            # int8 loses up to half a step at each value; of a bucket of int4 the largest one is sent at least. The mean
+            # of n values of one sign has at least 1/n of their squared norm; what it leaves is rounded to fp32.
+            rough = {"int8": 0.9, "int4": 0.9 / INT4_BUCKET, "2bit": 0.9 / limits.SEGMENT_VALUES_MAX}
+            part = rough.get(spec.choice("values"), 1 - 2**-20)
+            exact, fixed_point = spec.choice("values") not in ROUNDED, spec.choice("values") != "int4"
             return Claims(exact=exact, fixed_point=fixed_point, kept=spec.ramp("ratio").last * part)
         case "dgc":
             return Claims(exact=True, kept=kept_in_round(spec, 1, 10**6) / 10**6 * (1 - 2**-20))
         case "threshold":
             # What was just above the threshold may be rounded to below it, and the rms of what was sent is another.
-            return Claims(exact=spec.choice("values") != "int8", fixed_point=False)
+            return Claims(exact=spec.choice("values") not in ROUNDED, fixed_point=False)
         case "sidco":
             # The fit to what was sent is another.
             return Claims(exact=spec.choice("values") != "int8", fixed_point=False)

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from meshtraind.codecs.indices import Form
 from meshtraind.codecs.keptvalues import FORMS
 from meshtraind.codecs.randomk import drawn_places
-from meshtraind.codecs.selection import largest
+from meshtraind.codecs.selection import largest, largest_of_each
 from meshtraind.codecs.sidco import exponential, gamma, pareto
+from meshtraind.feedback import Residual
 from meshwire import limits
 from meshwire.codec import parse_codec
 from meshwire.modecodec import codec_of
@@ -43,10 +44,71 @@ def test_the_largest_are_those_of_a_stable_sort(values: list[int], wanted: int) 
     assert (largest(magnitudes, wanted, MASK) == expected).all()
 
 
-def test_sparseloco_at_random_places() -> None:
-    """ALGORITHMS 5: the paper's 64 of 4096 values take 14 bits each, in indices of 12 and values of 2."""
-    payload = encoded(str(codec_of(sync_settings("sparseloco:30"), None)), heavy(FULL))
-    assert 8 * len(payload) <= 12.4 * FULL / 64
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 7), st.integers(1, 40), st.integers(1, 40), st.integers(0, 2**32 - 1))
+def test_of_each_row_the_largest(rows: int, length: int, wanted: int, seed: int) -> None:
+    """As if each row were alone: ties, zeros and rows of nothing else as well."""
+    magnitudes = np.random.default_rng(seed).integers(0, 6, (rows, length)).astype(np.uint32)
+    magnitudes[seed % rows] = 0
+    alone = [largest(row, wanted, MASK) + at * length for at, row in enumerate(magnitudes)]
+    assert (largest_of_each(magnitudes, wanted, MASK) == np.concatenate(alone)).all()
+
+
+@pytest.mark.parametrize("kind", ["heavy", "large stripes", "all but one row zero"])
+def test_of_each_row_of_a_full_segment_the_largest(kind: str) -> None:
+    """Also where a sample of every so-manieth value misleads, and where nearly all large ones are in one row."""
+    values = heavy(FULL)
+    if kind == "large stripes":
+        values *= np.where(np.arange(FULL) % 16, np.float32(1), np.float32(1e3))
+    if kind == "all but one row zero":
+        values[4096:] = 0
+    rows = np.abs(values).view(np.uint32).reshape(16, 4096)
+    alone = [largest(row, 64, MASK) + at * 4096 for at, row in enumerate(rows)]
+    assert (largest_of_each(rows, 64, MASK) == np.concatenate(alone)).all()
+
+
+def test_sparseloco_sends_64_of_each_4096() -> None:
+    """ALGORITHMS 5: 64 of 4096 values in 14 bits each, in indices of 12 and values of 2. Gaps take about 8 bits."""
+    text = str(codec_of(sync_settings("sparseloco:30"), None))
+    values = heavy(FULL + 1000)[1000:] * np.repeat(np.array([1, 1e-3], np.float32), FULL // 2)
+    assert 8 * len(encoded(text, values)) <= 10.5 * FULL / 64
+    sent = round_trip(text, values)
+    for chunk in range(0, FULL, 4096):
+        places = np.flatnonzero(sent[chunk : chunk + 4096])
+        by_size = np.argsort(-np.abs(values[chunk : chunk + 4096]), kind="stable")[:64]
+        assert set(places) == set(by_size)
+
+
+def test_what_fades_is_conserved() -> None:
+    """Geometric P1 of SparseLoCo: e + sum b^(T-t) sent_t == sum b^(T-t) Delta_t, to the roundings of fp32."""
+    coder = codec(str(codec_of(sync_settings("sparseloco:30"), None)))
+    count, decay = 9000, coder.spec.decay
+    assert decay == 0.95
+    residual, came, sent = Residual(count, decay), np.zeros(count), np.zeros(count)
+    out, decoded = memoryview(bytearray(coder.spec.segment_bytes_max(count))), np.empty(count, np.float32)
+    for number in range(60):
+        change = heavy(count, number)
+        values = residual.begin(number, 0, count)
+        values += change
+        coder.decode_into(out[: coder.encode_rest_into(values, out)], decoded)
+        residual.settle(number, void=False)
+        came = float(np.float32(decay)) * came + change
+        sent = float(np.float32(decay)) * sent + decoded
+    assert np.abs(residual.values + sent - came).max() < 1e-6 * np.abs(came).max()
+    assert np.linalg.norm(sent) > 0.3 * np.linalg.norm(came)
+
+
+def test_sparseloco_of_all_values_is_plain_local() -> None:
+    """ALGORITHMS 5: k = 4096, no quantisation, beta = 1: everything is sent as it is, and nothing stays behind."""
+    values = heavy(FULL)
+    rest = values.copy()
+    coder = codec("topk:1,chunk=4096,gather+fp32")
+    out = memoryview(bytearray(coder.spec.segment_bytes_max(FULL)))
+    length = coder.encode_rest_into(rest, out)
+    assert not rest.any()
+    assert (round_trip("topk:1,chunk=4096,gather+fp32", values) == values).all()
+    assert bytes(out[length - 4 * FULL : length]) == encoded("fp32", values)
+    assert coder.spec.decay == 1
 
 
 @pytest.mark.parametrize("wanted", [1, 66, 656, 6554, 40000, FULL])
@@ -272,8 +334,44 @@ def test_values_are_a_fixed_point_and_near(form: str, typed: list[float]) -> Non
         "fp16": 2**-11 * peak,
         "int8": max(peak / 253, 2.0**-127),
         "int4": max(peak / 13, 7 * 2.0**-126),
+        "2bit": peak * (1 + 2**-8),
     }[form]
     assert np.abs(quantised.astype(np.float64) - values).max() <= near
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 1023])
+def test_two_bits_are_signs_and_two_sizes_of_each(count: int) -> None:
+    values = heavy(count)
+    quantised = round_trip("topk:1+2bit", values)
+    assert len(np.unique(quantised)) <= 4
+    assert (np.signbit(quantised) == np.signbit(values)).all()
+
+
+def test_two_bits_are_the_means_of_four_bins() -> None:
+    """Golden. The means of (1, 2, 2) and of 3, and none, 3: in bf16, in which 5/3 is rounded. Then codes 0, 3, 0, 1 and
+    3, 0: four a byte, the first one highest."""
+    out = memoryview(bytearray(values_bytes("2bit", 6)))
+    written = FORMS["2bit"]()
+    written.write(written.quantised(np.array([1, -3, 2, 3, -3, 2], np.float32)), out)
+    assert out.hex() == "d53f404040400000" + "2180"
+
+
+def test_two_bits_lose_less_than_sparselocos_bins() -> None:
+    """Of what they are for: the largest of each 4096."""
+    values = heavy(FULL)
+    chosen = values[largest_of_each(np.abs(values).view(np.uint32).reshape(16, 4096), 64, MASK)]
+    ours, theirs = FORMS["2bit"]().quantised(chosen), uniform_bin_means(chosen)
+    lost, lost_there = (np.square(chosen.astype(np.float64) - each).sum() for each in (ours, theirs))
+    assert lost < 0.5 * lost_there
+
+
+def uniform_bin_means(values: Values) -> Values:
+    """ALGORITHMS 5: four bins of 6 sigma in all around the mean; each value becomes the mean of its bin."""
+    sigma = np.sqrt(np.square(values - values.mean()).sum() / (len(values) - 1))
+    bins = np.clip(np.rint((values - values.mean()) / (1.5 * sigma) + 2), 0, 3).astype(np.intp)
+    means = np.bincount(bins, weights=values, minlength=4) / np.maximum(np.bincount(bins, minlength=4), 1)
+    found: Values = means[bins].astype(np.float32)
+    return found
 
 
 def test_a_peak_that_is_rounded_up_to_a_power_of_two_is_scaled_as_that() -> None:
@@ -319,6 +417,10 @@ REFUSED = [
     ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\xff\xff\x00"), "a step size is not within"),
     ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x3f\x0f"), "a value is more than 7 steps"),
     ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x3f\x10"), "is not zero"),
+    ("topk+2bit", payload(Form.GAPS_8, 1, 1, b"\x00" + bytes(6) + b"\xff\x7f\x00"), "a step size is not within"),
+    ("topk+2bit", payload(Form.GAPS_8, 1, 1, b"\x00" + b"\x80\xbf" + bytes(7)), "a step size is not within"),
+    ("topk+2bit", payload(Form.GAPS_8, 1, 1, b"\x00" + bytes(8) + b"\x01"), "is not zero"),
+    ("topk+2bit", payload(Form.BITMAP, 5, 1, b"\x1f" + bytes(9)), "15 bytes of a segment of 16"),
     (
         "cocktail",
         bytes(8) + payload(Form.GAPS_8, 1, 1, b"\x01" + bytes(3)),
@@ -340,7 +442,10 @@ def test_hostile_payloads_are_named(text: str, payload: bytes, match: str) -> No
         ("topk:0", "ratio is '0'; it must be a number from 1e-05 to 1"),
         ("topk:2", "ratio is '2'"),
         ("topk:nan", "ratio is 'nan'"),
-        ("topk:0.1+fp8", "values is 'fp8'; it must be one of fp16, fp32, int8, int4"),
+        ("topk:chunk=8", "chunk is '8'; it must be a whole number from 16 to 65536"),
+        ("topk:chunk=64.5", "chunk is '64.5'"),
+        ("sidco:chunk=4096", "'chunk=4096' is none of its parameters"),
+        ("topk:0.1+fp8", "values is 'fp8'; it must be one of fp16, fp32, int8, int4, 2bit"),
         ("threshold:rms=-1", "rms is '-1'"),
         ("threshold:inf", "magnitude is 'inf'"),
         ("sidco:0.1,weibull", "'weibull' is none of its parameters"),
@@ -361,6 +466,7 @@ def test_wrong_parameters_are_named_with_what_is_legal(text: str, match: str) ->
     [
         "topk",
         "topk:0.1+int8",
+        "topk:0.015625,chunk=4096+2bit",
         "threshold:rms=2",
         "threshold:0.5",
         "sidco:0.001,gamma",

@@ -16,7 +16,7 @@ from meshwire.syncmode import sync_settings
         ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
         ("local:8", None, "fp32"),
         ("local:8,nesterov", "int8", "int8"),
-        ("sparseloco:30", None, "topk:0.015625,decay=0.95,gather+int4"),
+        ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,gather+2bit"),
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
     ],
 )
@@ -36,10 +36,10 @@ def test_a_codec_without_the_modes_momentum_is_refused() -> None:
 
 
 def test_sparseloco_is_smaller_than_its_paper() -> None:
-    """ALGORITHMS 5: 12-bit indices and 2-bit values take 14 bits each. Here gaps take 8 or 16 bits and values 4, with a
-    step for 128 of them: 14.2 bits at most, and 12.4 where places are random (`test_sparseloco_at_random_places`)."""
+    """ALGORITHMS 5: 12-bit indices and 2-bit values take 14 bits each. Here gaps take 8 or 16 bits: 12.2 bits at most,
+    and 10.5 where places are random (`test_sparseloco_sends_64_of_each_4096`)."""
     codec = codec_of(sync_settings("sparseloco:30"), None)
-    assert 8 * codec.segment_bytes_max(65536) <= 14.2 * 1024
+    assert 8 * codec.segment_bytes_max(65536) <= 12.2 * 1024
     assert sync_settings("sparseloco:30") == sync_settings("local:30").model_copy(update={"sparse": True})
     assert not suits(sync_settings("sparseloco:30"), parse_codec("fp16"))
     assert suits(sync_settings("local:30"), parse_codec("fp16"))

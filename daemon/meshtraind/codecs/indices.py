@@ -6,7 +6,8 @@
   at 0.1 % of random places, whose information is 4.7, 8.1 and 11.4 bits.
 
 Gaps make every set in exactly one way, and no set twice or out of order. The 12-bit offsets inside blocks of 4096 of
-other systems (SparseLoCo) are left out: they need a count for each block, where an escape of 12 bits passes 4095.
+other systems (SparseLoCo) are left out: 64 of each 4096 take 8.2 bits as gaps. Offsets would be smaller where fewer
+than four of a block are sent, and would need a count for each block.
 """
 
 from enum import IntEnum

@@ -1,7 +1,9 @@
-"""The values that a sparse codec sends, as bytes: fp16, fp32 or int8, with one scale for all of a segment, or int4.
+"""The values that a sparse codec sends, as bytes: fp16, fp32 or int8, with one scale for all of a segment, int4, or
+2 bits.
 
 What is written is a fixed point: decoded values are written as the same bytes again. What the values lose is exact in
-fp32, unless they are denormal, so that nothing is lost besides what error feedback keeps.
+fp32, unless they are denormal or have 2 bits, so that nothing is lost besides what error feedback keeps. With 2 bits it
+is rounded once, to fp32.
 """
 
 import math
@@ -10,12 +12,13 @@ from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, CodecError, Values
 from meshtraind.codecs.blocks import block_peaks, by_block, read_steps, step_sizes, write_steps
-from meshtraind.codecs.packing import pack_nibbles, unpack_nibbles
+from meshtraind.codecs.packing import pack_nibbles, pack_quads, unpack_nibbles
 from meshwire.quantcodecs import INT4_LEVELS, STEP_BYTES, blocks
-from meshwire.sparsecodecs import INT4_BUCKET, values_bytes
+from meshwire.sparsecodecs import INT4_BUCKET, TWO_BIT_LEVELS, values_bytes
 
 FP16_PEAK_BITS = 15  # scaled magnitudes are below 2^15
 FP16_EXPONENT_MIN = -127
@@ -27,6 +30,9 @@ INT8_LEVELS = 127
 INT8_STEP_BITS = 0xFFFFFF00  # 16 significant bits: a step times a level is exact in fp32, and the peak gives it again
 INT8_STEP_MIN = 2.0**-126
 INT8_STEP_MAX = float(np.finfo(np.float32).max) / INT8_LEVELS
+
+Codes = NDArray[np.intp]
+FOURS: Codes = np.arange(256, dtype=np.intp)[:, None] >> np.array([6, 4, 2, 0]) & 3  # of each byte, as in `pack_quads`
 
 
 class KeptValues(ABC):
@@ -163,7 +169,63 @@ class Int4Values(KeptValues):
         return steps, levels
 
 
-FORMS: dict[str, type[KeptValues]] = {form.name: form for form in (Fp16Values, Fp32Values, Int8Values, Int4Values)}
+class TwoBitValues(KeptValues):
+    """Each becomes a mean: of the small ones or of the large ones of its sign. Which are large: those above the mean
+    magnitude of their sign.
+
+    SparseLoCo's means are those of four bins of 1.5 standard deviations, from -3 on. One of them is then nearly empty,
+    and one holds small values of both signs, whose mean is about zero: of the largest 64 of 4096 Student-distributed
+    values it loses 28 % of the squared norm, and this 10 %.
+    """
+
+    name = "2bit"
+
+    def quantised(self, values: Values) -> Values:
+        codes, levels = self._split(values)
+        return _either_sign(levels)[codes]
+
+    def write(self, quantised: Values, out: memoryview) -> None:
+        codes, levels = self._split(quantised)
+        write_steps(levels, out)
+        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * TWO_BIT_LEVELS)
+        numbers = np.zeros(4 * len(packed), np.uint8)
+        numbers[: len(codes)] = codes
+        pack_quads(numbers, packed)
+
+    def read(self, payload: memoryview, count: int) -> Values:
+        levels = _either_sign(read_steps(payload, TWO_BIT_LEVELS, 1))
+        packed = np.frombuffer(payload, np.uint8, offset=STEP_BYTES * TWO_BIT_LEVELS)
+        if count % 4 and packed[-1] & 0xFF >> 2 * (count % 4):
+            raise CodecError("what fills the last byte up is not zero")
+        values: Values = levels[FOURS[packed].ravel()[:count]]
+        return values
+
+    def _split(self, values: Values) -> tuple[Codes, Values]:
+        """Numbers below 4: twice the sign bit, and one for the large; and the magnitudes of what each stands for.
+
+        Of values that this has made the means are they themselves: sums of 65,536 numbers of 8 bits are exact.
+        """
+        signs: Codes = np.signbit(values).astype(np.intp)
+        magnitudes = np.abs(values)
+        codes: Codes = 2 * signs + (magnitudes > _means(magnitudes, signs, 2)[signs])
+        means = _means(magnitudes, codes, TWO_BIT_LEVELS).astype(np.float32)
+        return codes, step_sizes(means, 1, reaching=False)
+
+
+FORMS: dict[str, type[KeptValues]] = {
+    form.name: form for form in (Fp16Values, Fp32Values, Int8Values, Int4Values, TwoBitValues)
+}
+
+
+def _means(magnitudes: Values, codes: Codes, number: int) -> NDArray[np.float64]:
+    """Of those with each code below `number`; 0 where there are none."""
+    sums = np.bincount(codes, weights=magnitudes, minlength=number)
+    return sums / np.maximum(np.bincount(codes, minlength=number), 1)
+
+
+def _either_sign(levels: Values) -> Values:
+    """What each code of 2 bits stands for, from magnitudes."""
+    return levels * np.array([1, 1, -1, -1], np.float32)
 
 
 def _peak_bits(values: Values) -> int:

@@ -1,4 +1,4 @@
-"""The largest magnitudes of a segment, without sorting or partitioning it."""
+"""The largest magnitudes of a segment, or of each run of neighbours in it, without sorting or partitioning all."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,31 +17,51 @@ def at_least(floor: int, magnitudes: Bits, mask: NDArray[np.bool_]) -> Indices:
 
 
 def largest(magnitudes: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
-    """Ascending indices of the `wanted` largest; of equal ones those that come first, and never a zero.
+    """Ascending indices of the `wanted` largest; of equal ones those that come first, and never a zero."""
+    return largest_of_each(magnitudes[None, :], wanted, mask)
 
-    At least one is wanted, unless there is none. A floor that rather more reach than are wanted comes from every
-    so-manieth value; those alone are partitioned. Where the sample misleads, all are.
+
+def largest_of_each(rows: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices:
+    """The same of each row, as indices into all of them, one behind the other. `rows` are contiguous.
+
+    At least one is wanted. A floor that rather more of a row reach than are wanted comes from every so-manieth value;
+    those alone are partitioned. Where the sample misleads, all are.
     """
-    indices = at_least(_sampled_floor(magnitudes, wanted), magnitudes, mask)
-    if len(indices) < wanted:
-        indices = at_least(1, magnitudes, mask)
-    if len(indices) <= wanted:
+    number, length = rows.shape
+    floors = _sampled_floors(rows, wanted)
+    reached = np.greater_equal(rows, floors[:, None], out=mask[: rows.size].reshape(number, length))
+    indices = np.flatnonzero(reached)
+    counts = _by_row(indices, number, length)
+    if (misled := (counts < wanted) & (floors > 1)).any():
+        reached[misled] = rows[misled] > 0
+        indices = np.flatnonzero(reached)
+        counts = _by_row(indices, number, length)
+    most = counts.max(initial=0)
+    if most <= wanted:
         return indices
-    candidates = magnitudes[indices]
-    last = len(candidates) - wanted
-    threshold = np.partition(candidates, last)[last]
-    reached = candidates >= threshold
-    surplus = int(np.count_nonzero(reached)) - wanted
-    if surplus:
-        reached[np.flatnonzero(candidates == threshold)[-surplus:]] = False
-    return indices.compress(reached)
+    taken = np.arange(most) < counts[:, None]  # side by side, filled up with zeros
+    candidates = np.zeros((number, most), np.uint32)
+    candidates[taken] = rows.reshape(-1)[indices]
+    thresholds = np.maximum(np.partition(candidates, most - wanted, axis=1)[:, most - wanted], 1)[:, None]
+    kept = candidates >= thresholds
+    surplus = kept.sum(axis=1) - wanted
+    for row in np.flatnonzero(surplus > 0):
+        kept[row, np.flatnonzero(candidates[row] == thresholds[row])[-surplus[row] :]] = False
+    return indices.compress(kept[taken])
 
 
-def _sampled_floor(magnitudes: Bits, wanted: int) -> int:
-    stride = max(len(magnitudes) // SAMPLES, 1)
-    sample = magnitudes[::stride]
+def _by_row(indices: Indices, number: int, length: int) -> Indices:
+    """How many of the ascending indices lie in each row."""
+    return np.diff(np.searchsorted(indices, np.arange(number + 1) * length))
+
+
+def _sampled_floors(rows: Bits, wanted: int) -> Bits:
+    """Of each row, as bits; 1 where all but zeros are to be looked at."""
+    stride = max(rows.size // SAMPLES, 1)
+    sample = rows[:, ::stride]
     expected = wanted / stride
     rank = int(expected + MARGIN * expected**0.5) + 1
-    if rank >= len(sample):
-        return 1
-    return int(np.partition(sample, len(sample) - rank)[len(sample) - rank])
+    at = sample.shape[1] - rank
+    if at <= 0:
+        return np.ones(len(rows), np.uint32)
+    return np.maximum(np.partition(sample, at, axis=1)[:, at], 1)
