@@ -4,7 +4,7 @@ It outlives generations: a round that runs again is given the very bytes that it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,7 @@ from meshwire.budget import Budget
 from meshwire.codecspec import CodecSpec
 from meshwire.exchange import Part
 from meshwire.manifest import Momentum
-from meshwire.plan import Plan
+from meshwire.plan import VALUE_BYTES, Plan
 
 Encode = Callable[[Values, memoryview, Terms], int]
 
@@ -85,10 +85,13 @@ class InSlot(RingPart):
         return self._raw[segment.start : segment.start + segment.count]
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
-        # Where encoding changes nothing an area is laid out as the vector. The learner has looked for NaN (V1).
-        if not self._segments[bucket][first_segment].codec.identity:
+        segments = self._segments[bucket][first_segment : first_segment + segment_count]
+        if not segments[0].codec.identity:
             return None
-        return _run(self._raw.data.cast("B"), self._segments[bucket], first_segment, segment_count)
+        # Encoding changes nothing, and the learner has looked for NaN (V1). Other buckets may be encoded otherwise, so
+        # the area is not laid out as the slot is.
+        end = segments[-1].start + segments[-1].count
+        return self._raw.data.cast("B")[segments[0].start * VALUE_BYTES : end * VALUE_BYTES]
 
 
 class Retained(RingPart):
@@ -120,7 +123,8 @@ class Retained(RingPart):
         return values
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
-        return _run(self.area, self._segments[bucket], first_segment, segment_count)
+        segments = self._segments[bucket][first_segment : first_segment + segment_count]
+        return self.area[segments[0].offset : segments[-1].offset + segments[-1].length]
 
 
 @dataclass(frozen=True)
@@ -223,9 +227,3 @@ class Compensated(OwnPart):
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
         ends = self._ends[bucket]
         return self.area[ends[first_segment] : ends[first_segment + segment_count]]
-
-
-def _run(area: memoryview, segments: Sequence[Segment], first_segment: int, segment_count: int) -> memoryview:
-    """Of segments that all take exactly the place that they have."""
-    last = segments[first_segment + segment_count - 1]
-    return area[segments[first_segment].offset : last.offset + last.length]

@@ -70,6 +70,20 @@ def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, see
     asyncio.run(conserve(codec, staleness, seed, joins))
 
 
+@pytest.mark.asyncio
+@pytest.mark.parametrize("staleness", [0, 1])
+async def test_buffers_travel_as_they_are_beside_warm_up_in_fp16(staleness: int) -> None:
+    """O5: also where the slot, in which they lie at s=0, is laid out otherwise than what is sent of it."""
+    rounds = constant_offers(3, 1, 1, 0)
+    ring = LowRankRing(3, "powersgd:4,warmup=3", staleness, 0, rounds)
+    await ring.play(rounds)
+    values = [offer.values.astype(np.float64) for offer in rounds[1] if offer.values is not None]
+    weight = sum(offer.weight for offer in rounds[1])
+    expected = (np.sum(values, axis=0) / weight)[PARAMETERS.stop :]
+    np.testing.assert_allclose(ring.members[0].means[1][PARAMETERS.stop :], expected, rtol=1e-5, atol=1e-6)
+    ring.close()
+
+
 @settings(max_examples=6, deadline=None)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
