@@ -90,8 +90,22 @@ def test_decoding_is_the_same_on_every_machine() -> None:
     digits = hashlib.shake_128(b"coefficients").digest(2 * 9000)
     coefficients = np.frombuffer(digits, "<i2").astype(np.float32)
     out = np.empty_like(coefficients)
-    Cosines().inverse(coefficients, float(np.abs(coefficients).max()), out)
+    Cosines().inverse(np.arange(len(out)), coefficients, float(np.abs(coefficients).max()), out)
     assert hashlib.sha256(out.astype("<f4").tobytes()).hexdigest()[:16] == "36b3cf3921496023"
+
+
+@pytest.mark.parametrize("count", [5, 5000, FULL])
+@pytest.mark.parametrize("sent", [0, 1, 200])
+def test_few_coefficients_are_transformed_as_all_with_zeros(count: int, sent: int) -> None:
+    """To the last bit: lines without any are left out, and change nothing."""
+    rng = np.random.default_rng(count + sent)
+    places = np.sort(rng.choice(count, min(sent, count), replace=False))
+    spectrum = np.zeros(count, np.float32)
+    spectrum[places] = rng.standard_normal(len(places))
+    few, all_ = np.empty((2, count), np.float32)
+    Cosines().inverse(places, spectrum[places], 4.0, few)
+    Cosines().inverse(np.arange(count), spectrum, 4.0, all_)
+    assert few.tobytes() == all_.tobytes()
 
 
 def test_no_mathematical_library_rounds_a_constant_otherwise() -> None:
@@ -110,7 +124,7 @@ def test_coefficients_at_the_ends_of_fp32_make_finite_values(value: float) -> No
     coefficients = np.full(5000, value, np.float32)
     out = np.empty_like(coefficients)
     with np.errstate(all="raise", under="ignore"):
-        Cosines().inverse(coefficients, abs(float(coefficients[0])), out)
+        Cosines().inverse(np.arange(len(out)), coefficients, abs(float(coefficients[0])), out)
     assert np.isfinite(out).all()
 
 

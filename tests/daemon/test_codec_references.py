@@ -98,7 +98,7 @@ def test_cosine_transforms_are_torchs_fourier_transforms() -> None:
     Cosines().forward(values, float(np.abs(values).max()), ours)
     theirs = cosines(cosines(torch.from_numpy(values).double().view(-1, 64, 64)).mT)  # frequencies across come first
     assert np.abs(ours - theirs.flatten().numpy()).max() < 1e-6 * float(theirs.abs().max())
-    Cosines().inverse(ours, float(np.abs(ours).max()), back)
+    Cosines().inverse(np.arange(FULL), ours, float(np.abs(ours).max()), back)
     assert np.abs(back - values).max() < 1e-6 * np.abs(values).max()
 
 

@@ -2,8 +2,9 @@
 
 Back, all members must get equal bits from equal bytes, whatever their processors. A matrix product is added up in an
 order that differs between BLAS kernels; so values are added and multiplied one by one here, in the butterflies of Lee
-(1984), where every operation is a numpy ufunc of its own and rounded as IEEE 754 says. There, only the sender's own
-result counts: a matrix product.
+(1984), where every operation is a numpy ufunc of its own and rounded as IEEE 754 says. Of lines without coefficients,
+most if few are sent, the first of both directions leaves nothing to do. There, only the sender's own result counts: a
+matrix product.
 
 Values are brought to about 1 before, by a power of two, so that neither large nor denormal ones lose more than others.
 """
@@ -14,6 +15,7 @@ from functools import cache
 import numpy as np
 
 from meshtraind.codecs.base import Values
+from meshtraind.codecs.indices import Indices
 from meshwire import limits
 from meshwire.sparsecodecs import CHUNK_SIDE, square_chunks
 
@@ -28,6 +30,7 @@ class Cosines:
         self._scaled: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
         self._lines: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
         self._others: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
+        self._columns: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
 
     def forward(self, values: Values, peak: float, out: Values) -> None:
         """The coefficients of finite values, chunk by chunk. What would be infinite becomes the largest there is.
@@ -46,23 +49,44 @@ class Cosines:
             np.matmul(chunks.transpose(0, 2, 1), matrix, out=out[run].reshape(number, side, side))
         _from_one(out, scale)
 
-    def inverse(self, coefficients: Values, peak: float, out: Values) -> None:
-        """The values of finite coefficients. What would be infinite becomes the largest there is.
+    def inverse(self, places: Indices, coefficients: Values, peak: float, out: Values) -> None:
+        """The values of finite coefficients at ascending places, where all others are 0. What would be infinite becomes
+        the largest there is.
 
         Args:
             peak: the largest magnitude.
         """
         scaled, scale = self._to_one(coefficients, peak)
-        for start, side, number in square_chunks(len(coefficients)):
-            run, shape = slice(start, start + number * side * side), (side, number, side)
-            lines, others = self._lines[run].reshape(shape), self._others[run].reshape(shape)
-            chunks = scaled[run].reshape(number, side, side).transpose(1, 0, 2)
-            np.multiply(chunks, _weights(side)[:, None, :], out=lines)  # (across, chunk, down)
-            lines, others = _butterflies(lines, others)
-            np.copyto(others, lines.transpose(2, 1, 0))  # (down, chunk, across)
-            lines, _ = _butterflies(others, lines)
-            np.copyto(out[run].reshape(number, side, side), lines.transpose(1, 0, 2))
+        for start, side, number in square_chunks(len(out)):
+            first, last = np.searchsorted(places, (start, start + number * side * side))
+            columns = self._columns[: number * side * side].reshape(side, number, side)
+            self._across(places[first:last] - start, scaled[first:last], columns)
+            lines, _ = _butterflies(columns, self._lines[: columns.size].reshape(columns.shape))
+            run = out[start : start + columns.size]
+            np.copyto(run.reshape(number, side, side), lines.transpose(1, 0, 2))
         _from_one(out, scale)
+
+    def _across(self, places: Indices, coefficients: Values, out: Values) -> None:
+        """Transforms each chunk's lines of equal frequency down, those alone that have a coefficient.
+
+        Args:
+            places: in the chunks, one behind the other.
+            out: (down, chunk, across), a frequency and then a place.
+        """
+        side, number, _ = out.shape
+        chunk, across, down = places // (side * side), places // side % side, places % side
+        used = np.zeros(number * side, np.bool_)
+        used[chunk * side + down] = True
+        lines = np.flatnonzero(used)
+        out.fill(0)
+        if not len(lines):
+            return
+        size = side * len(lines)
+        values, others = (each[:size].reshape(side, len(lines)) for each in (self._lines, self._others))
+        values.fill(0)
+        values[across, (np.cumsum(used) - 1)[chunk * side + down]] = coefficients * _weights(side)[across, down]
+        values, _ = _butterflies(values, others)
+        out[lines % side, lines // side] = values.T
 
     def _to_one(self, values: Values, peak: float) -> tuple[Values, float]:
         """(values times a power of two, that)."""

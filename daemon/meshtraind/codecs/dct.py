@@ -13,7 +13,7 @@ import numpy as np
 from meshtraind.codecs.base import Bits, Codec, Terms, Values
 from meshtraind.codecs.cosines import Cosines
 from meshtraind.codecs.indices import Indices
-from meshtraind.codecs.selection import largest
+from meshtraind.codecs.selection import largest_of_each
 from meshtraind.codecs.sparse import SparseCodec
 from meshwire import limits
 from meshwire.codec import CodecSpec
@@ -39,9 +39,11 @@ class Dct(Codec):
         return self._chooser.encode_into(spectrum, out, terms)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        spectrum = self._spectrum[: len(out)]
-        self._chooser.decode_into(payload, spectrum)
-        self._cosines.inverse(spectrum, self._peak(spectrum.view(np.uint32), bits), out)
+        places, coefficients = self._chooser.read(payload, len(out))
+        if places is None:
+            places = np.arange(len(out))
+        peak = self._peak(coefficients.view(np.uint32), bits[: len(coefficients)])
+        self._cosines.inverse(places, coefficients, peak, out)
 
 
 class _LargestOfChunks(SparseCodec):
@@ -50,13 +52,7 @@ class _LargestOfChunks(SparseCodec):
     def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
         found = [np.empty(0, np.intp)]
         for start, side, squares in square_chunks(len(magnitudes)):
-            chunks = magnitudes[start : start + squares * side * side].reshape(squares, side * side)
+            rows = magnitudes[start : start + squares * side * side].reshape(squares, side * side)
             wanted = min(int(self.spec.number("coefficients")), side * side)
-            floors = np.partition(chunks, side * side - wanted, axis=1)[:, side * side - wanted]
-            reached = chunks >= np.maximum(floors, 1)[:, None]
-            for chunk in np.flatnonzero(np.count_nonzero(reached, axis=1) > wanted):
-                indices = largest(chunks[chunk], wanted, self._mask)  # of equal ones those that come first
-                reached[chunk] = False
-                reached[chunk, indices] = True
-            found.append(np.flatnonzero(reached) + start)
+            found.append(largest_of_each(rows, wanted, self._mask) + start)
         return np.concatenate(found)

@@ -94,7 +94,7 @@ class SparseCodec(Codec):
         return length
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        indices, sent = self._read(payload, len(out))
+        indices, sent = self.read(payload, len(out))
         if indices is None:
             out[:] = sent
         else:
@@ -104,10 +104,11 @@ class SparseCodec(Codec):
     def _sum(self, payload: memoryview, values: Values, out: Values) -> None:
         if out is not values:
             np.copyto(out, values)
-        _apply(np.add, out, *self._read(payload, len(values)))
+        _apply(np.add, out, *self.read(payload, len(values)))
 
-    def _read(self, payload: memoryview, count: int) -> tuple[Indices | None, Values]:
-        """The indices, None if all are sent, and the values there. The length is checked."""
+    def read(self, payload: memoryview, count: int) -> tuple[Indices | None, Values]:
+        """The ascending indices, None if all are sent, and the values there. `payload` has the length that `length_of`
+        gives. Raises CodecError."""
         form, kept, index_bytes = HEADER.unpack_from(payload)
         values_at = HEADER.size + index_bytes
         try:
