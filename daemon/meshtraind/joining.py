@@ -15,11 +15,9 @@ from meshtraind.courtesy import Courtesy
 from meshtraind.job import Job
 from meshtraind.startstate import Emit
 from meshwire import limits
-from meshwire.codec import parse_codec
 from meshwire.manifest import ModelManifest, first_difference
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
-from meshwire.transforms import builds_on
 
 if TYPE_CHECKING:
     from meshtraind.rounds import Rounds
@@ -77,11 +75,9 @@ class Joining:
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
         """Gets a state of what is complete now, or later, from a member that computes."""
-        spec = self._job.spec
-        applied = self._rounds.learner.loads()
-        # Rounds after it are then built on results that are kept here, also where this device came in just now.
-        asked = AskState(job=spec.job, after_round=applied + builds_on(parse_codec(spec.codec), spec.sync.staleness))
-        self._note_chain(applied)
+        after_round = self._rounds.learner.loads()
+        asked = AskState(job=self._job.spec.job, after_round=after_round)
+        self._note_chain(after_round)
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + DONOR_TIMEOUT_S
         while True:

@@ -20,6 +20,8 @@ class LearnerMoves:
 
     Args:
         fail: ends the job with a reason.
+        loadable_after: after an earlier round no base can be loaded here: rounds after it are built on results that
+            this member does not hold.
 
     Attributes:
         samples: that this device's learners have used.
@@ -35,6 +37,7 @@ class LearnerMoves:
         dealing: Dealing | None,
         performer: Performer,
         fail: Callable[[str], None],
+        loadable_after: int,
     ) -> None:
         self._spec = spec
         self._machine = machine
@@ -43,6 +46,7 @@ class LearnerMoves:
         self._dealing = dealing
         self._performer = performer
         self._fail = fail
+        self._loadable_after = loadable_after
         self._loop = asyncio.get_running_loop()
         self.samples = 0
 
@@ -121,10 +125,10 @@ class LearnerMoves:
 
     def loads(self) -> int:
         """J1: a process begins to load the base of after the round that is returned, or of after a later one. What
-        follows is kept for it."""
+        follows is kept for it. That round may still be to come."""
         self._performer.keeps_unapplied = True
         self._perform(self._machine.absent("it loads the state of the others", self._now(), loading=True))
-        return self._machine.applied
+        return max(self._machine.applied, self._loadable_after)
 
     def loaded(self, round_: int) -> None:
         """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""

@@ -16,6 +16,7 @@ from meshtraind.recorder import round_machine
 from meshtraind.roundhistory import Entry, RoundHistory
 from meshtraind.trace import Trace
 from meshtraind.turn import Turn
+from meshwire.codec import parse_codec
 from meshwire.footprint import unapplied_max
 from meshwire.header import Header
 from meshwire.jobs import job_number
@@ -26,6 +27,7 @@ from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import Phase, RoundSettings
+from meshwire.transforms import builds_on
 from meshwire.wiretypes import Wire
 
 
@@ -150,6 +152,7 @@ class Rounds:
             dealing=self._dealing,
             performer=self._performer,
             fail=fail,
+            loadable_after=entry.complete + (builds_on(parse_codec(spec.codec), staleness) if loading else 0),
         )
         if loading:
             self.crossing.fence()

@@ -10,25 +10,30 @@ import pytest
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
+from meshtraind.catchup import Beginning
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
 from meshtraind.job import Job, Way
 from meshtraind.joining import Joining
 from meshtraind.learnerlife import LearnerLife
-from meshtraind.memory import SharedMemoryError
+from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.passage import Passage
+from meshtraind.roundhistory import Entry
 from meshtraind.tasks import TaskSet
 from meshwire import footprint
+from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
 from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
+from meshwire.messages.founding import Model
 from meshwire.messages.generation import AskState, CatchUp, Enter, SavedState
 from meshwire.messages.job import BarrierReached, BlobRef, Generation
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
+from meshwire.plan import plan_buckets
 from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
-from tests.daemon.test_learner_notices import JOB, PLAN, Desk, Peer, turns
+from tests.daemon.test_learner_notices import JOB, MANIFEST, PLAN, Desk, Peer, turns
 from tests.daemon.test_session_edges import job_of
 
 # Learners that are replaced
@@ -140,6 +145,26 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
         desk.rounds.learner.loaded(32)
         assert sorted(desk.rounds._executor._memory.rounds) == [33, 34]
         assert not desk.failed
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("codec", "lag"), [("fp32", 0), ("powersgd:1,warmup=0", 3)])
+async def test_a_state_is_asked_for_of_after_a_round_that_what_follows_is_built_on(codec: str, lag: int) -> None:
+    """J1: who comes in holds no result of before its cut. But who was there all the time holds whatever is needed: its
+    learner, started again shortly before the end, must not wait for the state of a round that never comes."""
+    async with Desk(2, "ssp:1", codec=codec) as desk:
+        desk.rounds.learner.dead("its process has ended")
+        for round_ in range(1, 11):
+            round_of_others(desk, round_)
+        assert desk.rounds.learner.loads() == 10
+        plan = plan_buckets(MANIFEST, 1024, parse_codec(codec)).digest()
+        model = Model(job=JOB, rank=1, manifest=MANIFEST, plan=plan)
+        cut = Beginning(model, None, Entry(complete=30, chain=chain_of(30)), barrier=0)
+        memory = SharedMemory()
+        rounds = desk.maker.loading(desk.generation, cut, memory)
+        assert rounds.learner.loads() == 30 + lag
+        rounds.close()
+        memory.close()
 
 
 class Offers:

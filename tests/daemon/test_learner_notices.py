@@ -77,7 +77,9 @@ class Peer:
 class Desk:
     """A daemon's side of one learner: real rounds, of one member or more, and all that was said."""
 
-    def __init__(self, members: int, sync: str, visibility: str | None = None, entry: Entry | None = None) -> None:
+    def __init__(
+        self, members: int, sync: str, visibility: str | None = None, entry: Entry | None = None, codec: str = "fp32"
+    ) -> None:
         settings = sync_settings(sync, visibility=visibility, shares="equal")
         self.told: list[Wire] = []
         self.failed: list[str] = []
@@ -87,14 +89,16 @@ class Desk:
         self.memory.map(layout)
         spec = JobSpec(
             job=JOB, name="test", submitter="0" * 64, created_at_s=0.0, script="train.py", args=(), env=(),
-            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=settings, codec="fp32", on_nan="stop",
+            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=settings, codec=codec, on_nan="stop",
             seed=0, bucket_bytes=1024, hash_every=0, trace=False,
         )  # fmt: skip
         who = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(members))
-        generation = Generation.first(JOB, "0" * 64, who)
+        self.generation = Generation.first(JOB, "0" * 64, who)
         job = cast(
             Any,
-            SimpleNamespace(spec=spec, rank=0, members=who, ended=False, folder=Path("/none"), generation=generation),
+            SimpleNamespace(
+                spec=spec, rank=0, members=who, ended=False, folder=Path("/none"), generation=self.generation
+            ),
         )
         self.links = cast(Any, {rank: Peer() for rank in range(1, members)})
         self.gone: set[int] = set()
@@ -114,10 +118,10 @@ class Desk:
             lambda: None,
         )
         fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
-        maker = RoundsMaker(job, self.links, 0.001, self.link.notify, fail)
+        self.maker = RoundsMaker(job, self.links, 0.001, self.link.notify, fail)
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
-        self.link.rounds = maker.first(MANIFEST, PLAN, None, self.memory, generation, entry)
+        self.link.rounds = self.maker.first(MANIFEST, PLAN, None, self.memory, self.generation, entry)
         self.link._ready = True
         self.link.rounds.learner.begin()
 
