@@ -1,0 +1,119 @@
+"""The learner's part in LGC: an autoencoder that is the daemon's, and learns within its time."""
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from meshtrain.train.encodertraining import (
+    EncoderTrainingError,
+    decode,
+    encode,
+    kernels_of,
+    left_out,
+    principal_weights,
+    train_encoder,
+)
+from meshtraind.autoencoder import Autoencoder, starting_weights
+from meshwire.autoencoder import BLOCK_VALUES, COMPRESSIONS, Architecture
+
+STEPS = 30
+
+every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
+
+
+def skewed(rows: int) -> Tensor:
+    """Values of a few directions, as a linear code likes them."""
+    return drawn(rows, 32, 3) @ torch.randn((3, 16), generator=torch.Generator().manual_seed(4)) + 0.1 * drawn(
+        rows, 32, 16
+    )
+
+
+def by_steps() -> Callable[[], float]:
+    """A clock that goes on by a second whenever it is looked at: a time limit is a number of steps."""
+    seconds = itertools.count()
+    return lambda: float(next(seconds))
+
+
+@every_compression
+def test_torch_computes_what_the_daemon_does(compression: int) -> None:
+    """To 1e-5 of the largest value: what is learnt here is what is sent there."""
+    architecture = Architecture(compression)
+    weights = 0.3 * drawn(architecture.weight_count)
+    values = drawn(BLOCK_VALUES)
+    latents = np.empty(architecture.latent_count(BLOCK_VALUES), np.float32)
+    back = np.empty(BLOCK_VALUES, np.float32)
+    daemons = Autoencoder(architecture, weights.numpy())
+    daemons.encode_into(values.numpy(), latents)
+    daemons.decode_into(latents, back)
+    kernels = kernels_of(architecture, weights)
+    of_torch = encode(values.view(1, 1, -1), kernels)
+    for theirs, ours in ((latents, of_torch[0].T.flatten()), (back, decode(of_torch, kernels).flatten())):
+        np.testing.assert_allclose(theirs, ours.numpy(), rtol=0, atol=1e-5 * float(ours.abs().max()))
+
+
+@every_compression
+def test_principal_directions_leave_out_what_no_linear_code_of_groups_can_keep(compression: int) -> None:
+    """Eckart and Young: the squares left out are the smallest eigenvalues."""
+    architecture = Architecture(compression)
+    inputs = skewed(8).reshape(8, 1, -1)
+    groups = inputs.reshape(-1, 16).double()
+    eigenvalues = torch.linalg.eigvalsh(groups.T @ groups)
+    least = float(eigenvalues[: 16 - architecture.channels].sum() / eigenvalues.sum())
+    assert left_out(architecture, principal_weights(architecture, inputs), inputs) == pytest.approx(least, abs=1e-5)
+
+
+def test_what_is_learnt_leaves_out_less_than_what_it_began_with_and_than_a_linear_code() -> None:
+    """Values of one sign and of the other lie along different directions: no linear code of 4 latents holds all 6."""
+    architecture = Architecture(4)
+    strengths = drawn(64, 32, 3)
+    directions = torch.randn((2, 3, 16), generator=torch.Generator().manual_seed(4))
+    rows = (strengths.clamp(min=0) @ directions[0] + strengths.clamp(max=0) @ directions[1]).reshape(64, -1)
+    start = torch.from_numpy(starting_weights(architecture))
+    inputs = rows.unsqueeze(1)
+    learnt = train_encoder(architecture, start, rows, STEPS, by_steps())
+    linear = left_out(architecture, principal_weights(architecture, inputs), inputs)
+    assert left_out(architecture, learnt, inputs) < 0.9 * linear < left_out(architecture, start, inputs)
+    assert torch.equal(learnt, train_encoder(architecture, start, rows, STEPS, by_steps())), "the seed is fixed"
+
+
+def test_without_time_it_is_at_least_the_linear_code() -> None:
+    architecture = Architecture(4)
+    rows = skewed(4).reshape(4, -1)
+    start = torch.from_numpy(starting_weights(architecture))
+    learnt = train_encoder(architecture, start, rows, time_limit_s=0.0)
+    torch.testing.assert_close(learnt, principal_weights(architecture, rows.unsqueeze(1)))
+
+
+def test_rows_of_any_length_are_filled_up_with_zeros() -> None:
+    architecture = Architecture(16)
+    rows = skewed(4).reshape(4, -1)[:, :37]
+    learnt = train_encoder(architecture, torch.from_numpy(starting_weights(architecture)), rows, time_limit_s=0.0)
+    assert learnt.shape == (architecture.weight_count,)
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf")])
+def test_nothing_is_learnt_from_zeros_or_from_what_is_not_a_number(wrong: float) -> None:
+    architecture = Architecture(16)
+    start = torch.from_numpy(starting_weights(architecture))
+    with pytest.raises(EncoderTrainingError, match="its samples are zeros, or hold what is not a number"):
+        train_encoder(architecture, start, torch.full((2, 32), wrong))
+
+
+def test_the_scripts_own_draws_and_modes_are_left_alone() -> None:
+    """It runs inside optimizer.step(): without gradients, and in the middle of the script's random numbers."""
+    architecture = Architecture(16)
+    start = torch.from_numpy(starting_weights(architecture))
+    before = torch.get_rng_state()
+    with torch.no_grad():
+        learnt = train_encoder(architecture, start, skewed(4).reshape(4, -1), 2, by_steps())
+        assert not torch.is_grad_enabled()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not learnt.requires_grad
