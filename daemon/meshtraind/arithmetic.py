@@ -166,7 +166,9 @@ class ShardedArithmetic(Arithmetic):
         start, last = segments[0].start, segments[-1]
         owed = None
         if self._feedback is not None and segments[0].codec.spec.error_feedback:
-            owed = self._feedback.finish(number, bucket, start, last.start + last.count - start, work.weight)
+            of_bucket = self._segments[bucket]
+            of = of_bucket[0].start, of_bucket[-1].start + of_bucket[-1].count - of_bucket[0].start
+            owed = self._feedback.finish(number, of, start, last.start + last.count - start, work.weight)
         measured = bucket < self._norm_buckets
         squared_norm = 0.0
         purse = Purse(self._budget)

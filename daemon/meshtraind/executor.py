@@ -13,11 +13,12 @@ is void, and the round runs again with the very same parts (`roundmemory.py`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 
 from meshtraind.calculation import Calculation
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
-from meshtraind.feedback import feedback_of
+from meshtraind.feedback import Run, feedback_of
 from meshtraind.ownpart import compensation_of
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
@@ -76,7 +77,6 @@ class Executor:
         complete: Callable[[], int],
         on_chunk_sent: Callable[[Header], None] | None = None,
     ) -> None:
-        self._plan = plan
         self._rank = rank
         self._codec = parse_codec(codec)
         self._forms = Forms(plan, self._codec)
@@ -139,8 +139,8 @@ class Executor:
         before = self._ways
         self._form(generation, ranks, links)
         if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
-            form = self._forms.of(cut + 1)
-            self._feedback.enter(cut, self._given_up(form, before[form], self._ways[form]))
+            given_up = (self._given_up(form, before[form], self._ways[form]) for form in self._forms)
+            self._feedback.enter(cut, chain.from_iterable(given_up))
 
     def resume(self) -> None:
         """All members have entered: sending begins."""
@@ -162,13 +162,13 @@ class Executor:
         )
         self._fenced = False
 
-    def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[int, Segment]]:
+    def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[Run, Segment]]:
         """What this member finished before and does not finish now: (bucket, segment)."""
-        for bucket, segments in enumerate(form.segments):
-            owned = now.owned(bucket)
-            for index in before.owned(bucket):
+        for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
+            owned = now.owned(bucket.index)
+            for index in before.owned(bucket.index):
                 if index not in owned:
-                    yield bucket, segments[index]
+                    yield (bucket.start, bucket.count), segments[index]
 
     # Rounds that members hold and others lack
 
@@ -225,7 +225,7 @@ class Executor:
 
     def contribute_nothing(self, number: int) -> None:
         """R4, R5: this member forwards every bucket of the round."""
-        for bucket in self._plan.buckets:
+        for bucket in self._forms.of(number).layout.plan.buckets:
             self.contribute(number, bucket.index, Part.NOTHING, 0.0, None)
 
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
@@ -248,8 +248,9 @@ class Executor:
         complete = self._complete()
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
-        if header.bucket >= len(self._plan.buckets):
-            return f"chunk of bucket {header.bucket} of {len(self._plan.buckets)}"
+        buckets = len(self._forms.of(header.round).layout.plan.buckets)
+        if header.bucket >= buckets:
+            return f"chunk of bucket {header.bucket} of {buckets} in round {header.round}"
         round_ = self._round(header.round)
         place = round_.exchanges[header.bucket].announce(sender, header)
         if isinstance(place, str):
@@ -293,8 +294,8 @@ class Executor:
     def _round(self, number: int) -> Round:
         round_ = self._memory.rounds.get(number)
         if round_ is None:
-            way = self._ways[self._forms.of(number)]
-            exchanges = [way.exchange(bucket.index) for bucket in self._plan.buckets]
+            form = self._forms.of(number)
+            exchanges = [self._ways[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
             round_ = self._memory.add(number, exchanges)
         return round_
 

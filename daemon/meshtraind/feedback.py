@@ -3,6 +3,9 @@
 A worker's residual has the units of w*g, an owner's those of the mean. Both follow the rounds: what a round did to one
 can be taken back as long as the round is not complete, for it may run again (C1) or be void (V1).
 
+Where the number of values changes that travel of a bucket (T1), its places mean other values than before, and what was
+left out of it is dropped; while none of them travel it stays.
+
 With a decay b each round of a member begins with b times what its last one left out, at workers and at owners. Then
 residual_T + sum b^(T-t) sent_t is sum b^(T-t) came_t over the rounds that count: it is a momentum (DeMo), or
 is forgotten in time (SparseLoCo).
@@ -17,6 +20,9 @@ from meshtraind.codecs.base import Values
 from meshtraind.segments import Segment
 from meshwire.codecspec import CodecSpec
 from meshwire.manifest import Momentum
+
+Run = tuple[int, int]
+"""(start, count) of values."""
 
 
 @dataclass(slots=True)
@@ -40,13 +46,35 @@ class Residual:
 
     Attributes:
         values: as they are now.
+        dropped: how many of them were given up that were not 0, because their places have another meaning now.
     """
 
     def __init__(self, count: int, decay: float = 1.0) -> None:
         self.values: Values = np.zeros(count, np.float32)
+        self.dropped = 0
+        self._laid_out: dict[int, int] = {}  # by start: how many values of a bucket travel
         self._decay = np.float32(decay)
         self._before: dict[int, _Before] = {}
         self._spare: list[Values] = []
+
+    def lay_out(self, bucket: Run) -> None:
+        """So many values of a bucket travel from now on."""
+        start, count = bucket
+        before = self._laid_out.get(start, count)
+        self._laid_out[start] = count
+        if before == count:
+            return
+        most = max(before, count)
+        place = self.values[start : start + most]
+        self.dropped += int(np.count_nonzero(place))
+        place.fill(0)
+        for state in self._before.values():
+            state.runs = {at: size for at, size in state.runs.items() if not start <= at < start + most}
+
+    def is_laid_out(self, bucket: Run) -> bool:
+        """Whether what is left out of a bucket, if anything, is of so many values."""
+        start, count = bucket
+        return self._laid_out.get(start, count) == count
 
     def begin(self, number: int, start: int, count: int) -> Values:
         """The values of a run, decayed, which round `number` is going to change in place."""
@@ -143,10 +171,11 @@ class Feedback:
         self.worker = Residual(count, decay)
         self.owner = Residual(count, decay)
         self.velocity = Velocity(count, momentum.factor) if momentum is not None else None
-        self._weights: dict[int, float] = {}  # by bucket: of the newest round in which something of it was finished
+        self._weights: dict[Run, float] = {}  # by bucket: of the newest round in which something of it was finished
 
-    def finish(self, number: int, bucket: int, start: int, count: int, weight: float) -> Values:
-        """The owner's residual of a run that round `number` finishes, to be changed in place."""
+    def finish(self, number: int, bucket: Run, start: int, count: int, weight: float) -> Values:
+        """The owner's residual of a run of a bucket that round `number` finishes, to be changed in place."""
+        self.owner.lay_out(bucket)
         self._weights[bucket] = weight
         return self.owner.begin(number, start, count)
 
@@ -158,7 +187,7 @@ class Feedback:
             self.velocity.settle(number, void=void or not contributed)
         self.owner.settle(number, void=void)
 
-    def enter(self, cut: int, lost: Iterable[tuple[int, Segment]]) -> None:
+    def enter(self, cut: int, lost: Iterable[tuple[Run, Segment]]) -> None:
         """A generation begins after round `cut`, in which this member finishes `lost` (bucket, segment) no more.
 
         What it still owed there it sends as a worker: times the weight, for it was part of a mean. So nothing is lost,
@@ -167,10 +196,14 @@ class Feedback:
         """
         self.owner.rewind(cut)
         for bucket, segment in lost:
+            if bucket not in self._weights or not self.owner.is_laid_out(bucket):
+                continue
             owed = self.owner.values[segment.start : segment.start + segment.count]
-            if bucket in self._weights:
+            if self.worker.is_laid_out(bucket):
                 self.worker.add(segment.start, owed * np.float32(self._weights[bucket]))
-                owed[:] = 0
+            else:
+                self.owner.dropped += int(np.count_nonzero(owed))
+            owed[:] = 0
 
 
 def feedback_of(codec: CodecSpec, count: int, momentum: Momentum | None) -> Feedback | None:

@@ -193,10 +193,12 @@ class Compensated(OwnPart):
                 ends.append(self._encoded(segment, segment.codec.encode_into, values, ends[-1]))
         else:
             start, last = segments[0].start, segments[-1]
-            values = self._residual.begin(self._number, start, last.start + last.count - start)
+            count = last.start + last.count - start
+            self._residual.lay_out((start, count))
+            values = self._residual.begin(self._number, start, count)
             try:
                 with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
-                    velocity = self._add(bucket, values, raw[start : last.start + last.count])
+                    velocity = self._add(bucket, values, raw[start : start + count])
                 for segment in segments:
                     run = slice(segment.start - start, segment.start - start + segment.count)
                     ends.append(self._encoded(segment, segment.codec.encode_rest_into, values[run], ends[-1]))

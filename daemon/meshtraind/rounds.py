@@ -27,6 +27,7 @@ from meshwire.messages.rounds import Bind
 from meshwire.plan import Plan
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import Phase, RoundSettings
+from meshwire.roundplans import RoundPlans
 from meshwire.transforms import builds_on
 from meshwire.wiretypes import Wire
 
@@ -103,6 +104,7 @@ class Rounds:
                 ranks=generation.ranks,
                 rank=rank,
                 buckets=len(plan.buckets),
+                fewer=RoundPlans(plan).bucket_counts(),
                 used_bytes=manifest.used_bytes,
                 integers=manifest.integer_values,
                 staleness=staleness,

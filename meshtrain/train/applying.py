@@ -89,7 +89,7 @@ class Applying:
             options = self.options(done)
             with self._lent_means(done, options), self._without_scaler():
                 self.step_under(options)
-            parts.buffers.take(parts.means.slots.result, done.integers)
+            parts.buffers.take(parts.means.slots.result, done.integers, parts.means.plans.of(done.round))
         self.conclude(done)
 
     def check(self, done: RoundDone) -> None:

@@ -97,6 +97,7 @@ class Boundary:
         """Applies the rounds that the daemon gives until the step may start, then shows what it computes with."""
         step = self._contribution.step
         self._wait(lambda: self._started == step, f"step {step} for its start")
+        self._contribution.aim(self.decided + 1)
         self._before_view()
         self._show_view()
 

@@ -1,7 +1,7 @@
 """O5: buffers in a round. Floats travel as weighted differences from the base, integers as their maximum."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -15,6 +15,7 @@ class Buffers:
     """The buffers of a model and their state after the last round.
 
     Args:
+        plan: of a round in which all values travel.
         staleness: the bound s. With s > 0 a round may lack the learner that has counted farthest, so integers never go
             back: neither in the base, nor in a model that has counted on meanwhile.
     """
@@ -23,9 +24,9 @@ class Buffers:
         specs = tensors.manifest.tensors
         self._ascending = staleness > 0
         self._places = tensors.places
-        self._spans: list[Span] = [span for span in plan.spans if specs[span.tensor].kind == "buffer"]
+        self._floats = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._integers = [index for index, spec in enumerate(specs) if spec.in_seal]
-        watched = [span.tensor for span in self._spans] + self._integers
+        watched = [plan.spans[index].tensor for index in self._floats] + self._integers
         self._base = {index: tensors.places[index].tensor().detach().clone() for index in watched}
 
     def base(self, index: int) -> torch.Tensor | None:
@@ -33,9 +34,9 @@ class Buffers:
         return self._base.get(index)
 
     @torch.no_grad()
-    def write(self, raw: torch.Tensor, weight: float) -> None:
+    def write(self, raw: torch.Tensor, weight: float, plan: Plan) -> None:
         """weight * (buffer - base) into the raw slot. A value that did not change counts as 0, even an infinite one."""
-        for span in self._spans:
+        for span in self._travelling(plan):
             tensor, base = self._places[span.tensor].tensor(), self._base[span.tensor]
             changed = torch.where(tensor == base, 0.0, tensor.float() - base.float())
             view(raw, span, tensor.shape).copy_(changed.mul_(weight))
@@ -45,9 +46,9 @@ class Buffers:
         return tuple(value for index in self._integers for value in self._places[index].tensor().flatten().tolist())
 
     @torch.no_grad()
-    def take(self, result: torch.Tensor, integers: tuple[int, ...]) -> None:
-        """base + mean difference, and the maxima, into base and model."""
-        for span in self._spans:
+    def take(self, result: torch.Tensor, integers: tuple[int, ...], plan: Plan) -> None:
+        """base + mean difference, and the maxima, into base and model; what did not travel is the base's again."""
+        for span in self._travelling(plan):
             base = self._base[span.tensor]
             base.copy_(base.float().add_(view(result, span, base.shape).to(base.device)))
         position = 0
@@ -57,6 +58,9 @@ class Buffers:
             base.copy_(_larger(received, base) if self._ascending else received)
             position += base.numel()
         self.restore()
+
+    def _travelling(self, plan: Plan) -> Iterator[Span]:
+        return (plan.spans[index] for index in self._floats if plan.spans[index].count)
 
     @torch.no_grad()
     def restore(self) -> None:

@@ -4,7 +4,7 @@ A step is what the round machine counts: one synchronised backward pass, or a pe
 strictly in the plan's order: one that is full early waits for those before it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -26,7 +26,8 @@ class Contribution:
         what: is contributed, for people: "gradient".
 
     Attributes:
-        spans: of the plan, those of trained parameters.
+        trained: indices of the spans of trained parameters.
+        spans: those of them that travel in the round at hand, in the plan's order.
         step: number of the step that is being computed, from 1.
         samples: how many it covers.
         hyperparameters: what its bind said.
@@ -47,20 +48,31 @@ class Contribution:
     ) -> None:
         plan, specs = means.plan, means.tensors.manifest.tensors
         self._means = means
-        self._plan = plan
         self._buffers = buffers
         self._drawn = drawn
         self._pack = pack
         self._channel = channel
         self._what = what
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
-        self._bucket_of = {index: bucket.index for bucket in plan.buckets for index in bucket.spans}
         self._raw = means.slots.raw(1)
         self._taken = Taken(1.0, (), 0)
-        self.spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
+        self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.hyperparameters = b""
+        self._plan = plan
+        self.aim(1)
         self._reset()
+
+    def aim(self, round_: int) -> None:
+        """The step that begins is for this round, if no other length than its travels in a round before (T1)."""
+        plan = self._means.plans.of(round_)
+        if plan is not self._plan:
+            for step in range(self._means.slots.layout.raw_slots):
+                self._means.slots.raw(step).zero_()  # what was written where padding lies now
+        self._plan = plan
+        self._bucket_of = {index: bucket.index for bucket in plan.buckets for index in bucket.spans}
+        self.spans: Mapping[int, None] = dict.fromkeys(index for index in self.trained if plan.spans[index].count)
+        self._open = [len(bucket.spans) for bucket in plan.buckets]  # spans that are missing, by bucket
 
     def begin(self) -> None:
         """The next write is the step's first: its weight and samples are what was drawn until now (R2)."""
@@ -112,9 +124,10 @@ class Contribution:
 
     def seal(self, *, overflows: bool = False) -> None:
         """All parameters are written or left out: buffers follow, and the rest of the buckets."""
-        self._buffers.write(self._raw, self._taken.weight)
+        self._buffers.write(self._raw, self._taken.weight, self._plan)
         for index in self._buffer_spans:
-            self._open[self._bucket_of[index]] -= 1
+            if index in self._bucket_of:
+                self._open[self._bucket_of[index]] -= 1
         self.send_full(overflows=overflows)
         integers = self._buffers.integers()
         self._channel.tell(LearnerSealed(step=self.step, used=self._used_bitmap(), integers=integers))
@@ -144,7 +157,7 @@ class Contribution:
             return None
         for index in bucket.spans:
             span = self._plan.spans[index]
-            if not _finite(self._raw[span.start : span.start + span.count]):
+            if span.count and not _finite(self._raw[span.start : span.start + span.count]):
                 of_parameter = index in self.filled
                 return Poison(
                     bucket=bucket.index,

@@ -58,7 +58,7 @@ class Gradients:
         self._accumulated = False
         self._hooks = [
             self._parameter(index).register_post_accumulate_grad_hook(self._hook(index))
-            for index in self._contribution.spans
+            for index in self._contribution.trained
         ]
 
     @contextmanager
@@ -104,7 +104,8 @@ class Gradients:
                     self._begin(task)
                 elif task != self._task or index in self._contribution.filled:
                     self._refuse_second()
-                self._write(index, parameter)
+                if index in self._contribution.spans:
+                    self._write(index, parameter)
                 self._contribution.send_full(overflows=self._parts.scaling.active)
 
         return on_gradient
@@ -189,7 +190,7 @@ class Gradients:
             parameter.grad.copy_(mean)
             if self._parts.scaling.active:
                 parameter.grad.mul_(self._scale)
-        base.buffers.take(base.means.slots.result, done.integers)
+        base.buffers.take(base.means.slots.result, done.integers, base.means.plans.of(done.round))
 
     def _forget_gradients(self) -> None:
         """A GradScaler must see an overflow on every peer, so that all of them skip the step and shrink alike."""

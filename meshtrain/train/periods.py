@@ -90,9 +90,10 @@ class Periods:
         self._taken = 0
         contribution, weights = self._parts.contribution, self._parts.weights
         contribution.begin()
-        for position, index in enumerate(contribution.spans):
-            contribution.write(index, weights.difference(position))
-            contribution.send_full()
+        for position, index in enumerate(contribution.trained):
+            if index in contribution.spans:
+                contribution.write(index, weights.difference(position))
+                contribution.send_full()
         self._boundary.show_own_buffers()
         contribution.seal()
         contribution.sealed = True

@@ -51,6 +51,7 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.local import Attach
 from meshwire.plan import plan_buckets
+from meshwire.roundplans import RoundPlans
 from meshwire.samples import epoch_seed
 from meshwire.syncmode import own_coefficient
 
@@ -182,7 +183,7 @@ class Session:
             ),
             "agreement on the model",
         )
-        means = Means(built, plan, slots)
+        means = Means(built, RoundPlans(plan), slots)
         state = ReplicaState(built, optimizer, outer_optimizer(sync.local, means.parameters()) if sync.local else None)
         self._engine = Engine(
             state,

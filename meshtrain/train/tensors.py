@@ -9,6 +9,7 @@ from torch import nn
 
 from meshtrain.errors import NotSupported
 from meshwire.manifest import FLOAT_DTYPES, INTEGER_DTYPES, ModelManifest, Momentum, TensorSpec
+from meshwire.travel import Travel
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,20 @@ def collect(model: nn.Module) -> tuple[tuple[TensorSpec, ...], tuple[Place, ...]
     return tuple(specs), tuple(places)
 
 
-def build(model: nn.Module, optimizer: str, momentum: Momentum | None = None) -> ModelTensors:
-    """The manifest that all peers compare, and where its tensors are. `optimizer`: its description; `momentum`: what
-    the codec takes over of it."""
+def build(
+    model: nn.Module, optimizer: str, momentum: Momentum | None = None, travel: Travel | None = None
+) -> ModelTensors:
+    """The manifest that all peers compare, and where its tensors are.
+
+    Args:
+        optimizer: its description.
+        momentum: what the codec takes over of it.
+        travel: what of the tensors travels when.
+    """
     specs, places = collect(model)
     try:
-        return ModelTensors(ModelManifest(tensors=specs, optimizer=optimizer, momentum=momentum), places)
+        manifest = ModelManifest(tensors=specs, optimizer=optimizer, momentum=momentum, travel=travel)
+        return ModelTensors(manifest, places)
     except ValidationError as error:
         raise NotSupported(f"this model cannot be trained as a job: {error.errors()[0]['msg']}") from error
 

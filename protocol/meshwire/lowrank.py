@@ -92,7 +92,8 @@ def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
         bounds.append((first, start - first))
     values = values_per_segment(start)
     buckets = tuple(
-        Bucket(bucket.index, *bound, bucket.spans, values) for bucket, bound in zip(plan.buckets, bounds, strict=True)
+        Bucket(bucket.index, *bound, bucket.spans, values, bucket.home)
+        for bucket, bound in zip(plan.buckets, bounds, strict=True)
     )
     shorter = Plan(values, start, tuple(sent), buckets, plan.coded_buckets, plan.parameter_buckets)
     every = [Piece(*each) for each in zip(plan.spans, sent, ranks, strict=True)]

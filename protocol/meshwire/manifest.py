@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from meshwire import limits
+from meshwire.travel import Travel
 from meshwire.wiretypes import Wire
 
 # torch's names without the prefix "torch."
@@ -86,11 +87,13 @@ class ModelManifest(Wire):
     Attributes:
         optimizer: class and layout of the optimizer, e.g. its param groups; compared as text.
         momentum: of the optimizer, where the codec takes it over; else None.
+        travel: how much of each tensor travels in which rounds; None: all of it in all rounds.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], Field(min_length=1, max_length=limits.TENSORS_MAX)]
     optimizer: Annotated[str, Field(max_length=limits.OPTIMIZER_CHARS_MAX)]
     momentum: Momentum | None = None
+    travel: Travel | None = None
 
     @property
     def used_bytes(self) -> int:
@@ -98,8 +101,9 @@ class ModelManifest(Wire):
         return math.ceil(len(self.tensors) / 8)
 
     def state_digest(self) -> bytes:
-        """SHA-256 of what a saved state must suit: all but whose the momentum is, which a resumed job may change."""
-        return self.model_copy(update={"momentum": None}).digest()
+        """SHA-256 of what a saved state must suit: all but what a resumed job may change: whose the momentum is, and
+        what travels when."""
+        return self.model_copy(update={"momentum": None, "travel": None}).digest()
 
     @property
     def integer_values(self) -> int:
@@ -125,7 +129,20 @@ class ModelManifest(Wire):
                 f"{limits.INTEGER_BUFFER_VALUES_MAX}; the largest is {largest.name} with {largest.count}: "
                 "a constant table need not be a buffer"
             )
+        self._check_travel()
         return self
+
+    def _check_travel(self) -> None:
+        for stretch in self.travel.stretches if self.travel is not None else ():
+            if len(stretch.counts) != len(self.tensors):
+                raise ValueError(f"round {stretch.first} has lengths of {len(stretch.counts)} tensors, not of all")
+            for tensor, count in zip(self.tensors, stretch.counts, strict=True):
+                most = tensor.count if tensor.in_vector else 0
+                if count > most:
+                    raise ValueError(f"round {stretch.first}: {count} values of {tensor.name} travel; it has {most}")
+            kinds = zip(self.tensors, stretch.counts, strict=True)
+            if not any(count for tensor, count in kinds if tensor.kind == "parameter"):
+                raise ValueError(f"from round {stretch.first} on no trainable parameter travels")
 
     def _names(self) -> Iterator[str]:
         for tensor in self.tensors:
@@ -150,7 +167,18 @@ def first_difference(a: ModelManifest, b: ModelManifest) -> str | None:
         return f"the optimizer is {a.optimizer} here and {b.optimizer} there"
     if a.momentum != b.momentum:
         return f"the optimizer's momentum is {a.momentum} here and {b.momentum} there"
+    if a.travel != b.travel:
+        return f"{_first_unequal_round(a, b)} is of other tensors, or of other lengths of them, here and there"
     return None
+
+
+def _first_unequal_round(a: ModelManifest, b: ModelManifest) -> str:
+    ours, theirs = (each.travel.stretches if each.travel is not None else () for each in (a, b))
+    for mine, other in zip(ours, theirs, strict=False):
+        if mine != other:
+            return f"what travels from round {min(mine.first, other.first)} on"
+    longer = max(ours, theirs, key=len)
+    return f"what travels from round {longer[min(len(ours), len(theirs))].first} on"
 
 
 def _described(tensor: TensorSpec) -> str:

@@ -1,14 +1,20 @@
 """What this member has put into the rounds that are not complete: kept, so that it can be told again (G6)."""
 
+from collections.abc import Callable
+
 from meshwire.messages.rounds import Poison
 from meshwire.roundevents import Contribute, ContributePoison
 
 
 class OwnParts:
-    """Which buckets of which own contribution are ready, and which of them are poison."""
+    """Which buckets of which own contribution are ready, and which of them are poison.
 
-    def __init__(self, buckets: int) -> None:
-        self._buckets = buckets
+    Args:
+        buckets_of: how many travel in a round.
+    """
+
+    def __init__(self, buckets_of: Callable[[int], int]) -> None:
+        self._buckets_of = buckets_of
         self._parts: dict[int, dict[int, bool]] = {}  # by round, bucket: is it poison; in the order given
         self._poison: dict[int, Poison] = {}
 
@@ -31,7 +37,7 @@ class OwnParts:
 
     def missing(self, round_: int) -> list[int]:
         """Buckets that were not given."""
-        return [bucket for bucket in range(self._buckets) if bucket not in self._parts[round_]]
+        return [bucket for bucket in range(self._buckets_of(round_)) if bucket not in self._parts[round_]]
 
     def poison(self, round_: int) -> Poison | None:
         """The first, or the first that is no overflow (O6)."""

@@ -6,12 +6,14 @@ on the number of members, so that codec state survives a change of membership.
 
 import hashlib
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgpack
 
 from meshwire import limits
 from meshwire.codecspec import CodecSpec
 from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.travel import Travel
 
 VALUE_BYTES = 4  # fp32
 ALIGNMENT_VALUES = 16  # 64 bytes: a cache line, and the widest vector registers
@@ -49,6 +51,7 @@ class Bucket:
     count: int
     spans: range  # indices into the plan's spans
     segment_values: int
+    home: int  # index among the buckets of a round in which all values travel
 
     @property
     def segment_count(self) -> int:
@@ -65,11 +68,13 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The vector of a round. Buckets tile it; values between two spans are padding, zero in every contribution.
+    """The vector of a round. Buckets tile it where all values travel; values between two spans of a bucket are padding,
+    zero in every contribution.
 
     Attributes:
         coded_buckets: how many hold parameters that the job's codec is for: the first ones.
         parameter_buckets: how many hold parameters: all but the one of float buffers, which is the last.
+        travel: of the job whose rounds these are: what of this vector travels in which of them; None: all in all.
     """
 
     segment_values: int
@@ -78,6 +83,7 @@ class Plan:
     buckets: tuple[Bucket, ...]
     coded_buckets: int
     parameter_buckets: int
+    travel: Travel | None = None
 
     def digest(self) -> bytes:
         """SHA-256 over all positions."""
@@ -91,17 +97,17 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, code
     """Lays out trainable parameters in reverse definition order, as a backward pass produces them, then float buffers.
     Those that the codec is not for come behind the others: they are small, and need buckets of their own.
 
-    A bucket is a run of whole tensors of at most `bucket_bytes` of fp32, or one larger tensor. Raises ValueError when
-    that makes more buckets than the wire can number.
+    A bucket is a run of whole tensors of at most `bucket_bytes` of fp32, or one larger tensor; of its parameters a
+    round has all, or none (T1). Raises ValueError when that makes more buckets than the wire can number.
     """
     tensors = tuple(enumerate(manifest.tensors))
     parameters = [(index, spec) for index, spec in reversed(tensors) if spec.kind == "parameter" and spec.in_vector]
     coded = [(index, spec) for index, spec in parameters if codec is None or codec.takes(spec.shape)]
     whole = [(index, spec) for index, spec in parameters if codec is not None and not codec.takes(spec.shape)]
     buffers = [(index, spec) for index, spec in tensors if spec.kind == "buffer" and spec.in_vector]
-    groups = _grouped([aligned(spec.count) for _, spec in coded], bucket_bytes // VALUE_BYTES)
+    groups = _grouped(coded, manifest.travel, bucket_bytes // VALUE_BYTES)
     coded_buckets = len(groups)
-    groups += _grouped([aligned(spec.count) for _, spec in whole], bucket_bytes // VALUE_BYTES)
+    groups += _grouped(whole, manifest.travel, bucket_bytes // VALUE_BYTES)
     parameter_buckets = len(groups)
     if buffers:
         groups.append(len(buffers))
@@ -117,9 +123,9 @@ def plan_buckets(manifest: ModelManifest, bucket_bytes: int = BUCKET_BYTES, code
     for index, tensor_count in enumerate(groups):
         start, last = spans[first].start, spans[first + tensor_count - 1]
         end = last.start + aligned(last.count)
-        buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values))
+        buckets.append(Bucket(index, start, end - start, range(first, first + tensor_count), segment_values, index))
         first += tensor_count
-    return Plan(segment_values, total_values, spans, tuple(buckets), coded_buckets, parameter_buckets)
+    return Plan(segment_values, total_values, spans, tuple(buckets), coded_buckets, parameter_buckets, manifest.travel)
 
 
 def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], int]:
@@ -133,15 +139,23 @@ def _placed(tensors: list[tuple[int, TensorSpec]]) -> tuple[tuple[Span, ...], in
     return tuple(spans), start
 
 
-def _grouped(sizes: list[int], bucket_values: int) -> list[int]:
-    """How many consecutive tensors go into each bucket. `sizes` in values, in the order of the vector."""
+def _grouped(tensors: list[tuple[int, TensorSpec]], travel: Travel | None, bucket_values: int) -> list[int]:
+    """How many consecutive tensors go into each bucket."""
+    sizes = [aligned(spec.count) for _, spec in tensors]
     most = min(bucket_values, max(sum(sizes) // VECTOR_BUCKETS_MIN, BUCKET_VALUES_MIN))
     groups: list[int] = []
     first = 0
-    while first < len(sizes):
-        groups.append(_fitting(sizes, first, most))
-        first += groups[-1]
+    for _, together in groupby(tensors, lambda tensor: _rounds_of(tensor[0], travel)):
+        end = first + sum(1 for _ in together)
+        while first < end:
+            groups.append(_fitting(sizes[:end], first, most))
+            first += groups[-1]
     return groups
+
+
+def _rounds_of(tensor: int, travel: Travel | None) -> tuple[bool, ...]:
+    """By stretch, whether anything of a tensor travels."""
+    return tuple(stretch.counts[tensor] > 0 for stretch in travel.stretches) if travel is not None else ()
 
 
 def _fitting(sizes: list[int], first: int, most: int) -> int:

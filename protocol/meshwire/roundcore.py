@@ -34,7 +34,7 @@ class RoundCore:
         self._learner = Learner(settings, applied=complete)
         self._table = RoundTable(settings, complete)
         self._calls = Calls()
-        self._parts = OwnParts(settings.buckets)
+        self._parts = OwnParts(settings.buckets_of)
         self._fenced = False
         self._may_start_told = True
         self._out: list[Effect] = []
@@ -127,7 +127,7 @@ class RoundCore:
     def _give_up(self, reason: str) -> None:
         """V2: poison for the missing buckets, and a seal that says so; if none is missing, the seal alone."""
         round_, missing = self.decided, self._parts.missing(self.decided)
-        bucket = missing[0] if missing else self.settings.buckets - 1
+        bucket = missing[0] if missing else self.settings.buckets_of(round_) - 1
         lost = Poison(bucket=bucket, parameter="", reason=reason[: limits.ERROR_CHARS_MAX])
         first = self._parts.poison(round_) or lost
         self._out += [self._parts.add(round_, bucket, lost) for bucket in missing]

@@ -20,6 +20,7 @@ class RoundSettings:
     """The members of the generation, sorted. A device keeps its rank for the job's life, so some may be missing."""
     rank: int
     buckets: int
+    """Of a round in which all travel."""
     used_bytes: int
     """Length of the bitmap of used parameters (O5)."""
     integers: int
@@ -35,6 +36,9 @@ class RoundSettings:
     unapplied_max: int = 1 << 30
     """Results that this daemon can keep for its learner. More of it lets the others go on longer without a learner
     that neither computes nor applies, and costs the memory of as many encoded rounds."""
+    fewer: tuple[tuple[int, int, int], ...] = ()
+    """T1: stretches of rounds in which fewer buckets travel. Of each the first round, the number in whose multiples all
+    do (0: in none), and how many do else."""
 
     def __post_init__(self) -> None:
         assert list(self.ranks) == sorted(set(self.ranks)), "each rank once, in order"
@@ -49,6 +53,13 @@ class RoundSettings:
     def lockstep(self) -> bool:
         """A computing learner never nulls (R7, R8)."""
         return self.staleness == 0 or self.straggler == "wait"
+
+    def buckets_of(self, round_: int) -> int:
+        """How many travel in a round: they are numbered from 0."""
+        for first, whole_every, buckets in reversed(self.fewer):
+            if first <= round_:
+                return self.buckets if whole_every and round_ % whole_every == 0 else buckets
+        return self.buckets
 
 
 class Phase(Enum):

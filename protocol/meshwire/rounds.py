@@ -58,9 +58,10 @@ class RoundMachine(RoundCore):
             return self._settle(now_s)
         if step != learner.step or learner.phase not in (Phase.COMPUTING, Phase.BOUND):
             return self._refuse_own(f"bucket {bucket} of step {step}, which is not running", now_s)
-        given = learner.phase is Phase.BOUND and self._parts.given(self.decided, bucket)
-        if given or not 0 <= bucket < self.settings.buckets:
-            wanted = f"expected once, of buckets 0 to {self.settings.buckets - 1}"
+        bound = learner.phase is Phase.BOUND
+        buckets = self.settings.buckets_of(self.decided if bound else self.decided + 1)
+        if not 0 <= bucket < buckets or (bound and self._parts.given(self.decided, bucket)):
+            wanted = f"expected once, of buckets 0 to {buckets - 1}"
             return self._refuse_own(f"bucket {bucket} of step {step}: {wanted}", now_s)
         if learner.phase is Phase.COMPUTING:
             if not 0 < weight < float("inf"):

@@ -124,7 +124,7 @@ class RoundTable:
         state = self._rounds.get(round_)
         if state is None or round_ > self._decided[self._rank]:
             return f"result of round {round_}, to which this member has not added its part"
-        buckets = self._settings.buckets
+        buckets = state.buckets
         if not 0 <= bucket < buckets or bucket in state.results:
             return f"result of round {round_}, bucket {bucket}: expected once, of buckets 0 to {buckets - 1}"
         state.results[bucket] = result
@@ -147,7 +147,7 @@ class RoundTable:
     def next_round(self) -> Round:
         """The oldest round that this daemon does not hold whole."""
         number = self.complete + 1
-        return self._rounds.get(number) or Round(number, self._settings.ranks, self._settings.buckets)
+        return self._rounds.get(number) or self._new_round(number)
 
     def waiting(self) -> str:
         """What `next_round` waits for, and of whom."""
@@ -181,4 +181,7 @@ class RoundTable:
         return self.settled(self._rank) + self._settings.staleness + 1
 
     def _round(self, number: int) -> Round:
-        return self._rounds.setdefault(number, Round(number, self._settings.ranks, self._settings.buckets))
+        return self._rounds.setdefault(number, self._new_round(number))
+
+    def _new_round(self, number: int) -> Round:
+        return Round(number, self._settings.ranks, self._settings.buckets_of(number))

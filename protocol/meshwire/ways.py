@@ -38,7 +38,7 @@ class Way:
 def way_of(layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
     """Of the rounds that are laid out so. Raises ValueError for a codec that no way is built for, and as the programs
     do."""
-    shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.index) for bucket in layout.plan.buckets)
+    shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.home) for bucket in layout.plan.buckets)
     match layout.reduction:
         case Reduction.LINEAR:
             program = ring_program(ranks, rank)

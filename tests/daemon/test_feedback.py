@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Values
-from meshtraind.feedback import Feedback, Residual
+from meshtraind.feedback import Feedback, Residual, Run
 from meshtraind.segments import Segment
 
 COUNT = 12
@@ -101,8 +101,11 @@ def test_rounds_that_run_again_are_rewound() -> None:
     assert residual.values.tobytes() == before.tobytes()
 
 
-def segments(*starts: int) -> list[tuple[int, Segment]]:
-    return [(0, Segment(CODEC, 4 * start, 4, start, 1)) for start in starts]
+BUCKET = (0, COUNT)
+
+
+def segments(*starts: int) -> list[tuple[Run, Segment]]:
+    return [(BUCKET, Segment(CODEC, 4 * start, 4, start, 1)) for start in starts]
 
 
 @given(st.integers(0, 2**16), st.booleans(), st.booleans(), st.sampled_from([0.5, 1.0]))
@@ -111,7 +114,7 @@ def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, vo
     weight; also where the worker's round on its way turns out to be void. A decay takes its part of it as it would have
     of the owner's, in rounds that begin after the cut."""
     feedback, weight = Feedback(COUNT, decay), 4.0
-    finished = feedback.finish(1, 0, 0, COUNT, weight)
+    finished = feedback.finish(1, BUCKET, 0, COUNT, weight)
     finished += integers(seed)
     half(finished)
     encode(feedback.worker, 1, integers(seed + 1))
@@ -133,9 +136,9 @@ def test_a_shard_that_moves_is_paid_by_the_worker(seed: int, in_flight: bool, vo
 def test_an_owner_that_runs_again_forgets_what_it_finished() -> None:
     """C1: its residual goes back to the cut before anything of it is handed over."""
     feedback = Feedback(COUNT)
-    feedback.finish(1, 0, 0, COUNT, 2.0)[:] = 1
+    feedback.finish(1, BUCKET, 0, COUNT, 2.0)[:] = 1
     feedback.settle(1, void=False, contributed=True)
-    feedback.finish(2, 0, 0, COUNT, 2.0)[:] = 100
+    feedback.finish(2, BUCKET, 0, COUNT, 2.0)[:] = 100
     feedback.enter(1, segments(3))
     assert feedback.owner.values.tolist() == [1, 1, 1, 0] + [1] * 8
     assert feedback.worker.values.tolist() == [0, 0, 0, 2] + [0] * 8
@@ -148,7 +151,7 @@ def test_who_is_not_in_a_round_that_runs_again_owes_what_it_owed_before() -> Non
     feedback.settle(1, void=False, contributed=True)
     before = feedback.worker.values.copy()
     encode(feedback.worker, 2, integers(2))
-    feedback.finish(2, 0, 0, COUNT, 2.0)[:] = 3
+    feedback.finish(2, BUCKET, 0, COUNT, 2.0)[:] = 3
     feedback.settle(2, void=False, contributed=False)
     assert feedback.worker.values.tobytes() == before.tobytes()
     assert (feedback.owner.values == 3).all()

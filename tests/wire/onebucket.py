@@ -12,7 +12,7 @@ SEGMENT_VALUES = 1024
 def make_plan(segment_count: int) -> Plan:
     """Of one bucket, whose last segment is shorter than the others."""
     values = segment_count * SEGMENT_VALUES - 16
-    bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES)
+    bucket = Bucket(index=0, start=0, count=values, spans=range(1), segment_values=SEGMENT_VALUES, home=0)
     return Plan(SEGMENT_VALUES, values, (), (bucket,), 1, 1)
 
 
