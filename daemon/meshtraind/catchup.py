@@ -90,8 +90,8 @@ def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int) -> CaughtUp:
 def answer_fetch_round(rounds: "Rounds", body: FetchRound) -> Fetched:
     """Bytes of a complete round. Raises RequestError when they are gone."""
     try:
-        area = rounds.crossing.encoded(body.round)
+        held = rounds.crossing.encoded(body.round)
     except KeyError:
         raise RequestError(f"round {body.round} is not kept here any more") from None
-    data = bytes(area[body.offset_bytes : body.offset_bytes + body.max_bytes])
-    return Fetched(data=data, total_bytes=len(area), end=body.offset_bytes + len(data) >= len(area))
+    data = held.read(body.offset_bytes, body.max_bytes)
+    return Fetched(data=data, total_bytes=held.size_bytes, end=body.offset_bytes + len(data) >= held.size_bytes)

@@ -9,6 +9,7 @@ from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
 from meshtraind.performer import Performer, Stage
 from meshtraind.roundhistory import RoundHistory, completion
+from meshtraind.roundmemory import EncodedRound
 from meshtraind.turn import Turn
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
@@ -91,12 +92,12 @@ class Crossing:
         """The next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
         rounds = range(complete + 1, self._history.complete + 1)
         held = {round_: self._executor.encoded(round_) for round_ in rounds}
-        sizes = {round_: (each.poisoned, len(each.area)) for round_, each in held.items()}
+        sizes = {round_: (each.poisoned, each.size_bytes) for round_, each in held.items()}
         return self._history.served(complete, sizes)
 
-    def encoded(self, round_: int) -> memoryview:
-        """The bytes of a complete round. Raises KeyError when they are gone."""
-        return self._executor.encoded(round_).area
+    def encoded(self, round_: int) -> EncodedRound:
+        """A complete round's bytes. Raises KeyError when they are gone."""
+        return self._executor.encoded(round_)
 
     def place_for(self, served: ServedRound) -> memoryview:
         """Where the bytes of a round that this member lacks are to be put. Raises RequestError for a wrong size."""

@@ -22,17 +22,35 @@ from meshwire.topology import Shard
 
 @dataclass(frozen=True, slots=True)
 class EncodedRound:
-    """A complete round's bytes.
+    """A complete round as it is served: where its bytes lie, for a gather keeps as many vectors as it has contributors.
 
     Attributes:
-        area: the encoded vector; of segments that vary in length, those that have a result, back to back; of a gather,
-            run by run, what each contributor has sent of it, in the order of ranks.
+        payloads: in the order in which they are served. The encoded vector; of segments that vary in length, those that
+            have a result; of a gather, run by run, what each contributor has sent of it, in the order of ranks.
         poisoned: bitmap over the buckets, lowest bit of the first byte first: these have no result, for they are
             poison (V1) or nobody's.
     """
 
-    area: memoryview
+    payloads: tuple[memoryview, ...]
     poisoned: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all payloads, back to back."""
+        return sum(map(len, self.payloads))
+
+    def read(self, offset_bytes: int, max_bytes: int) -> bytes:
+        """A piece of them; shorter, or empty, where they end."""
+        pieces = []
+        end_bytes = offset_bytes + max_bytes
+        at = 0
+        for payload in self.payloads:
+            if at >= end_bytes:
+                break
+            if at + len(payload) > offset_bytes:
+                pieces.append(payload[max(0, offset_bytes - at) : end_bytes - at])
+            at += len(payload)
+        return b"".join(pieces)
 
 
 @dataclass(slots=True)
@@ -45,7 +63,6 @@ class Round:
     exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
     finals: list[Final] = field(default_factory=list)  # what of it is final in the area
     void: bool = True  # until it is complete, and counts
-    packed: memoryview | None = None  # its bytes as they are served, once somebody has asked for them
 
 
 class RoundMemory:
@@ -130,16 +147,14 @@ class RoundMemory:
         bitmap = 0
         for final in round_.finals:
             bitmap |= final.void << final.bucket
-        if round_.packed is None:
-            round_.packed = self._packed(round_)
-        return EncodedRound(round_.packed, bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
+        return EncodedRound(self._payloads(round_), bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
 
-    def _packed(self, round_: Round) -> memoryview:
+    def _payloads(self, round_: Round) -> tuple[memoryview, ...]:
         layout = round_.form.layout
         if layout.served_in_place:
-            return round_.area[: layout.total_bytes].toreadonly()
+            return (round_.area[: layout.total_bytes],)
         finals = sorted(round_.finals, key=lambda final: (final.bucket, final.first_segment))
-        return memoryview(b"".join(payload for final in finals for payload in final.payloads))
+        return tuple(payload for final in finals for payload in final.payloads)
 
     def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
         """Where a round's bytes belong that others hold completely. Raises CodecError when they cannot be so many.

@@ -119,7 +119,7 @@ async def spend(codec: str, budget: int, staleness: int, seed: int) -> None:
         memory = member.executor._memory
         for number, own in memory.own.items():
             taken.append(sum(ends[-1] - ends[0] for ends in own._ends.values()))  # type: ignore[attr-defined]
-            taken.append(len(memory.encoded(number).area))
+            taken.append(memory.encoded(number).size_bytes)
     assert taken
     assert max(taken) <= budget
     assert max(taken) > 0.9 * budget, "or the codec would have taken no more"

@@ -8,7 +8,7 @@ import pytest
 from meshwire.codec import parse_codec
 from meshwire.footprint import retained_bytes
 from meshwire.layout import EncodedLayout
-from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer
+from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
 
 CODEC = "topk:0.05,gather"
@@ -75,8 +75,13 @@ async def test_a_round_is_what_its_contributors_have_sent(staleness: int) -> Non
     mesh = ShardedMesh(4, CODEC, staleness, 1, rounds)
     while any(member.complete < 1 for member in mesh.members):
         await mesh.act()
-    held = {bytes(member.executor.encoded(1).area) for member in mesh.members}
+    held = {whole(member.executor, 1) for member in mesh.members}
     assert len(held) == 1, "also with the one that has sent nothing"
+    for member in mesh.members:
+        memory = member.executor._memory
+        areas = [memory.rounds[1].area, *(own.area for own in memory.own.values())]
+        kept = {id(area.obj) for area in areas if area is not None}
+        assert {id(payload.obj) for payload in member.executor.encoded(1).payloads} <= kept, "M1: served without a copy"
     pieces = {rank: [part for key, part in mesh.parts.items() if key[:2] == (rank, 1)] for rank in range(3)}
     (served,) = held
     assert len(served) == sum(len(piece) for parts in pieces.values() for piece in parts)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from meshtraind.codecs.base import CodecError
 from meshwire.codec import parse_codec
 from tests.daemon.churnring import offers_of
-from tests.daemon.executorring import NORM_BUCKETS, PLAN
+from tests.daemon.executorring import NORM_BUCKETS, PLAN, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
 
 CODECS = (
@@ -139,7 +139,7 @@ async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> N
     mesh = ShardedMesh(1, codec, 1, 1, constant_offers(1, 1, 4, 1, poison=0))
     while mesh.members[0].complete < 1:
         await mesh.act()
-    held = memoryview(bytes(mesh.members[0].executor.encoded(1).area))
+    held = memoryview(whole(mesh.members[0].executor, 1))
     mesh.opening = "late"
     await mesh.change((0, 1))
     await mesh.finish()
@@ -169,7 +169,7 @@ async def test_a_member_that_lags_takes_a_served_round(opened: bool, staleness: 
     assert lagging.opened == opened
     cut = await mesh.change((0, 1, 2), disorder=0)
     assert lagging.complete == cut >= 1
-    assert bytes(lagging.executor.encoded(1).area) == bytes(source.executor.encoded(1).area), "it can serve others now"
+    assert whole(lagging.executor, 1) == whole(source.executor, 1), "it can serve others now"
     mesh.slow_holds = 0.5
     await mesh.finish()
     assert lagging.means[1].tobytes() == source.means[1].tobytes()
@@ -186,7 +186,8 @@ async def test_broken_bytes_of_a_served_round_are_refused() -> None:
     held, lagging = mesh.members[0].executor.encoded(1), mesh.members[1].executor
     for rank in (0, 1):
         mesh.fence(rank)
-    for wrong in (bytes(held.area[:-1]), bytes(held.area) + b"\x00", b""):
+    sound = held.read(0, held.size_bytes)
+    for wrong in (sound[:-1], sound + b"\x00", b""):
         lagging.place_for(1, len(wrong), 0b11)[:] = wrong
         with pytest.raises(CodecError):
             lagging.take_served(1, held.poisoned, 0b11, 3.0)
