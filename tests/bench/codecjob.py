@@ -13,6 +13,7 @@ from meshtrain.examples.text import stdlib_text
 
 TEXT_BYTES = 1_000_000
 WARM_STEPS = 5  # which are not timed
+PACED_S = 0.25  # between two steps of a job whose member is killed, so that it is back long before the end
 
 SCRIPT = """
 import itertools, json, sys, time
@@ -47,7 +48,10 @@ model, optimizer, loader = mt.prepare(model, optimizer, loader)
 torch.set_num_threads(1)
 
 began_s = []
-for _ in range(steps):  # not mt.steps, which counts rounds: with a period a round is many steps
+# Not mt.steps, which counts rounds: with a period a round is many steps. But who comes back ends with the others.
+rounds, paced_s = (int(sys.argv[6]), float(sys.argv[7])) if len(sys.argv) > 6 else (0, 0.0)
+for _ in mt.steps(rounds) if rounds else range(steps):
+    time.sleep(paced_s)
     began_s.append(time.monotonic())
     if len(began_s) == 1:
         batches = itertools.chain.from_iterable(itertools.repeat(loader))

@@ -20,12 +20,14 @@ COLUMNS = (
     "fp32 / sent",
     "replicas",
 )
+KILL_COLUMNS = ("codec", "held-out loss", "- fp32", "right", "replicas")
 TIME_COLUMNS = ("codec", "s a step", "fp32 / it", "payload a step", "replicas")
 
 
 def tables(outcomes: Mapping[Run, Outcome]) -> Iterator[str]:
     """The lines. What has failed is in them, with its reason."""
-    accuracy = {run: outcome for run, outcome in outcomes.items() if run.mbit is None}
+    accuracy = {run: outcome for run, outcome in outcomes.items() if run.mbit is None and not run.kill}
+    kills = {run: outcome for run, outcome in outcomes.items() if run.kill}
     times = {run: outcome for run, outcome in outcomes.items() if run.mbit is not None}
     for model, members, steps in dict.fromkeys((run.model, run.members, run.steps) for run in accuracy):
         ways = _by_way(accuracy, model, members, steps, None)
@@ -37,6 +39,11 @@ def tables(outcomes: Mapping[Run, Outcome]) -> Iterator[str]:
         ways = _by_way(times, model, members, steps, mbit)
         yield f"### {MODELS[model].about}; {members} members at {mbit:g} Mbit/s, {steps} steps\n"
         yield from _rows(TIME_COLUMNS, (_time_row(way, runs, ways.get(BASELINE, {})) for way, runs in ways.items()))
+
+    for model, members, steps in dict.fromkeys((run.model, run.members, run.steps) for run in kills):
+        ways = _by_way(kills, model, members, steps, None)
+        yield f"### {MODELS[model].about}; one of {members} members is killed and comes back, {steps} steps\n"
+        yield from _rows(KILL_COLUMNS, (_kill_row(way, runs, ways.get(BASELINE, {})) for way, runs in ways.items()))
 
 
 def _by_way(
@@ -94,6 +101,17 @@ def _time_row(way: str, runs: Mapping[Run, Outcome], baseline: Mapping[Run, Outc
     base_s = _mean(outcome.step_s for outcome in _good(baseline).values())
     size = _size(_mean(outcome.payload_bytes for outcome in good.values()))
     return f"`{way}`", f"{step_s:.3f}", f"{base_s / step_s:.1f}", size, _replicas(good)
+
+
+def _kill_row(way: str, runs: Mapping[Run, Outcome], baseline: Mapping[Run, Outcome]) -> tuple[str, ...]:
+    good = _good(runs)
+    if not good:
+        return f"`{way}`", _failures(runs), *("-" for _ in KILL_COLUMNS[2:])
+    loss = _mean(outcome.loss for outcome in good.values())
+    difference = loss - _mean(outcome.loss for outcome in _good(baseline).values())
+    right = _mean(outcome.accuracy for outcome in good.values())
+    against = "" if way == BASELINE else f"{difference:+.4f}"
+    return f"`{way}`", f"{loss:.4f}" + _failures(runs), against, f"{right:.1%}", _replicas(good)
 
 
 def _good(runs: Mapping[Run, Outcome]) -> dict[Run, Outcome]:

@@ -5,16 +5,18 @@ A result file holds one JSON object a line, so that a run that is interrupted is
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalDaemon
+from meshtrain.localmesh import LocalDaemon, LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
+from meshwire.syncmode import sync_settings
 from tests.bench import codecjob
+from tests.bench.codeckills import lose_and_return
 from tests.daemon import jobs
 
 JOB_TIMEOUT_S = 1200.0  # many of them may run on a machine that does other things too
@@ -26,9 +28,10 @@ class Run:
     """Which job it is.
 
     Attributes:
-        way: CODEC[@SYNC] as typed; bsp without a SYNC.
+        way: CODEC[@SYNC] as typed; bsp without a SYNC, and without a CODEC that of the mode.
         steps: optimizer steps of each learner.
         mbit: what each member can send, and receive; None: loopback without a limit.
+        kill: the last member is killed in the middle, and comes back.
     """
 
     model: str
@@ -37,6 +40,7 @@ class Run:
     seed: int
     steps: int
     mbit: float | None = None
+    kill: bool = False
 
     @property
     def sync(self) -> str:
@@ -44,12 +48,13 @@ class Run:
         return self.way.partition("@")[2] or "bsp"
 
     @property
-    def codec(self) -> str:
-        """As typed behind --codec."""
-        return self.way.partition("@")[0]
+    def codec(self) -> str | None:
+        """As typed behind --codec; None: nothing."""
+        return self.way.partition("@")[0] or None
 
     def __str__(self) -> str:
         network = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
+        network += ", one killed" * self.kill
         return f"{self.model}, {self.members} members, {self.way}, seed {self.seed}{network}"
 
 
@@ -148,16 +153,23 @@ class Sent:
         return total
 
 
-def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
+def rounds(run: Run) -> int:
+    """That a job has."""
+    return run.steps // max(sync_settings(run.sync).period, 1)
+
+
+def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run) -> Outcome:
     """Runs one job. What goes wrong is in the outcome.
 
     Args:
-        daemon: one of `run.members` that are linked to each other.
+        daemons: `run.members`, linked to each other. The first one is asked; that which may be killed is the last.
         folder: with the data folders of `codecjob.write_data` in `data`.
     """
     model = codecjob.MODELS[run.model]
-    arguments = (run.model, run.sync, str(run.steps), str(model.batch // run.members), str(run.seed))
-    sent = Sent()
+    arguments: tuple[str, ...] = (run.model, run.sync, str(run.steps), str(model.batch // run.members), str(run.seed))
+    daemon, sent = daemons[0], Sent()
+    if run.kill:
+        arguments += (str(rounds(run)), str(codecjob.PACED_S))
     try:
         submitted = jobs.submit(
             daemon,
@@ -170,12 +182,14 @@ def train(daemon: LocalDaemon, folder: Path, run: Run) -> Outcome:
             codec=run.codec,
             hash_every=HASH_EVERY,
         )
+        if run.kill:
+            lose_and_return(daemons, submitted.job, rounds(run))
         reply = daemon.request(Watch(job=submitted.job), JOB_TIMEOUT_S, "end of the job", sent.see)
         assert isinstance(reply, Watched)
         if reply.summary.state != "succeeded":
             return Outcome(error=reply.summary.error or f"the job is {reply.summary.state}")
         result = json.loads(jobs.read(daemon, submitted.job, "output", 0, "result.json"))
-    except (RequestError, ConnectionLost, TimeoutError, OSError) as error:
+    except (RequestError, ConnectionLost, LocalMeshError, TimeoutError, OSError) as error:
         return Outcome(error=str(error))
     summary = reply.summary
     return Outcome(

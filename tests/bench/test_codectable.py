@@ -1,14 +1,17 @@
 """What the table of codecs is made of: which jobs, what is remembered of them, and what is printed."""
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
 
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
-from tests.bench.codec_table import TIMED_STEPS, plan
+from meshwire.modecodec import codec_of
+from meshwire.syncmode import sync_settings
+from tests.bench.codec_table import TIMED_STEPS, WAYS, plan
 from tests.bench.codecreport import tables
-from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent
+from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent, rounds
 
 OPTIONS = argparse.Namespace(
     codecs=["int8", "topk:0.3..0.1/50@local:8"],
@@ -17,6 +20,7 @@ OPTIONS = argparse.Namespace(
     seeds=2,
     steps=None,
     times=False,
+    kill=False,
     mbit=50.0,
 )
 JOB = "0123456789ab"
@@ -40,10 +44,53 @@ def test_times_are_few_steps_of_one_seed() -> None:
     assert len(runs) == 6
 
 
-def test_a_run_that_was_interrupted_goes_on(tmp_path: Path) -> None:
+def test_of_four_members_half_the_steps() -> None:
+    assert {(run.members, run.steps) for run in plan(OPTIONS)} == {(2, 300), (4, 150)}
+    given = plan(argparse.Namespace(**{**vars(OPTIONS), "steps": 200}))
+    assert {run.steps for run in given} == {200}
+
+
+def test_a_codec_that_takes_over_momentum_trains_where_there_is_some() -> None:
+    """dgc refuses AdamW: no row may fail by plan, and its twin in fp32 has its optimizer."""
+    options = {
+        **vars(OPTIONS),
+        "codecs": ["dgc", "@sparseloco:8"],
+        "models": ["gpt", "cnn"],
+        "members": [2],
+        "seeds": 1,
+    }
+    runs = plan(argparse.Namespace(**options))
+    assert [(run.model, run.way) for run in runs] == [
+        *(("gpt", "fp32"), ("gpt-momentum", "fp32"), ("gpt-momentum", "dgc"), ("gpt", "@sparseloco:8")),
+        *(("cnn", "fp32"), ("cnn", "dgc"), ("cnn", "@sparseloco:8")),
+    ]
+    assert (runs[3].codec, runs[3].sync) == (None, "sparseloco:8")
+
+
+def test_kills_are_a_pass_of_their_own() -> None:
+    runs = plan(argparse.Namespace(**{**vars(OPTIONS), "kill": True, "members": None}))
+    assert {(run.members, run.seed, run.kill, run.mbit) for run in runs} == {(3, 0, True, None)}
+    assert [(run.way, rounds(run)) for run in runs] == [("fp32", 150), ("int8", 150), ("topk:0.3..0.1/50@local:8", 18)]
+
+
+def test_every_way_is_one_that_submit_takes() -> None:
+    """Also those that are there by default."""
+    for run in plan(argparse.Namespace(**{**vars(OPTIONS), "codecs": WAYS, "models": ["gpt", "cnn"]})):
+        codec_of(sync_settings(run.sync), run.codec)
+
+
+def test_a_line_of_before_there_were_kills_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    run = {"model": "gpt", "members": 2, "way": "fp32", "seed": 0, "steps": 120, "mbit": None}
+    path.write_text(json.dumps({"run": run, "outcome": {"error": None, "loss": 2.5}}) + "\n")
+    assert [run.kill for run in ResultFile(path).outcomes] == [False]
+
+
+@pytest.mark.parametrize("kind", [{}, {"times": True}, {"kill": True}])
+def test_a_run_that_was_interrupted_goes_on(tmp_path: Path, kind: dict[str, bool]) -> None:
     """What has failed is tried again."""
     path = tmp_path / "results.jsonl"
-    runs = plan(OPTIONS)
+    runs = plan(argparse.Namespace(**{**vars(OPTIONS), **kind}))
     first = ResultFile(path)
     assert first.missing(runs) == runs
     first.add(runs[0], outcome(1.5))
@@ -107,6 +154,9 @@ def test_the_table_names_the_bad_results() -> None:
         Run("cnn", 2, "qsgd", 0, 300): Outcome(None, 3.0, 0.1, 5e5, 1e6, 0.2, False, 5, 1000),
         Run("cnn", 2, "fp32", 0, 30, 50.0): outcome(2.0),
         Run("cnn", 2, "topk", 0, 30, 50.0): Outcome(None, 2.0, 0.1, 5e4, 1e6, 0.05, True, 5, 1000),
+        Run("cnn", 3, "fp32", 0, 150, kill=True): outcome(1.0),
+        Run("cnn", 3, "topk", 0, 150, kill=True): outcome(1.25),
+        Run("cnn", 3, "onebit", 0, 150, kill=True): Outcome(error="the job ended before its return"),
     }
     lines = list(tables(outcomes))
     (topk,) = [line for line in lines if line.startswith("| `topk` | 1.6")]
@@ -114,3 +164,5 @@ def test_the_table_names_the_bad_results() -> None:
     assert any("onebit" in line and "FAILED, seed 0: a NaN in round 7" in line for line in lines)
     assert any("qsgd" in line and "DIFFER" in line for line in lines)
     assert any("`topk` | 0.050 | 4.0 |" in line for line in lines)
+    assert "| `topk` | 1.2500 | +0.2500 | 50.0% | equal (5) |" in lines
+    assert any("FAILED, seed 0: the job ended before its return" in line for line in lines)
