@@ -1,6 +1,7 @@
 """What `meshtrain bench codecs` computes, and one short run of it."""
 
 import json
+import math
 import subprocess
 import sys
 
@@ -13,7 +14,8 @@ from meshtrain.cli.bench import bench
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
 from meshtraind.bench.codecs import all_codecs, gradient, measure
 from meshtraind.bench.settings import BenchError
-from meshwire.codec import SEGMENT_FAMILIES, parse_codec
+from meshtraind.bench.transforms import RESNET18, resnet_shapes
+from meshwire.codec import FAMILIES, parse_codec
 
 
 def figures(
@@ -50,7 +52,27 @@ def test_the_report_has_a_table_for_each_size() -> None:
 
 
 def test_all_families_are_measured() -> None:
-    assert {parse_codec(text).name for text in all_codecs()} == set(SEGMENT_FAMILIES)
+    assert {parse_codec(text).name for text in all_codecs()} == set(FAMILIES)
+
+
+def test_what_takes_whole_tensors_is_measured_on_those_of_resnet18() -> None:
+    """Bytes exactly: of both rounds, on shapes whose count is torchvision's."""
+    assert sum(map(math.prod, RESNET18)) == 11_689_512
+    assert resnet_shapes(1_728 * 10)[-1] == (1_728 * 10 - 64 * 3 * 49 - 64 - 64,)
+    assert resnet_shapes(11_689_512 + 64 * 3 * 49) == [*RESNET18, RESNET18[0]]
+    (found,) = measure(["powersgd:2,warmup=5"], [200_000], 1, silent).figures
+    factors, whole = 0, 0
+    for shape in resnet_shapes(200_000):
+        rows, columns = shape[0], math.prod(shape[1:])
+        if len(shape) > 1 and 2 * 2 * (rows + columns) < rows * columns:
+            factors += rows + columns
+        else:
+            whole += math.prod(shape)
+    assert found.encoded_bytes == pytest.approx(4 * (factors + whole), rel=0.02)  # and padding
+    assert found.codec == "powersgd:2,warmup=5"
+    assert 0 < found.error < 1
+    assert found.encode_s > 0 < found.add_s
+    assert 0 < found.memory_bytes < 4 * 2**20
 
 
 def test_a_gradient_has_heavy_tails_and_layers_of_different_scales() -> None:

@@ -1,4 +1,4 @@
-"""Times every codec there is in one thread, segment by segment as a job does.
+"""Times every codec there is in one thread, segment by segment as a job does (those of whole tensors: `transforms.py`).
 
 Time is that of this thread on the CPU, so that whatever else the machine does takes least part in it.
 """
@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
 from meshtraind.bench.settings import BenchError
+from meshtraind.bench.transforms import transform_figures
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Terms
-from meshwire.codec import SEGMENT_FAMILIES, parse_codec
+from meshwire.codec import FAMILIES, FP32, parse_codec
 from meshwire.limits import SEGMENT_VALUES_MAX
 
 Values = NDArray[np.float32]
@@ -27,8 +28,8 @@ SCALE_SPREAD = 1.5  # of the layers' scales, in powers of e
 
 
 def all_codecs() -> list[str]:
-    """Every family that encodes segments, with its defaults, and as its example has it."""
-    texts = [text for family in SEGMENT_FAMILIES.values() for text in (family.name, family.example) if text]
+    """Every family with its defaults, and as its example has it."""
+    texts = [text for family in FAMILIES.values() for text in (family.name, family.example) if text]
     return list(dict.fromkeys(str(parse_codec(text)) for text in texts))
 
 
@@ -43,19 +44,18 @@ def measure(codecs: Sequence[str], counts: Sequence[int], runs: int, progress: C
         specs = [parse_codec(text) for text in codecs]
     except ValueError as error:
         raise BenchError(f"--codec: {error}") from None
-    for spec in specs:
-        if spec.family.transforms:
-            raise BenchError(f"--codec {spec}: what it costs depends on the model; choose another")
-    texts = [str(spec) for spec in specs]
     fp32, figures = {}, []
     for count in counts:
         progress(f"making {count} values")
         values = gradient(count)
         progress("fp32, to compare with")
         fp32[count] = _figures("fp32", values, runs)
-        for number, text in enumerate(texts, 1):
-            progress(f"{text} ({number} of {len(texts)}), {count} values")
-            figures.append(fp32[count] if text == "fp32" else _figures(text, values, runs))
+        for number, spec in enumerate(specs, 1):
+            progress(f"{spec} ({number} of {len(specs)}), {count} values")
+            if spec.family.transforms:
+                figures.append(transform_figures(spec, values, runs))
+            else:
+                figures.append(fp32[count] if spec == FP32 else _figures(str(spec), values, runs))
     return CodecReport(runs, fp32, figures)
 
 

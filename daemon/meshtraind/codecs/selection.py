@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import Bits
 from meshtraind.codecs.indices import Indices
 
-SAMPLES = 4096
+SAMPLES = 2048
 MARGIN = 3.0  # standard deviations: rarely is a sampled floor so high that too few values reach it
 
 
@@ -33,7 +33,9 @@ def largest_of_each(rows: Bits, wanted: int, mask: NDArray[np.bool_]) -> Indices
     indices = np.flatnonzero(reached)
     counts = _by_row(indices, number, length)
     if (misled := (counts < wanted) & (floors > 1)).any():
-        reached[misled] = rows[misled] > 0
+        whole = rows[misled]
+        floors = np.maximum(np.partition(whole, length - wanted, axis=1)[:, length - wanted], 1)
+        reached[misled] = whole >= floors[:, None]
         indices = np.flatnonzero(reached)
         counts = _by_row(indices, number, length)
     most = counts.max(initial=0)
