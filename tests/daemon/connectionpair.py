@@ -100,10 +100,12 @@ def trusts() -> tuple[Trust, Trust]:
 
 
 @asynccontextmanager
-async def pair(tls: bool) -> AsyncIterator[tuple[Connection, Recorder, Connection, Recorder]]:
+async def pair(
+    tls: bool, make: Callable[[], Recorder] = Recorder
+) -> AsyncIterator[tuple[Connection, Recorder, Connection, Recorder]]:
     """A client and a server over TCP, and what each of them received."""
     loop = asyncio.get_running_loop()
-    client_side, server_side = Recorder(), Recorder()
+    client_side, server_side = make(), make()
     server_connection = Connection(server_side, name="client")
     contexts: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = (None, None)
     if tls:
