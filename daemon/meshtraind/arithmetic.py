@@ -24,12 +24,10 @@ class Arithmetic(ABC):
     Args:
         segments: by bucket.
         segment_values: of the longest segment.
-        norm_buckets: buckets before this one hold parameters' gradients and count in squared norms (O4).
     """
 
-    def __init__(self, segments: Sequence[Sequence[Segment]], segment_values: int, norm_buckets: int) -> None:
+    def __init__(self, segments: Sequence[Sequence[Segment]], segment_values: int) -> None:
         self._segments = segments
-        self._norm_buckets = norm_buckets
         self._sum: Values = np.empty(segment_values, np.float32)
         self._wide = np.empty(segment_values, np.float64)
 
@@ -85,7 +83,6 @@ class RingArithmetic(Arithmetic):
         if work.poison or not (work.add_own or work.incoming):
             return work
         opened = slot if work.deliver else None
-        measured = work.finish and bucket < self._norm_buckets
         squared_norm = 0.0
         for segment in self._run(bucket, work):
             codec = segment.codec
@@ -109,12 +106,13 @@ class RingArithmetic(Arithmetic):
                     if work.incoming:
                         codec.decode_into(encoded, self._sum[: segment.count])  # raises if the payload was broken
                     return replace(work, poison=True)  # finite parts can have a sum that is not
+            measured = work.finish and segment.measured
             if opened is not None or measured:
                 values = opened.place(segment) if opened is not None else self._sum[: segment.count]
                 codec.decode_into(encoded, values)
                 if measured:
                     squared_norm += self._squared_norm(values)
-        return replace(work, squared_norm=squared_norm) if measured else work
+        return replace(work, squared_norm=squared_norm) if work.finish else work
 
 
 class ShardedArithmetic(Arithmetic):
@@ -130,12 +128,11 @@ class ShardedArithmetic(Arithmetic):
         self,
         segments: Sequence[Sequence[Segment]],
         segment_values: int,
-        norm_buckets: int,
         seed: int,
         feedback: Feedback | None,
         budget: Budget | None,
     ) -> None:
-        super().__init__(segments, segment_values, norm_buckets)
+        super().__init__(segments, segment_values)
         self._seed = seed
         self._feedback = feedback
         self._budget = budget
@@ -169,7 +166,6 @@ class ShardedArithmetic(Arithmetic):
             of_bucket = self._segments[bucket]
             of = of_bucket[0].start, of_bucket[-1].start + of_bucket[-1].count - of_bucket[0].start
             owed = self._feedback.finish(number, of, start, last.start + last.count - start, work.weight)
-        measured = bucket < self._norm_buckets
         squared_norm = 0.0
         purse = Purse(self._budget)
         at = first = segments[0].offset
@@ -190,10 +186,10 @@ class ShardedArithmetic(Arithmetic):
                 if self._feedback is not None and owed is not None:
                     self._feedback.owner.cancel(number, start)
                 return replace(work, poison=True)
-            if slot is not None or measured:
+            if slot is not None or segment.measured:
                 values = slot.place(segment) if slot is not None else total
                 segment.codec.decode_into(area[at : at + length], values)
-                squared_norm += self._squared_norm(values) if measured else 0.0
+                squared_norm += self._squared_norm(values) if segment.measured else 0.0
             purse.paid(segment, length)
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)

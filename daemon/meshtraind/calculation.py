@@ -73,7 +73,7 @@ class Calculation:
 
     def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
         plan = form.layout.plan
-        runs = form.segments, plan.segment_values, plan.parameter_buckets
+        runs = form.segments, plan.segment_values
         match form.layout.reduction:
             case Reduction.LINEAR:
                 return RingArithmetic(*runs)

@@ -149,7 +149,8 @@ class Executor:
     def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
         self._generation = generation
         self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
-        self._memory.form({form: way.area_bytes for form, way in self._ways.items()}, len(ranks))
+        area_bytes = {form: way.area_bytes for form, way in self._ways.items()}
+        self._memory.form(area_bytes, ranks.index(self._rank), len(ranks))
         self._sending = Sending(
             links,
             self._job,

@@ -37,7 +37,7 @@ class GatherArithmetic(Arithmetic):
             squared_norm += self._squared_norm(values)
         if not math.isfinite(squared_norm):
             return replace(work, poison=True)  # finite parts can have a sum that is not
-        return replace(work, squared_norm=squared_norm) if bucket < self._norm_buckets else work
+        return replace(work, squared_norm=squared_norm) if segments[0].measured else work
 
     def decode(self, final: Final, slot: ResultSlot) -> None:
         segments, parts = self._parts(final)

@@ -27,6 +27,9 @@ class LowRank(Transform):
         self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
         self._arriving: Values = np.empty(forms.shorter_values, np.float32)
 
+    def enter(self, place: int, members: int) -> None:
+        """It has no part in it."""
+
     def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> FactorPart:
         return FactorPart(form, area, scratch, self._leaving, number, residual, self._bases)
 

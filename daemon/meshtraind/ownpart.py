@@ -111,8 +111,11 @@ class Retained(RingPart):
 
     def _take(self, bucket: int, raw: Values) -> None:
         for segment in self._segments[bucket]:
-            values = raw[segment.start : segment.start + segment.count]
-            segment.codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
+            self._encode(segment, raw)
+
+    def _encode(self, segment: Segment, vector: Values) -> None:
+        values = vector[segment.start : segment.start + segment.count]
+        segment.codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
 
     def values(self, segment: Segment) -> Values:
         payload = self.area[segment.offset : segment.offset + segment.length]

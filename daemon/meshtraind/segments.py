@@ -26,6 +26,7 @@ class Segment:
     length: int
     start: int
     count: int
+    measured: bool  # a gradient's, which counts in squared norms (O4)
 
 
 Segments = Sequence[Sequence[Segment]]
@@ -86,7 +87,12 @@ class Forms:
 def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segments:
     return [
         [
-            Segment(codec, *layout.span(bucket.index, segment, 1), *bucket.segment_bounds(segment))
+            Segment(
+                codec,
+                *layout.span(bucket.index, segment, 1),
+                *bucket.segment_bounds(segment),
+                measured=segment < layout.measured_segments(bucket.index),
+            )
             for segment in range(bucket.segment_count)
         ]
         for bucket, codec in zip(layout.plan.buckets, (codecs[spec] for spec in layout.codecs), strict=True)

@@ -18,6 +18,10 @@ class Transform(ABC):
     generation: a round that runs again has it again (C1)."""
 
     @abstractmethod
+    def enter(self, place: int, members: int) -> None:
+        """A generation begins, in which this member is at `place`, from 0, among so many."""
+
+    @abstractmethod
     def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> RingPart:
         """What this member adds to a round.
 

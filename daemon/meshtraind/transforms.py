@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from meshtraind.learnedgradients import LearnedGradients
 from meshtraind.lowrank import LowRank
 from meshtraind.segments import Forms
 from meshtraind.transform import Transform
@@ -10,7 +11,7 @@ from meshtraind.transform import Transform
 if TYPE_CHECKING:
     from meshtraind.roundmemory import Round
 
-_CLASSES = {"powersgd": LowRank}
+_CLASSES: Mapping[str, type[LowRank] | type[LearnedGradients]] = {"powersgd": LowRank, "lgc": LearnedGradients}
 
 
 def transform_for(

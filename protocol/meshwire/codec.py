@@ -3,10 +3,11 @@
 One entry for each family. How its segments look is in `meshtraind.codecs`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction, always, warmup
+from meshwire.codecspec import WARMUP_MAX, Choice, CodecSpec, Family, Number, Reduction, always, warmup
 from meshwire.quantcodecs import QUANTISING_FAMILIES
 from meshwire.sparsecodecs import SPARSE_FAMILIES
 
@@ -24,6 +25,9 @@ __all__ = [
     "values_codec",
     "whole_codec",
 ]
+
+
+LGC_VALUES_MIN = 256  # of a tensor: smaller ones and vectors travel as they are
 
 
 def _fixed(header_bytes: int, value_bytes: int) -> Callable[[CodecSpec, int], int]:
@@ -63,6 +67,27 @@ _FAMILIES = (
         error_feedback=always,
         transforms=True,
         example="powersgd:4,warmup=100+fp16",
+    ),
+    Family(
+        "lgc",
+        Reduction.LINEAR,
+        lambda spec, count: values_codec(spec).segment_bytes_max(count),
+        about="values at places that one member chooses for all, as fewer numbers by a basis that is learnt",
+        source="Abrahamyan et al. 2021, arXiv 2103.08870",
+        parameters=(
+            Number("ratio", 0.005, 1.0, 0.01, "the part of the values that is chosen"),
+            Number("latent", 1, 16, 4.0, "chosen values for each number that travels in their place", whole=True),
+            Number("refresh", 1, 64, 2.0, "rounds in which all places are chosen anew once", whole=True),
+            warmup(10.0),
+            Number(
+                "train", 0, WARMUP_MAX, 20.0, "rounds after those that send chosen values, to learn from", whole=True
+            ),
+            Choice("values", ("fp16", "fp32"), "fp16", "how what travels is written"),
+        ),
+        error_feedback=always,
+        takes=lambda _, shape: len(shape) > 1 and math.prod(shape) >= LGC_VALUES_MIN,
+        transforms=True,
+        example="lgc:0.01,latent=4,train=100+fp32",
     ),
 )
 
@@ -106,6 +131,8 @@ def buffer_codec(codec: CodecSpec) -> CodecSpec:
 
 def whole_codec(codec: CodecSpec) -> CodecSpec:
     """How the tensors travel that this codec does not take: all values, rounded as its own are, without feedback."""
+    if codec.reduction is Reduction.LINEAR:
+        return values_codec(codec)
     return parse_codec(f"threshold:rms=0+{codec.choice('values')}")
 
 

@@ -17,6 +17,9 @@ class Shorter(Protocol):
     def plan(self) -> Plan:
         """Of what is sent. It has as many buckets as the model's, in the same order."""
 
+    def measured_segments(self, bucket: int) -> int:
+        """How many segments of a bucket count in squared norms (O4): the first ones."""
+
 
 class EncodedLayout:
     """Byte positions of every segment's encoding inside the area.
@@ -54,6 +57,12 @@ class EncodedLayout:
             offset += places.run_bytes(0, bucket.segment_count)
             self._places.append(places)
         self.total_bytes = offset
+
+    def measured_segments(self, bucket: int) -> int:
+        """How many segments of a bucket count in squared norms (O4): the first ones."""
+        if self.shorter is not None:
+            return self.shorter.measured_segments(bucket)
+        return self.plan.buckets[bucket].segment_count if bucket < self.plan.parameter_buckets else 0
 
     def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
         """(offset, length) in bytes of a run of segments."""

@@ -67,6 +67,10 @@ class Factors:
     plan: Plan
     pieces: tuple[tuple[Piece, ...], ...]
 
+    def measured_segments(self, bucket: int) -> int:
+        """All of a gradient's: the basis is orthonormal (O4)."""
+        return self.plan.buckets[bucket].segment_count if bucket < self.plan.parameter_buckets else 0
+
 
 def rank_of(span: Span, codec: CodecSpec) -> int:
     """0 where factors of the codec's rank are not smaller by at least `min_rate`, as with vectors; as torch's hook."""

@@ -12,6 +12,7 @@ from meshwire.codecspec import CodecSpec
 from meshwire.layout import Phase
 from meshwire.lowrank import LowRank
 from meshwire.plan import Plan
+from meshwire.sharedplaces import SharedPlaces
 
 
 class Transform(Protocol):
@@ -30,7 +31,7 @@ class Transform(Protocol):
         """How many a square matrix of about so many values takes in a round."""
 
 
-TRANSFORMS: Mapping[str, Transform] = MappingProxyType({"powersgd": LowRank()})
+TRANSFORMS: Mapping[str, Transform] = MappingProxyType({"powersgd": LowRank(), "lgc": SharedPlaces()})
 """By family."""
 
 

@@ -22,7 +22,11 @@ from tests.daemon.lowrankring import LowRankRing
 from tests.daemon.shardedmesh import ShardedMesh, Wide, constant_offers
 
 ROUNDS, MEMBERS, LOST = 12, 3, 2
-BRISK = {"dgc": "dgc:0.05,ramp=4", "powersgd": "powersgd:2,warmup=3"}  # what begins late by default
+BRISK = {
+    "dgc": "dgc:0.05,ramp=4",
+    "powersgd": "powersgd:2,warmup=3",
+    "lgc": "lgc:0.05,warmup=2,train=2",
+}  # what begins late by default
 MODES = ("demo", "sparseloco:2")  # with the others any codec goes
 PARAMETERS = np.zeros(PLAN.total_values, bool)
 for span in PLAN.spans[: PLAN.buckets[NORM_BUCKETS].spans.start]:

@@ -105,7 +105,7 @@ BUCKET = (0, COUNT)
 
 
 def segments(*starts: int) -> list[tuple[Run, Segment]]:
-    return [(BUCKET, Segment(CODEC, 4 * start, 4, start, 1)) for start in starts]
+    return [(BUCKET, Segment(CODEC, 4 * start, 4, start, 1, measured=True)) for start in starts]
 
 
 @given(st.integers(0, 2**16), st.booleans(), st.booleans(), st.sampled_from([0.5, 1.0]))

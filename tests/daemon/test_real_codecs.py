@@ -28,6 +28,7 @@ def mesh() -> Iterator[LocalMesh]:
         ("dgc:0.05,ramp=10", {"sync": "ssp:2"}),
         (None, {"sync": "demo"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
+        ("lgc:0.1,warmup=3,train=3", {"sync": "ssp:1"}),
         (None, {"sync": "sparseloco:2", "args": ("4",)}),
     ],
 )
@@ -69,7 +70,12 @@ def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
     with ChaosMesh(3) as mesh:
         anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
         submitted = []
-        kinds = (("int8", "bsp"), ("topk:0.05,gather", "ssp:2"), ("powersgd:1,min_rate=1,warmup=5", "bsp"))
+        kinds = (
+            ("int8", "bsp"),
+            ("topk:0.05,gather", "ssp:2"),
+            ("powersgd:1,min_rate=1,warmup=5", "bsp"),
+            ("lgc:0.1,warmup=5,train=5", "bsp"),
+        )
         for codec, sync in kinds:
             folder = tmp_path / codec.partition(":")[0]
             folder.mkdir()

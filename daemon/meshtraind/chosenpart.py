@@ -1,0 +1,97 @@
+"""What this member adds to a round that sends chosen values or latents of them, and what a leader announces."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshtraind.codecs.base import CodecError, Values
+from meshtraind.feedback import Residual
+from meshtraind.ownpart import Retained
+from meshtraind.segments import Form
+from meshwire.sharedplaces import PIECE_BLOCKS, Chosen
+
+if TYPE_CHECKING:
+    from meshtraind.learnedgradients import LearnedGradients
+
+VALUE_MAX = 2.0**100  # of what is encoded: what is decoded is then finite
+
+
+class ChosenPart(Retained):
+    """Whatever s is: encoded at once, for what it leaves out enters the next one.
+
+    The residual is of the model's vector, and counts what latents are rounded to.
+
+    Args:
+        area: where it is kept.
+        scratch: for the values of one segment; shared by all rounds.
+        sent: for the values of the vector that is sent; shared by all rounds.
+        number: of the round.
+        residual: the worker's.
+    """
+
+    def __init__(
+        self,
+        form: Form,
+        area: memoryview,
+        scratch: Values,
+        sent: Values,
+        number: int,
+        residual: Residual,
+        owner: "LearnedGradients",
+    ) -> None:
+        super().__init__(form.segments, area, scratch)
+        assert isinstance(form.layout.shorter, Chosen)
+        self._chosen = form.layout.shorter
+        self._sent = sent
+        self._number = number
+        self._residual = residual
+        self._owner = owner
+
+    def _take(self, bucket: int, raw: Values) -> None:
+        model, sent = self._chosen.model.buckets[bucket], self._chosen.plan.buckets[bucket]
+        of_bucket = raw[model.start : model.start + model.count]
+        if bucket >= self._chosen.model.coded_buckets:
+            np.copyto(self._sent[sent.start : sent.start + sent.count], of_bucket)
+            super()._take(bucket, self._sent)
+            return
+        values = self._residual.begin(self._number, model.start, model.count)
+        try:
+            with np.errstate(over="ignore", invalid="ignore"):  # found here
+                np.add(values, of_bucket, out=values)
+            if not (values.min(initial=0) >= -VALUE_MAX and values.max(initial=0) <= VALUE_MAX):
+                raise CodecError(f"a value of bucket {bucket} is not a number, or beyond {VALUE_MAX:g}")
+            self._sent[sent.start : sent.start + sent.count] = 0.0
+            self._send(bucket, values)
+            self._lead(bucket, values)
+        except CodecError:
+            self._residual.cancel(self._number, model.start)
+            raise
+
+    def _send(self, bucket: int, values: Values) -> None:
+        """Encodes latents, and leaves in `values` what they do not say."""
+        places, map_ = self._owner.places(self._number, bucket), self._owner.map(self._number)
+        first, latents = self._chosen.plan.buckets[bucket].start, self._chosen.latents
+        picked = values[places]
+        self._owner.learning.see(picked)
+        runs = [slice(start, start + PIECE_BLOCKS) for start in range(0, len(places), PIECE_BLOCKS)]
+        for run in runs:
+            map_.encode_into(
+                picked[run], self._sent[first:][run.start * latents : min(run.stop, len(places)) * latents]
+            )
+        of_latents = self._segments[bucket][: self._chosen.latent_segments[bucket]]
+        for segment in of_latents:
+            self._encode(segment, self._sent)
+            np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))
+        scratch: Values = np.empty(picked[:PIECE_BLOCKS].size, np.float32)
+        said: Values = np.empty_like(picked)
+        for run in runs:
+            sent = self._sent[first:][run.start * latents : min(run.stop, len(places)) * latents]
+            map_.decode_into(sent, said[run], scratch)
+        np.subtract(picked, said, out=picked)
+        values[places] = picked
+
+    def _lead(self, bucket: int, rest: Values) -> None:
+        start, count = self._chosen.announced(bucket)
+        self._owner.lead(self._chosen, self._number, bucket, rest, self._sent[start : start + count])
+        for segment in self._segments[bucket][self._chosen.latent_segments[bucket] :]:
+            self._encode(segment, self._sent)

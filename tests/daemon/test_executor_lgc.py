@@ -1,0 +1,177 @@
+"""The executor with learned gradient compression: C1, G2, G6, V1, O4, P1, and what it is without latents."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshtraind.feedback import Residual
+from meshtraind.latents import Basis
+from meshtraind.learnedgradients import LearnedGradients
+from meshtraind.segments import Forms
+from meshtraind.transforms import transform_for
+from meshwire.codec import parse_codec
+from meshwire.exchange import Part
+from meshwire.roundlayouts import RoundLayouts
+from meshwire.sharedplaces import Chosen, lag
+from tests.daemon.executorring import PLAN, Offer
+from tests.daemon.lowrankring import LowRankRing
+from tests.daemon.shardedmesh import Wide, constant_offers
+
+CODECS = (
+    "lgc:0.1,refresh=1,warmup=0,train=3",
+    "lgc:0.02,latent=2,refresh=3,warmup=2,train=2+fp32",
+    "lgc:0.05,latent=1,refresh=2,warmup=0+fp32",
+)
+
+
+async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
+    rounds = constant_offers(3, 1, 10, seed)
+    ring = LowRankRing(3, codec, staleness, seed, rounds)
+    async with asyncio.timeout(60):
+        await ring.some(3000)
+        await ring.change((0, 1, 2, 3) if joins else (0, 1, 2))
+        await ring.finish()
+    applied, gradients = np.zeros(PLAN.total_values), np.zeros(PLAN.total_values)
+    for number, made in rounds.items():
+        if not any(offer.poisoned for offer in made):
+            applied += 6.0 * ring.members[0].means[number]
+            gradients += sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+    owed = np.zeros(PLAN.total_values)
+    for member in ring.members[:3]:
+        assert member.executor._feedback is not None
+        owed += member.executor._feedback.worker.values
+    for span in PLAN.spans:  # padding is nobody's
+        end = span.start + span.count
+        for each in (applied, owed, gradients):
+            each[end : end + -span.count % 16] = 0
+    coded = slice(PLAN.buckets[PLAN.coded_buckets].start)
+    rounding = 1e-5 if parse_codec(codec).choice("values") == "fp32" and not parse_codec(codec).warmup else 2e-3
+    error = np.abs(applied + owed - gradients)[coded]
+    assert error.max() <= rounding * np.abs(gradients).max(), "P1: sent + residuals = gradients"
+    assert np.abs(owed).max() > 100 * error.max(), "or the codec leaves nothing out"
+    ring.close()
+
+
+@settings(max_examples=8, deadline=None)
+@given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32), joins=st.booleans())
+def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, seed: int, joins: bool) -> None:
+    """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""
+    asyncio.run(conserve(codec, staleness, seed, joins))
+
+
+@settings(max_examples=6, deadline=None)
+@given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
+def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
+    """C1, G2, G6, G8: places and basis are functions of the history, whoever was in which generation."""
+
+    async def churn() -> None:
+        rounds = constant_offers(3, 1, 8, seed)
+        await LowRankRing(3, codec, staleness, seed, rounds).churn(600)
+
+    asyncio.run(churn())
+
+
+def without_padding(rounds: Mapping[int, Sequence[Offer]]) -> dict[int, list[Offer]]:
+    """As learners make them."""
+    for values in (offer.values for made in rounds.values() for offer in made if offer.values is not None):
+        for span in PLAN.spans:
+            end = span.start + span.count
+            values[end : end + -span.count % 16] = 0.0
+    return {number: list(made) for number, made in rounds.items()}
+
+
+def chosen_of_round(codec: str, number: int) -> Chosen:
+    chosen = RoundLayouts(PLAN, parse_codec(codec)).of(number).shorter
+    assert isinstance(chosen, Chosen)
+    return chosen
+
+
+def largest(chosen: Chosen, values: Wide) -> list[int]:
+    """Places in the vector of each block's largest magnitudes, by a way of its own."""
+    places: list[int] = []
+    for bucket in PLAN.buckets[: PLAN.coded_buckets]:
+        for first in range(0, bucket.count, chosen.block_values):
+            start = bucket.start + first
+            block = np.abs(values[start : min(start + chosen.block_values, bucket.start + bucket.count)])
+            places += [start + int(place) for place in np.argsort(-block, kind="stable")[: chosen.block_chosen]]
+    return places
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("staleness", [0, 2])
+async def test_without_latents_it_is_top_k_with_one_members_places(staleness: int) -> None:
+    """Each block's largest of what the leader of `lag` rounds before still owed, and there the sum of all."""
+    codec, members = "lgc:0.05,latent=1,refresh=1,warmup=0+fp32", 3
+    rounds = without_padding(constant_offers(members, 0, 8, 5, poison=0.0))
+    ring = LowRankRing(members, codec, staleness, 1, rounds)
+    await ring.finish()
+    owed = [np.zeros(PLAN.total_values) for _ in range(members)]
+    told: dict[int, list[int]] = {}
+    coded = PLAN.buckets[PLAN.coded_buckets].start
+    large = np.concatenate([np.full(bucket.count, bucket.count >= 1024) for bucket in PLAN.buckets])[:coded]
+    for number, made in rounds.items():
+        chosen = chosen_of_round(codec, number)
+        for rank, offer in enumerate(made):
+            assert offer.values is not None
+            owed[rank] += offer.values
+        expected = np.zeros(PLAN.total_values)
+        mean = ring.members[0].means[number][:coded]
+        if (places := told.get(number - lag(staleness))) is not None:
+            expected[places] = sum(each[places] for each in owed) / 6.0
+            assert np.abs(mean - expected[:coded])[large].max() <= 1e-5 * np.abs(expected).max()
+        else:
+            places = list(np.flatnonzero(mean))
+        for each in owed:
+            each[places] = 0.0
+        told[number] = largest(chosen, owed[number % members])
+    ring.close()
+
+
+@pytest.mark.asyncio
+async def test_bases_are_bit_equal_and_norms_those_of_the_means() -> None:
+    """C1; O4: latents have the length of what they stand for, and what is announced has none."""
+    codec = "lgc:0.05,refresh=1,warmup=1,train=3+fp32"
+    ring = LowRankRing(3, codec, 0, 1, without_padding(constant_offers(3, 0, 8, 9, poison=0.0)))
+    rows: dict[int, set[bytes]] = {}
+    for rank in ring.ranks:
+        transform = ring.members[rank].executor._memory.transform
+        assert isinstance(transform, LearnedGradients)
+        make = transform._make_basis
+
+        def noted(number: int, chosen: Chosen, make: Callable[[int, Chosen], Basis] = make) -> Basis:
+            basis = make(number, chosen)
+            rows.setdefault(number, set()).add(basis.rows.tobytes())
+            return basis
+
+        transform._make_basis = noted  # type: ignore[method-assign]
+    await ring.finish()
+    assert sorted(rows) == [5, 6, 7, 8]
+    assert all(len(of_round) == 1 for of_round in rows.values())
+    assert len(set.union(*rows.values())) == 4, "it follows what is seen"
+    for bucket in PLAN.buckets[: PLAN.coded_buckets]:
+        if bucket.count < 1024:
+            continue  # some of such a bucket is padding, for which latents stand as well
+        mean = ring.members[1].means[8][bucket.start : bucket.start + bucket.count]
+        squares = np.square(mean, dtype=np.float64).sum()
+        assert ring.members[1].done[8, bucket.index].squared_norm == pytest.approx(squares, rel=0.02)
+    ring.close()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_not_a_number_is_poison_and_changes_no_residual(bad: float) -> None:
+    """V1: wherever it is, chosen or not."""
+    values = np.zeros(PLAN.total_values, np.float32)
+    values[3] = bad
+    forms = Forms(PLAN, parse_codec("lgc:warmup=0"))
+    transform = transform_for(forms, {}, 1, 0, 1)
+    assert transform is not None
+    form = forms.of(1)
+    residual = Residual(PLAN.total_values)
+    area = memoryview(bytearray(form.layout.total_bytes))
+    part = transform.part(form, area, np.empty(form.layout.plan.segment_values, np.float32), 1, residual)
+    assert part.keep(0, values) is Part.POISON
+    assert not residual.values.any()
