@@ -21,6 +21,7 @@ from meshtrain.packing import scan, scan_data
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched, JobSummary, Metrics
 from meshwire.messages.local import Cancel, Submit, Submitted, Watch, Watched
+from meshwire.syncmode import sync_settings
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina", "hugo")
 TEXT_BYTES = 1_000_000
@@ -46,6 +47,11 @@ class DemoSettings:
     codec: str = "fp32"
     seed: int = 0
     hash_every: int = 10
+
+    @property
+    def rounds(self) -> int:
+        """That many make the steps, of which the last period has all."""
+        return -(-self.steps // max(1, sync_settings(self.sync).period))
 
     @property
     def batch_size(self) -> int:
@@ -146,7 +152,7 @@ def _train(
     assert isinstance(submitted, Submitted)
     for line in submitted.notes:
         say(f"note: {line}")
-    say(f"job {submitted.job}: {settings.steps} steps on {', '.join(member.name for member in submitted.members)}")
+    say(f"job {submitted.job}: {settings.rounds} rounds on {', '.join(member.name for member in submitted.members)}")
     started_s = time.monotonic()
     try:
         ended = first.request(
@@ -180,7 +186,7 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
         data_root=str(data),
         data_manifest=manifests[1],
         script="train_gpt.py",
-        args=("--steps", str(settings.steps), "--batch-size", str(settings.batch_size), "--seed", str(settings.seed)),
+        args=("--steps", str(settings.rounds), "--batch-size", str(settings.batch_size), "--seed", str(settings.seed)),
         env=(),
         on=(),
         peers=settings.peers,

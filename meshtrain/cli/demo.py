@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from meshtrain.demo import DemoResult, PeerResult
     from meshwire.messages.job import JobSummary
+    from meshwire.syncmode import SyncSettings
 
 CURVE_WIDTH = 60
 BARS = "▁▂▃▄▅▆▇█"
@@ -25,7 +26,7 @@ BARS = "▁▂▃▄▅▆▇█"
 @reported
 def demo(
     peers: Annotated[int, typer.Option(help="How many daemons, each as one laptop.", min=1, max=8)] = 3,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.", min=1)] = 100,
+    steps: Annotated[int, typer.Option(help="Optimizer steps; with local:H in whole periods.", min=1)] = 100,
     sync: Annotated[
         str,
         typer.Option(
@@ -53,12 +54,14 @@ def demo(
         raise UsageError(str(error)) from None
     if settings.signs or chosen.momentum:
         asked = "--sync demo" if settings.signs else f"--codec {chosen}"
-        raise UsageError(f"{asked} is for plain SGD, and the demo trains with AdamW", "it with a script of your own")
+        raise UsageError(
+            f"{asked} is for plain SGD, and the demo trains with AdamW", "meshtrain submit with a script of your own"
+        )
     wanted = DemoSettings(peers=peers, steps=steps, sync=sync, codec=str(chosen), seed=seed)
     for name in ("SIGTERM", "SIGHUP"):  # e.g. the terminal's window was closed; as with ctrl-C, nothing is left behind
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.default_int_handler)
-    live = _Live(steps, enabled=console(stderr=True).is_terminal)
+    live = _Live(wanted.rounds, enabled=console(stderr=True).is_terminal)
     try:
         with live:
             result = run_demo(wanted, say, live.show)
@@ -67,7 +70,7 @@ def demo(
     if as_json:
         print(json.dumps(result.as_json()), flush=True)
     else:
-        _print_result(result, settings.staleness)
+        _print_result(result, settings)
     if not result.replicas_equal:
         raise CliError("the replicas are not bit-equal")
 
@@ -75,10 +78,10 @@ def demo(
 class _Live:
     """A table that is drawn anew on a terminal, or a line now and then elsewhere."""
 
-    def __init__(self, steps: int, *, enabled: bool) -> None:
+    def __init__(self, rounds: int, *, enabled: bool) -> None:
         from rich.live import Live
 
-        self._steps = steps
+        self._rounds = rounds
         self._live = Live(console=console(stderr=True), transient=True) if enabled else None
         self._started = False
         self._told_round = 0
@@ -96,21 +99,21 @@ class _Live:
             if not self._started:
                 self._started = True
                 self._live.start()
-            self._live.update(_table(summary, self._steps))
-        elif summary.rounds >= self._told_round + max(1, self._steps // 10):
+            self._live.update(_table(summary, self._rounds))
+        elif summary.rounds >= self._told_round + max(1, self._rounds // 10):
             self._told_round = summary.rounds
             losses = [dict(report.metrics.values).get("loss") for report in summary.ranks]
             known = [loss for loss in losses if loss is not None]
             loss = f", loss {sum(known) / len(known):.3f}" if known else ""
-            say(f"round {min(summary.rounds, self._steps)} of {self._steps}{loss}")
+            say(f"round {min(summary.rounds, self._rounds)} of {self._rounds}{loss}")
 
 
-def _table(summary: "JobSummary", steps: int) -> "Table":
+def _table(summary: "JobSummary", asked: int) -> "Table":
     from rich.table import Table
 
     equal = {None: "not compared yet", True: "bit-equal", False: "NOT EQUAL"}[summary.replicas_equal]
-    rounds = min(summary.rounds, steps)  # with a bound some more are under way
-    title = f"{summary.state}: round {rounds} of {steps}, replicas {equal} ({summary.hashes_compared} checks)"
+    rounds = min(summary.rounds, asked)  # with a bound some more are under way
+    title = f"{summary.state}: round {rounds} of {asked}, replicas {equal} ({summary.hashes_compared} checks)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 3, 0, 0))
     for column in ("PEER", "STATE", "STEP", "LOSS", "STEP TIME", "OVERLAP", "SENT"):
         table.add_column(column, justify="left" if column in ("PEER", "STATE") else "right")
@@ -130,7 +133,7 @@ def _table(summary: "JobSummary", steps: int) -> "Table":
     return table
 
 
-def _print_result(result: "DemoResult", staleness: int) -> None:
+def _print_result(result: "DemoResult", sync: "SyncSettings") -> None:
     out = console()
     dense = result.bytes_dense_fp32
     share = f", {result.bytes_sent / dense:.0%} of a dense fp32 ring's payload" if dense else ""
@@ -143,8 +146,9 @@ def _print_result(result: "DemoResult", staleness: int) -> None:
     out.print(f"sent    {result.bytes_sent / 1e6:.1f} MB{share}; {result.overlap:.0%} of the exchange overlapped")
     out.print(f"equal   {equal}: the replicas' hashes were compared {result.hashes_compared} times")
     out.print()
-    columns = ("PEER", "STEPS", "STEP TIME", "NULLS", *(["MEAN AGE"] if staleness else []))
-    print_table(columns, [_peer_row(peer, staleness) for peer in result.by_peer])
+    unit = "PERIOD" if sync.period else "STEP"  # what a daemon counts
+    columns = ("PEER", f"{unit}S", f"{unit} TIME", "NULLS", *(["MEAN AGE"] if sync.staleness else []))
+    print_table(columns, [_peer_row(peer, sync.staleness) for peer in result.by_peer])
     out.print()
     out.print("The same on two laptops in one network:")
     out.print("  both:   meshtrain up")

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
-from meshtrain.demo import DemoResult, mean_losses, peer_result
+from meshtrain.demo import DemoResult, DemoSettings, mean_losses, peer_result
 from meshwire.messages.job import Metrics
 
 pytestmark = pytest.mark.timeout(240)
@@ -55,6 +55,15 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert not alive
     kept = f"meshtrain-{os.getuid()}"  # where sockets were
     assert not [path for path in tmp_path.glob("meshtrain-*") if path.name != kept or list(path.iterdir())]
+
+
+@pytest.mark.parametrize(
+    ("sync", "steps", "rounds"),
+    [("bsp", 100, 100), ("ssp:2", 7, 7), ("local:8", 100, 13), ("sparseloco:5", 40, 8), ("local:30", 1, 1)],
+)
+def test_steps_are_the_optimizers_whatever_the_period(sync: str, steps: int, rounds: int) -> None:
+    """X6: the script's `mt.steps` counts rounds, each of which is of H steps."""
+    assert DemoSettings(sync=sync, steps=steps).rounds == rounds
 
 
 def test_the_curve_holds_ranks_that_took_more_steps_than_others() -> None:
