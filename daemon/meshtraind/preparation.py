@@ -15,13 +15,14 @@ from meshtraind.roundhistory import Entry
 from meshtraind.software import memory_bytes
 from meshtraind.startstate import Emit
 from meshwire.budget import budget_of
-from meshwire.codec import parse_codec
+from meshwire.codec import FP16, parse_codec
 from meshwire.footprint import fits, residual_bytes, retained_bytes
 from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.founding import Model
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace, StateTask
+from meshwire.modecodec import suits
 from meshwire.plan import Plan, plan_buckets
 from meshwire.roundlayouts import RoundLayouts
 
@@ -92,9 +93,10 @@ class Preparation:
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:
             name = self._job.members[self._job.rank].name
+            other = ", --codec fp16," if suits(spec.sync, FP16) else ""
             raise RequestError(
-                f"{name} {reason} (`meshtrain submit --dry-run` shows the parts): submit with a smaller bound, "
-                "--codec fp16, or without it (--on)"
+                f"{name} {reason} (`meshtrain submit --dry-run` shows the parts): submit with a smaller bound"
+                f"{other} or without it (--on)"
             )
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:

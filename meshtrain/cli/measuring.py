@@ -12,8 +12,10 @@ from typing import IO
 
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.progress import Stages
+from meshwire.codec import CodecSpec
 from meshwire.footprint import Measurement
-from meshwire.local import MEASURE_VARIABLE, SCRIPT_DATA_VARIABLE
+from meshwire.local import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE, SCRIPT_DATA_VARIABLE
+from meshwire.syncmode import SyncSettings
 
 MEASURE_TIMEOUT_S = 120.0  # importing torch takes seconds on a cold disk, and a large model as long again to fill
 POLL_S = 0.5
@@ -26,9 +28,16 @@ class NotMeasured(Exception):
 
 
 def measure(
-    root: Path, script: str, args: Sequence[str], env: Mapping[str, str], data: Path | None, stages: Stages
+    root: Path,
+    script: str,
+    args: Sequence[str],
+    env: Mapping[str, str],
+    data: Path | None,
+    sync: SyncSettings,
+    codec: CodecSpec,
+    stages: Stages,
 ) -> Measurement:
-    """What `script` prepares, run in `root` as a job's learner would run it, without a job.
+    """What `script` prepares, run in `root` as a learner of a job with this `sync` and `codec` would run it.
 
     Raises:
         NotMeasured: with the end of its output.
@@ -36,7 +45,12 @@ def measure(
     """
     with tempfile.TemporaryDirectory(prefix="meshtrain-") as folder:
         file = Path(folder) / "size.json"
-        variables = {**os.environ, **env, MEASURE_VARIABLE: str(file)}
+        asked = {
+            MEASURE_VARIABLE: str(file),
+            MEASURE_SYNC_VARIABLE: sync.text(),
+            MEASURE_CODEC_VARIABLE: str(codec),
+        }
+        variables = {**os.environ, **env, **asked}
         if data is not None:
             variables[SCRIPT_DATA_VARIABLE] = str(data.resolve())
         with (Path(folder) / "output").open("w+b") as output:

@@ -222,7 +222,9 @@ def submit(
         memory = None
         if dry_run:
             try:
-                measurement = measure(root, relative, args or (), dict(environment), data, stages)
+                measurement = measure(
+                    root, relative, args or (), dict(environment), data, settings, chosen_codec, stages
+                )
                 available = memory_of_members(client, submitted.members)
                 memory = Memory(measurement, str(chosen_codec), settings, submitted.members, available, count_max)
             except NotMeasured as problem:

@@ -6,11 +6,13 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from meshtrain.train import optimizers, tensors
+from meshtrain.train import handover, optimizers, signs, tensors
 from meshtrain.train.alone import Alone
 from meshtrain.train.memory import model_size
+from meshwire.codec import CodecSpec, parse_codec
 from meshwire.footprint import Measurement
-from meshwire.local import MEASURE_VARIABLE
+from meshwire.local import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.syncmode import SyncSettings, sync_settings
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -22,20 +24,26 @@ class Measuring(Alone):
 
     Args:
         file: where the measurement is written, in a folder that this process may fill.
+        sync, codec: of the job that would be submitted.
     """
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, sync: SyncSettings, codec: CodecSpec) -> None:
         super().__init__()
         self._file = file
+        self._sync = sync
+        self._codec = codec
 
     @classmethod
     def take(cls) -> "Measuring | None":
         """The world that the environment asks for; None without such a wish."""
         told = os.environ.get(MEASURE_VARIABLE)
-        return cls(Path(told)) if told else None
+        if not told:
+            return None
+        sync, codec = os.environ[MEASURE_SYNC_VARIABLE], os.environ[MEASURE_CODEC_VARIABLE]
+        return cls(Path(told), sync_settings(sync), parse_codec(codec))
 
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
-        """Never returns. Raises what it raises in any job, whatever its `--sync` and `--codec`, and SystemExit."""
+        """Never returns. Raises what it raises in such a job, and SystemExit."""
         self._end(model, optimizer)
 
     def prepare_with_loader(
@@ -53,8 +61,11 @@ class Measuring(Alone):
 
     def _end(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NoReturn:
         optimizers.check(optimizer)
+        if self._sync.signs:
+            signs.check(optimizer)
+        momentum = handover.momentum_of(optimizer) if self._codec.momentum else None
         specs, places = tensors.collect(model)
-        built = tensors.build(model, optimizers.describe(optimizer, specs, places))
+        built = tensors.build(model, optimizers.describe(optimizer, specs, places), momentum)
         measurement = Measurement(manifest=built.manifest, size=model_size(built, optimizer))
         self._file.write_text(measurement.model_dump_json(), encoding="utf-8")
         raise SystemExit(0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.optim import Optimizer
 
-from meshtrain.errors import NotSupported
+from meshtrain.errors import NotSupported, UsageError
 
 
 def check(optimizer: Optimizer) -> None:
@@ -32,10 +32,16 @@ def check(optimizer: Optimizer) -> None:
 
 
 def on_signs(optimizer: Optimizer, step: Callable[[], object]) -> Callable[[], None]:
-    """That step, on the signs of the gradients, which stand in `p.grad` then."""
+    """That step, on the signs of the gradients, which stand in `p.grad` then. It raises UsageError when the script has
+    given the optimizer a momentum since."""
 
     def step_on_signs() -> None:
-        for group in optimizer.param_groups:
+        for position, group in enumerate(optimizer.param_groups):
+            if group["momentum"]:
+                raise UsageError(
+                    f"the momentum of param group {position} was changed to {group['momentum']:g} after mt.prepare: "
+                    "with --sync demo each peer's daemon keeps it, and the optimizer has none"
+                )
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad.sign_()

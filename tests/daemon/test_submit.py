@@ -16,7 +16,7 @@ from meshtrain.cli.errors import CliError
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.progress import Stages
 from meshtraind.submission import Submission
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codec import FAMILIES, FP32, parse_codec
 from meshwire.footprint import Measurement, ModelSize
 from meshwire.jobs import JobState
 from meshwire.manifest import ModelManifest, TensorSpec
@@ -206,7 +206,7 @@ def test_a_script_that_takes_too_long_is_ended_with_all_it_started(
     monkeypatch.setattr(measuring, "POLL_S", 0.05)
     monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: 1000.0 * note.exists()))
     with pytest.raises(CliError, match=r"has not come to mt\.prepare in 120 s"), Stages() as stages:
-        measure(project, "train.py", (), {}, None, stages)
+        measure(project, "train.py", (), {}, None, sync_settings("bsp"), FP32, stages)
     deadline_s = time.monotonic() + WAIT_S
     while runs(int(note.read_text())):
         assert time.monotonic() < deadline_s, "what the script has started outlives it"
@@ -225,7 +225,7 @@ def test_a_measured_script_gets_arguments_environment_and_data(project: Path) ->
         "import os, sys\nprint(sys.argv[1:], os.environ['A'], os.environ['MESHTRAIN_DATA'])\n"
     )
     with pytest.raises(NotMeasured) as caught, Stages() as stages:
-        measure(project, "train.py", ("--x", "1"), {"A": "b"}, Path("sets [1]"), stages)
+        measure(project, "train.py", ("--x", "1"), {"A": "b"}, Path("sets [1]"), sync_settings("bsp"), FP32, stages)
     said = f"train.py ended before it called mt.prepare:\n  ['--x', '1'] b {project / 'sets [1]'}"
     assert str(caught.value) == said
 

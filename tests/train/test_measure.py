@@ -12,7 +12,7 @@ import torch
 from meshtrain.train import tensors
 from meshtrain.train.memory import learner_bytes, model_size
 from meshwire.footprint import Measurement
-from meshwire.local import MEASURE_VARIABLE
+from meshwire.local import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
 from meshwire.syncmode import sync_settings
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
@@ -104,6 +104,34 @@ print("trained")
 """
 
 
+def measured(work: Path, file: Path, how: str, sync: str, codec: str) -> "subprocess.CompletedProcess[str]":
+    asked = {MEASURE_VARIABLE: str(file), MEASURE_SYNC_VARIABLE: sync, MEASURE_CODEC_VARIABLE: codec}
+    return subprocess.run(
+        [sys.executable, "train.py", how],
+        cwd=work,
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("sync", "codec", "complaint"),
+    [
+        ("demo", "dct", "--sync demo steps on signs, and AdamW would not"),
+        ("bsp", "dgc", "--codec dgc takes over the momentum of SGD"),
+    ],
+)
+def test_what_the_job_would_refuse_is_refused(tmp_path: Path, sync: str, codec: str, complaint: str) -> None:
+    """So that the dry run says so, before a job does on all devices."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    done = measured(tmp_path, tmp_path / "size.json", "none", sync, codec)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert not (tmp_path / "size.json").exists()
+
+
 @pytest.mark.parametrize("how", ["loader", "none"])
 def test_a_measured_script_ends_at_prepare(tmp_path: Path, how: str) -> None:
     """It writes the sizes, trains nothing, and leaves nothing in the user's folder."""
@@ -112,10 +140,7 @@ def test_a_measured_script_ends_at_prepare(tmp_path: Path, how: str) -> None:
     (tmp_path / "measuring").mkdir()
     (work / "train.py").write_text(SCRIPT)
     file = tmp_path / "measuring" / "size.json"
-    environment = {**os.environ, MEASURE_VARIABLE: str(file)}
-    done = subprocess.run(
-        [sys.executable, "train.py", how], cwd=work, env=environment, capture_output=True, text=True, check=False
-    )
+    done = measured(work, file, how, "bsp", "fp32")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     measurement = Measurement.model_validate_json(file.read_text())
     assert [tensor.shape for tensor in measurement.manifest.tensors] == [(2, 3), (2,)]

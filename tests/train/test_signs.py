@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from meshtrain.errors import NotSupported
+from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.session import Session
 from tests.train.localdaemon import LocalDaemon
 
@@ -75,4 +75,21 @@ def test_other_optimizers_are_refused_by_name(made: Any, complaint: str) -> None
         session.prepare(model, made(model))
 
     with LocalDaemon(1, sync="demo") as daemon, pytest.raises(NotSupported, match=complaint):
+        daemon.run(script)
+
+
+def test_a_momentum_that_is_set_later_is_refused() -> None:
+    """It would be a second one, beside that which the daemon keeps."""
+
+    def script(session: Session, _rank: int) -> None:
+        model = net()
+        model, optimizer = session.prepare(model, sgd(model))
+        optimizer.param_groups[0]["momentum"] = 0.5
+        model(inputs(0, 0)).sum().backward()
+        optimizer.step()
+
+    with (
+        LocalDaemon(1, sync="demo") as daemon,
+        pytest.raises(UsageError, match=r"param group 0 was changed to 0\.5 after mt\.prepare"),
+    ):
         daemon.run(script)
