@@ -47,6 +47,10 @@ class Arithmetic(ABC):
         to be finite (V1). Raises CodecError when the payload that has arrived was broken.
         """
 
+    def served(self, final: Final, own: OwnPart | None) -> None:
+        """A run of a round has come from a member that holds it; `own` may be in it. Raises CodecError."""
+        return
+
     def final(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> Final:
         """Where the bytes lie of a run that is final."""
         void = work.poison or not work.contributors

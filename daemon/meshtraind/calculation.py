@@ -9,6 +9,7 @@ from meshtraind.gatherarithmetic import GatherArithmetic
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.roundmemory import Round, RoundMemory
 from meshtraind.segments import Form, Forms
+from meshtraind.sketcharithmetic import SketchArithmetic
 from meshwire.budget import Budget
 from meshwire.codec import Reduction
 from meshwire.exchange import Work
@@ -71,12 +72,20 @@ class Calculation:
         if lies_in_slot and kept:
             self._on_result(round_.number)
 
+    def served(self, round_: Round) -> None:
+        """All of a round has come from a member that holds it. Raises CodecError."""
+        own = self._memory.own.get(round_.number)
+        for final in round_.finals:
+            self._arithmetic[round_.form].served(final, own)
+
     def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
         plan = form.layout.plan
         runs = form.segments, plan.segment_values
         match form.layout.reduction:
             case Reduction.LINEAR:
                 return RingArithmetic(*runs)
+            case Reduction.SKETCH:
+                return SketchArithmetic(*runs)
             case Reduction.GATHER:
                 return GatherArithmetic(*runs)
             case _:

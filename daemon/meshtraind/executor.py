@@ -201,6 +201,7 @@ class Executor:
         Raises CodecError when the bytes are not such a round's.
         """
         round_ = self._memory.served(number, poisoned, contributors, weight)
+        self._calculation.served(round_)
         if self._slot.round == number:
             self._slot.restart(round_.finals)
 
@@ -235,6 +236,9 @@ class Executor:
         self._memory.settle(number, void=void)
         if self._feedback is not None:
             self._feedback.settle(number, void=void, contributed=contributed)
+        own = self._memory.own.get(number)
+        if own is not None and contributed and not void:
+            own.counted()
 
     # What arrives
 

@@ -54,6 +54,10 @@ class OwnPart(ABC):
     def _take(self, bucket: int, raw: Values) -> None:
         """Raises CodecError when a value is found that is not finite."""
 
+    def counted(self) -> None:
+        """The round is complete, and counts, and this is in it."""
+        return
+
     @abstractmethod
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
         """The bytes of a run of segments as they can be sent, if encoding them is done, or changes nothing.

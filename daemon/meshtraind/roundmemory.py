@@ -14,6 +14,7 @@ from meshtraind.codecs.base import CodecError, Values
 from meshtraind.ownpart import Compensated, Compensation, InSlot, OwnPart, Retained
 from meshtraind.resultslot import Final
 from meshtraind.segments import Areas, Form, Forms, Segment
+from meshtraind.sketchpart import Shares, SketchPart
 from meshtraind.transforms import transform_for
 from meshwire.codec import Reduction
 from meshwire.exchange import Exchange
@@ -92,6 +93,7 @@ class RoundMemory:
         self._staleness = staleness
         self._compensation = compensation
         self._members = 1
+        self._shares = Shares()
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
@@ -124,6 +126,11 @@ class RoundMemory:
     def _new_part(self, number: int, weight: float) -> OwnPart:
         form = self._forms.of(number)
         areas = self._own_areas[form]
+        if form.layout.reduction is Reduction.SKETCH:
+            area = areas.take()
+            return SketchPart(
+                form.segments, area, self._scratch, number, self._compensation, self._shares, self._members
+            )
         if form.layout.reduction is not Reduction.LINEAR:
             area = areas.take()
             return Compensated(form.segments, area, number, self._compensation, weight, self._members)

@@ -12,7 +12,12 @@ from meshwire.footprint import residual_bytes
 from meshwire.rates import Ramp
 from meshwire.transforms import TRANSFORMS
 
-TOPOLOGIES = {Reduction.LINEAR: "ring", Reduction.TWO_SIDED: "sharded", Reduction.GATHER: "gather"}
+TOPOLOGIES = {
+    Reduction.LINEAR: "ring",
+    Reduction.SKETCH: "ring",
+    Reduction.TWO_SIDED: "sharded",
+    Reduction.GATHER: "gather",
+}
 
 
 @reported

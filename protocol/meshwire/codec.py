@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from meshwire.codecspec import WARMUP_MAX, Choice, CodecSpec, Family, Number, Reduction, always, warmup
 from meshwire.quantcodecs import QUANTISING_FAMILIES
+from meshwire.sketchcodec import HOMOMORPHIC
 from meshwire.sparsecodecs import SPARSE_FAMILIES
 
 __all__ = [
@@ -52,6 +53,7 @@ _FAMILIES = (
     ),
     *QUANTISING_FAMILIES,
     *SPARSE_FAMILIES,
+    HOMOMORPHIC,
     Family(
         "powersgd",
         Reduction.LINEAR,
@@ -124,9 +126,16 @@ def buffer_codec(codec: CodecSpec) -> CodecSpec:
     Error feedback needs contributions that do not depend on what was left out. A buffer's does: it is the difference
     from a base that has not moved, so it says again what is still owed. A running variance that waits 100 rounds for
     its turn would be moved ten times too far, and a mask that never changes would be moved by 1-bit's means. So where
-    a codec leaves something out, buffers are rounded to fp16, and what did not change takes next to nothing.
+    a codec leaves something out, buffers are rounded to fp16, and what did not change takes next to nothing, but on the
+    ring.
     """
-    return values_codec(codec) if codec.reduction is Reduction.LINEAR else _CHANGED_VALUES
+    match codec.reduction:
+        case Reduction.LINEAR:
+            return values_codec(codec)
+        case Reduction.SKETCH:
+            return FP16
+        case _:
+            return _CHANGED_VALUES
 
 
 def whole_codec(codec: CodecSpec) -> CodecSpec:

@@ -70,13 +70,13 @@ def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduc
         encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`), which the codec decides.
         staleness: with s > 0 a round has two of them, what is passed on and this member's own part, because raw slots
             are free once they are encoded (M1). With s=0 the own part stays in the raw slot.
-        reduction: of the codec. In the sharded exchange the own part is encoded at any s, and beside the vector lie the
-            others' parts of the shards that this member owns, which are about one vector too. Of a gather there are
-            all members' parts, and no vector.
+        reduction: of the codec. Where parts are not plain sums the own one is encoded at any s. In the sharded exchange
+            beside the vector lie the others' parts of the shards that this member owns, which are about one vector
+            too. Of a gather there are all members' parts, and no vector.
         members: of the job, at most.
     """
     if reduction is Reduction.GATHER:
         return members * encoded_bytes
-    if reduction is not Reduction.LINEAR:
+    if reduction is Reduction.TWO_SIDED:
         return 3 * encoded_bytes
-    return (2 if staleness else 1) * encoded_bytes
+    return (2 if staleness or reduction is Reduction.SKETCH else 1) * encoded_bytes

@@ -1,4 +1,5 @@
-"""One bucket's way round the ring: sums are added to and encoded anew at every hop (C2: for linear codecs).
+"""One bucket's way round the ring: sums are added to at every hop (C2: for linear codecs, which are encoded anew there,
+and for sketches, which are added as they are).
 
 A shard lands in the area once in the reduce half, is added to, and leaves from the same place; it lands there once
 more, final, in the copy half. That is safe without a second area: a shard's final bytes come back to a rank only after

@@ -40,7 +40,7 @@ def way_of(layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
     do."""
     shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.home) for bucket in layout.plan.buckets)
     match layout.reduction:
-        case Reduction.LINEAR:
+        case Reduction.LINEAR | Reduction.SKETCH:
             program = ring_program(ranks, rank)
             return Way(
                 program,

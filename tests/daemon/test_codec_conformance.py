@@ -29,7 +29,7 @@ MORE = (
     *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
     *("dct:4096+fp32", "dct:3,gather+int8"),
     *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
-    *("twobit:rms=2", "topk:0.05,chunk=300+2bit", "threshold:rms=1+2bit"),
+    *("twobit:rms=2", "topk:0.05,chunk=300+2bit", "threshold:rms=1+2bit", "homomorphic:0.3"),
 )
 CODECS = sorted({str(parse_codec(text)) for text in (*SEGMENT_FAMILIES, *MORE)})
 ROUNDED = ("int8", "2bit")  # forms of values whose rest is rounded to fp32
@@ -85,6 +85,10 @@ def claims(text: str) -> Claims:
         case "randomk":
             # No place is left out for ever: rounds without error feedback are slow, but no worse.
             return Claims(exact=spec.choice("values") != "int8", stalls=False)
+        case "homomorphic":
+            # Largest magnitudes, but not of what is beyond fp16's range. The optimum's segment is so short that all
+            # of it is sent.
+            return Claims(exact=True, stalls=False)
         case "int8" | "int4":
             # Steps that are drawn may not reach the last one, and what is sent then has other steps.
             nearest = spec.choice("rounding") == "nearest"

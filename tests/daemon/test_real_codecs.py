@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from meshtrain.localmesh import LocalMesh
+from meshwire.codec import parse_codec
+from meshwire.layout import EncodedLayout
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.plan import plan_buckets
 from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosMesh
 
@@ -40,6 +44,22 @@ def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | No
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
     assert summary.hashes_compared >= 4
+
+
+def test_sums_without_decoding_take_the_bytes_of_the_formula(mesh: LocalMesh, tmp_path: Path) -> None:
+    """O9, P5: 2 (m-1) encoded vectors a round on the ring, of all members together."""
+    summary = jobs.run(mesh.daemons[0], tmp_path, jobs.TRAIN, codec="homomorphic:0.1")
+    assert summary.state == "succeeded", summary.error
+    assert summary.replicas_equal is True
+    shapes = {"0.weight": (32, 8), "0.bias": (32,), "2.weight": (1, 32), "2.bias": (1,)}
+    tensors = tuple(
+        TensorSpec(name=name, shape=shape, dtype="float32", kind="parameter") for name, shape in shapes.items()
+    )
+    encoded = EncodedLayout(
+        plan_buckets(ModelManifest(tensors=tensors, optimizer="SGD")), parse_codec("homomorphic:0.1")
+    )
+    sent_bytes = sum(report.metrics.payload_bytes for report in summary.ranks)
+    assert sent_bytes == summary.rounds * 2 * 2 * encoded.total_bytes
 
 
 def test_two_runs_are_equal_bit_by_bit(mesh: LocalMesh, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_each_segment_is_finished_by_one_rank_or_by_all(name: str, ranks: tuple[
         assert finished == sorted([*range(bucket.segment_count)] * times)
         assert all(not way.exchange(bucket.index).complete for way in ways)
     extra = [way.area_bytes - layout.total_bytes for way in ways]
-    if layout.reduction is Reduction.LINEAR:
+    if layout.reduction in (Reduction.LINEAR, Reduction.SKETCH):
         assert not any(extra)
     elif layout.reduction is Reduction.GATHER:
         assert {way.area_bytes for way in ways} == {(len(ranks) - 1) * layout.total_bytes}
@@ -52,10 +52,11 @@ def test_what_leaves_something_out_is_not_for_buffers(name: str) -> None:
     assert set(layout.codecs[: PLAN.parameter_buckets]) == {codec}
     of_buffers = layout.codecs[PLAN.parameter_buckets]
     assert not of_buffers.error_feedback
-    assert of_buffers == (codec if codec.reduction is Reduction.LINEAR else parse_codec("threshold:rms=0+fp16"))
+    others = {Reduction.LINEAR: codec, Reduction.SKETCH: parse_codec("fp16")}
+    assert of_buffers == others.get(codec.reduction, parse_codec("threshold:rms=0+fp16"))
 
 
 def test_a_codec_without_a_way_is_refused_by_its_kind() -> None:
-    sketch = Family("sketch", Reduction.SKETCH, FP32.family.segment_bytes_max, "", "")
-    with pytest.raises(ValueError, match="no exchange is built for sketch codecs"):
-        way_of(EncodedLayout(PLAN, CodecSpec(sketch, ())), (0, 1), 0)
+    integers = Family("integers", Reduction.INTEGER_SUM, FP32.family.segment_bytes_max, "", "")
+    with pytest.raises(ValueError, match="no exchange is built for integer-sum codecs"):
+        way_of(EncodedLayout(PLAN, CodecSpec(integers, ())), (0, 1), 0)

@@ -26,6 +26,7 @@ _CLASSES = {
     "randomk": ("randomk", "RandomK"),
     "cocktail": ("cocktail", "Cocktail"),
     "dct": ("dct", "Dct"),
+    "homomorphic": ("homomorphic", "Homomorphic"),
 }
 
 

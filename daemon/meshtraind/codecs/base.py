@@ -29,11 +29,14 @@ class Terms:
         round: its number, from 1, for rates that change over time.
         seed: for codecs that draw; a non-negative 64-bit number.
         bytes_max: what the segment may take, of a codec with a budget; never less than one value needs.
+        values_max: how many values it may send, of a codec that sends as many as there is room for, which it shares
+            with the other members.
     """
 
     round: int = 1
     seed: int = 0
     bytes_max: int | None = None
+    values_max: int | None = None
 
 
 FIRST = Terms()

@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.keptvalues import FORMS
+from meshtraind.codecs.mixing import mixed
 from meshwire.codec import CodecSpec
 from meshwire.sparsecodecs import SEED_BYTES, most_kept
 
 SEED = struct.Struct("<Q")
 assert SEED.size == SEED_BYTES
-
-GOLDEN_RATIO = 0x9E3779B97F4A7C15  # splitmix64's increment
 
 
 class DrawnCodec(Codec):
@@ -77,14 +76,11 @@ class RandomK(DrawnCodec):
 
 
 def drawn_places(seed: int, kept: int, count: int) -> Indices:
-    """`kept` different places in [0, count), each as likely as any. On every machine the same.
-
-    numpy's generators are no agreement between peers: what they draw may change with its version.
-    """
+    """`kept` different places in [0, count), each as likely as any. On every machine the same."""
     if not count:
         return np.empty(0, np.intp)
     numbers = np.arange(kept + 1, dtype=np.uint64)
-    draws = _splitmix64(numbers + np.uint64(_splitmix64(np.array([seed], np.uint64))[0])) >> np.uint64(32)
+    draws = mixed(seed, numbers) >> np.uint64(32)
     bounds = numbers * np.uint64(count) // np.uint64(kept)
     widths = bounds[1:] - bounds[:-1]
     # Strata differ in width by one. Turning all of them by the same random distance makes all places equally likely.
@@ -92,11 +88,3 @@ def drawn_places(seed: int, kept: int, count: int) -> Indices:
     places: NDArray[np.uint64] = bounds[:-1] + ((draws[:-1] * widths) >> np.uint64(32)) + turn
     places[places >= count] -= np.uint64(count)
     return places.astype(np.intp)
-
-
-def _splitmix64(states: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The generator of Steele, Lea and Flood 2014, at any of its steps."""
-    mixed = (states + np.uint64(1)) * np.uint64(GOLDEN_RATIO)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
