@@ -159,7 +159,8 @@ RESNET18 = tuple(_resnet18())
 
 def _without_warmup(spec: CodecSpec) -> CodecSpec:
     values = zip(spec.family.parameters, spec.values, strict=True)
-    return replace(spec, values=tuple(0.0 if parameter.name == "warmup" else value for parameter, value in values))
+    first = ("warmup", "train")
+    return replace(spec, values=tuple(0.0 if parameter.name in first else value for parameter, value in values))
 
 
 def _memory_bytes(spec: CodecSpec, values: Values) -> int:
