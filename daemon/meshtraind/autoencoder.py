@@ -15,7 +15,7 @@ MARGIN = STRIDE // 2  # of zeros that a convolution sees on both sides
 
 
 def starting_weights(architecture: Architecture) -> Values:
-    """Before anything is learnt: every `compression`-th value passes as it is, the others are left out."""
+    """Before anything is learnt: so many values of a group as it has latents pass as they are, evenly spaced."""
     weights = np.zeros(architecture.weight_count, np.float32)
     first, second, third, fourth = _kernels(weights, architecture)
     for place in range(STRIDE):  # a value and its negative: what the LeakyReLU makes of both is (1 + slope) apart
@@ -23,7 +23,7 @@ def starting_weights(architecture: Architecture) -> Values:
             first[channel, 0, MARGIN + place] = sign
             fourth[channel, 0, MARGIN + place] = sign
     for latent in range(architecture.channels):
-        quarter, place = divmod(latent * architecture.compression, STRIDE)
+        quarter, place = divmod(latent * GROUP_VALUES // architecture.channels, STRIDE)
         for channel, sign in ((2 * place, 1.0), (2 * place + 1, -1.0)):
             second[latent, channel, MARGIN + quarter] = sign / (1 + SLOPE)
             third[latent, channel, MARGIN + quarter] = sign / (1 + SLOPE)

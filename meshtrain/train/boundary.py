@@ -14,9 +14,11 @@ from meshtrain.train.applying import Applying, BaseParts
 from meshtrain.train.channel import Channel
 from meshtrain.train.clipping import Untouched
 from meshtrain.train.contribution import Contribution
+from meshtrain.train.encodertasks import train_as_asked
 from meshtrain.train.saving import Saving
 from meshwire.messages.learner import (
     BarrierPassed,
+    EncoderTask,
     LearnerBack,
     LearnerBarrier,
     LearnerIdle,
@@ -70,6 +72,7 @@ class Boundary:
         self._held: Mapping[int, torch.Tensor] = {}  # this learner's own buffers, while the model holds the base's
         channel.route(Start, self._on_start)
         channel.route(BarrierPassed, self._on_passed)
+        channel.route(EncoderTask, lambda task: channel.tell(train_as_asked(task)))
 
     def close(self) -> None:
         """What is open in `base` changes nothing any more."""

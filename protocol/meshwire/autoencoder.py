@@ -16,24 +16,16 @@ SLOPE = 0.25  # of the LeakyReLU, for negative values; a power of two, so it rou
 WEIGHT_MAX = 2.0**10  # magnitude
 LATENT_MAX = 2.0**64  # magnitude; what is decoded of it with such weights is finite: 2^64 (2^10 128)(2^10 32) < 2^97
 
-COMPRESSIONS = (1, 2, 4, 8, 16)
-"""Values for each latent."""
-
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """Of the autoencoders of one job.
 
     Attributes:
-        compression: values for each latent; one of COMPRESSIONS.
+        channels: latents of a group, 1 to GROUP_VALUES.
     """
 
-    compression: int
-
-    @property
-    def channels(self) -> int:
-        """Latents of a group."""
-        return GROUP_VALUES // self.compression
+    channels: int
 
     @property
     def layers(self) -> tuple[tuple[int, int, int], ...]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshtrain.train.encodertasks import train_as_asked
 from meshtrain.train.encodertraining import (
     EncoderTrainingError,
     decode,
@@ -17,12 +18,14 @@ from meshtrain.train.encodertraining import (
     principal_weights,
     train_encoder,
 )
-from meshtraind.autoencoder import Autoencoder, starting_weights
-from meshwire.autoencoder import BLOCK_VALUES, COMPRESSIONS, Architecture
+from meshtraind.autoencoder import Autoencoder, check_weights, starting_weights
+from meshwire import limits
+from meshwire.autoencoder import BLOCK_VALUES, Architecture
+from meshwire.messages.learner import EncoderTask
 
 STEPS = 30
 
-every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
+every_size = pytest.mark.parametrize("channels", [1, 3, 4, 16])
 
 
 def drawn(*shape: int) -> Tensor:
@@ -42,10 +45,10 @@ def by_steps() -> Callable[[], float]:
     return lambda: float(next(seconds))
 
 
-@every_compression
-def test_torch_computes_what_the_daemon_does(compression: int) -> None:
+@every_size
+def test_torch_computes_what_the_daemon_does(channels: int) -> None:
     """To 1e-5 of the largest value: what is learnt here is what is sent there."""
-    architecture = Architecture(compression)
+    architecture = Architecture(channels)
     weights = 0.3 * drawn(architecture.weight_count)
     values = drawn(BLOCK_VALUES)
     latents = np.empty(architecture.latent_count(BLOCK_VALUES), np.float32)
@@ -59,14 +62,14 @@ def test_torch_computes_what_the_daemon_does(compression: int) -> None:
         np.testing.assert_allclose(theirs, ours.numpy(), rtol=0, atol=1e-5 * float(ours.abs().max()))
 
 
-@every_compression
-def test_principal_directions_leave_out_what_no_linear_code_of_groups_can_keep(compression: int) -> None:
+@every_size
+def test_principal_directions_leave_out_what_no_linear_code_of_groups_can_keep(channels: int) -> None:
     """Eckart and Young: the squares left out are the smallest eigenvalues."""
-    architecture = Architecture(compression)
+    architecture = Architecture(channels)
     inputs = skewed(8).reshape(8, 1, -1)
     groups = inputs.reshape(-1, 16).double()
     eigenvalues = torch.linalg.eigvalsh(groups.T @ groups)
-    least = float(eigenvalues[: 16 - architecture.channels].sum() / eigenvalues.sum())
+    least = float(eigenvalues[: 16 - channels].sum() / eigenvalues.sum())
     assert left_out(architecture, principal_weights(architecture, inputs), inputs) == pytest.approx(least, abs=1e-5)
 
 
@@ -93,7 +96,7 @@ def test_without_time_it_is_at_least_the_linear_code() -> None:
 
 
 def test_rows_of_any_length_are_filled_up_with_zeros() -> None:
-    architecture = Architecture(16)
+    architecture = Architecture(1)
     rows = skewed(4).reshape(4, -1)[:, :37]
     learnt = train_encoder(architecture, torch.from_numpy(starting_weights(architecture)), rows, time_limit_s=0.0)
     assert learnt.shape == (architecture.weight_count,)
@@ -101,7 +104,7 @@ def test_rows_of_any_length_are_filled_up_with_zeros() -> None:
 
 @pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf")])
 def test_nothing_is_learnt_from_zeros_or_from_what_is_not_a_number(wrong: float) -> None:
-    architecture = Architecture(16)
+    architecture = Architecture(1)
     start = torch.from_numpy(starting_weights(architecture))
     with pytest.raises(EncoderTrainingError, match="its samples are zeros, or hold what is not a number"):
         train_encoder(architecture, start, torch.full((2, 32), wrong))
@@ -109,7 +112,7 @@ def test_nothing_is_learnt_from_zeros_or_from_what_is_not_a_number(wrong: float)
 
 def test_the_scripts_own_draws_and_modes_are_left_alone() -> None:
     """It runs inside optimizer.step(): without gradients, and in the middle of the script's random numbers."""
-    architecture = Architecture(16)
+    architecture = Architecture(1)
     start = torch.from_numpy(starting_weights(architecture))
     before = torch.get_rng_state()
     with torch.no_grad():
@@ -117,3 +120,21 @@ def test_the_scripts_own_draws_and_modes_are_left_alone() -> None:
         assert not torch.is_grad_enabled()
     assert torch.equal(torch.get_rng_state(), before)
     assert not learnt.requires_grad
+
+
+def task(rows: bytes, channels: int = 4) -> EncoderTask:
+    weights = starting_weights(Architecture(channels))
+    return EncoderTask(number=3, channels=channels, weights=weights.tobytes(), rows=rows)
+
+
+def test_a_learner_answers_with_weights_that_its_daemon_takes() -> None:
+    rows = skewed(limits.ENCODER_ROW_VALUES // 32).numpy()
+    answer = train_as_asked(task(rows.tobytes()))
+    assert (answer.number, answer.error) == (3, None)
+    check_weights(np.frombuffer(answer.weights, "<f4"), Architecture(4))
+
+
+def test_a_learner_that_cannot_says_why() -> None:
+    answer = train_as_asked(task(bytes(4 * limits.ENCODER_ROW_VALUES)))
+    assert answer.weights == b""
+    assert answer.error == "its samples are zeros, or hold what is not a number"

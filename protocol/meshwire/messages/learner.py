@@ -9,12 +9,15 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire import limits
+from meshwire.autoencoder import GROUP_VALUES
 from meshwire.manifest import ModelManifest
 from meshwire.messages.envelope import message
 from meshwire.messages.job import JobSpec, LogValues, Member, Rank, Text
 from meshwire.messages.local import AnyPath
 from meshwire.messages.rounds import BatchSize, Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import Digest, Wire
+
+EncoderWeights = Annotated[bytes, Field(max_length=limits.ENCODER_WEIGHTS_BYTES_MAX)]  # fp32, little-endian
 
 
 @message("learner.welcome")
@@ -127,6 +130,15 @@ class LearnerHash(Wire):
     sha256: Digest
 
 
+@message("learner.encoder")
+class LearnerEncoder(Wire):
+    """Notice: what the autoencoder of an `EncoderTask` has learnt; or `error` says why nothing."""
+
+    number: int
+    weights: EncoderWeights = b""
+    error: Text | None = None
+
+
 @message("learner.barrier")
 class LearnerBarrier(Wire):
     """Notice: it waits for every member's learner, and applies rounds meanwhile. Answer: `BarrierPassed`."""
@@ -221,6 +233,16 @@ class LearnerSaved(Wire):
     round: Annotated[int, Field(ge=0)]
     units: Annotated[int, Field(ge=0)]
     error: Text | None = None
+
+
+@message("encoder.task")
+class EncoderTask(Wire):
+    """Notice to the learner, which stands at its boundary: train LGC's autoencoder. Answer: `LearnerEncoder`."""
+
+    number: int
+    channels: Annotated[int, Field(ge=1, le=GROUP_VALUES)]
+    weights: EncoderWeights  # of now
+    rows: Annotated[bytes, Field(max_length=limits.ENCODER_SAMPLE_BYTES_MAX)]  # fp32, ENCODER_ROW_VALUES in each
 
 
 @message("barrier.passed")

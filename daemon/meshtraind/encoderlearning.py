@@ -1,0 +1,98 @@
+"""What a member has seen of chosen values, and the autoencoder that its learner makes of them (`autoencoder.py`).
+
+The daemon has no torch: a sample goes to the learner, weights come back. Until then, and where the learner cannot,
+those of before stay.
+"""
+
+import logging
+
+import numpy as np
+
+from meshtraind.autoencoder import check_weights, starting_weights
+from meshtraind.codecs.base import CodecError, Values
+from meshwire import limits
+from meshwire.autoencoder import GROUP_VALUES, Architecture
+from meshwire.messages.learner import EncoderTask, LearnerEncoder
+
+log = logging.getLogger(__name__)
+
+LITTLE = np.dtype("<f4")
+ROW_GROUPS = limits.ENCODER_ROW_VALUES // GROUP_VALUES
+ROWS_MAX = limits.ENCODER_SAMPLE_BYTES_MAX // (limits.ENCODER_ROW_VALUES * LITTLE.itemsize)
+ROWS_A_ROUND = 8  # so that a sample is of many rounds
+
+
+class EncoderLearning:
+    """One member's, of one job.
+
+    Attributes:
+        weights: the best that are known here; as many as the architecture has.
+    """
+
+    def __init__(self, architecture: Architecture) -> None:
+        self._architecture = architecture
+        self._rows: Values = np.zeros((ROWS_MAX, limits.ENCODER_ROW_VALUES), np.float32)
+        self._seen = 0  # rows ever
+        self._number = 0
+        self._waiting = False
+        self.weights = starting_weights(architecture)
+
+    def see(self, groups: Values) -> None:
+        """A round's values, finite. Some rows of them become part of the sample, others each time.
+
+        Args:
+            groups: (groups, GROUP_VALUES), zeros where a group has fewer.
+        """
+        count = -(-len(groups) // ROW_GROUPS)
+        every = -(-count // ROWS_A_ROUND)
+        for row in range(self._seen % every if every else 0, count, max(every, 1)):
+            values = groups[row * ROW_GROUPS : (row + 1) * ROW_GROUPS].ravel()
+            norm = np.sqrt(np.square(values, dtype=np.float64).sum())
+            if not norm:
+                continue
+            place = self._rows[self._seen % ROWS_MAX]
+            place[len(values) :] = 0.0
+            # Rounds count alike, however large their gradients are.
+            np.divide(values, norm, out=place[: len(values)], casting="same_kind")
+            self._seen += 1
+
+    def task(self) -> EncoderTask | None:
+        """What the learner is to do; None while it is at it, and before the sample is whole."""
+        if self._waiting or self._seen < ROWS_MAX:
+            return None
+        self._waiting = True
+        self._number += 1
+        return EncoderTask(
+            number=self._number,
+            channels=self._architecture.channels,
+            weights=self.weights.astype(LITTLE).tobytes(),
+            rows=self._rows.astype(LITTLE).tobytes(),
+        )
+
+    def answered(self, body: LearnerEncoder) -> None:
+        """The learner's answer. One that nobody waits for was for a process of before."""
+        if not self._waiting or body.number != self._number:
+            return
+        self._waiting = False
+        self._seen = 0  # the next sample is a new one
+        wrong = body.error
+        if wrong is None:
+            wrong = self._take(body.weights)
+        if wrong is not None:
+            log.warning("LGC's autoencoder stays as it is: %s", wrong)
+
+    def learner_lost(self) -> None:
+        """Another process will be asked anew."""
+        self._waiting = False
+
+    def _take(self, sent: bytes) -> str | None:
+        """Returns what is wrong with the weights that were sent."""
+        if len(sent) != self._architecture.weight_count * LITTLE.itemsize:
+            return f"the learner sent {len(sent)} bytes for {self._architecture.weight_count} weights"
+        weights = np.frombuffer(sent, LITTLE).astype(np.float32)
+        try:
+            check_weights(weights, self._architecture)
+        except CodecError as error:
+            return f"of what the learner sent, {error}"
+        self.weights = weights
+        return None
