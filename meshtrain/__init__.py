@@ -9,7 +9,7 @@ torch is imported by the first call, not by the import of this package.
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from meshtrain.errors import (
     ConnectionLost,
@@ -25,6 +25,8 @@ from meshtrain.errors import (
 if TYPE_CHECKING:
     import torch
 
+    from meshtrain.train.progressive import Progressive
+
 __all__ = [
     "ConnectionLost",
     "DaemonNotRunning",
@@ -32,6 +34,7 @@ __all__ = [
     "MeshtrainError",
     "NonFiniteGradient",
     "NotSupported",
+    "Progressive",
     "RequestError",
     "UsageError",
     "barrier",
@@ -53,6 +56,17 @@ __all__ = [
 M = TypeVar("M", bound="torch.nn.Module")
 O = TypeVar("O", bound="torch.optim.Optimizer")  # noqa: E741
 L = TypeVar("L")
+
+
+if not TYPE_CHECKING:  # a type checker would let any name pass
+
+    def __getattr__(name: str) -> Any:
+        """What needs torch is imported when it is asked for."""
+        if name == "Progressive":
+            from meshtrain.train.progressive import Progressive
+
+            return Progressive
+        raise AttributeError(f"module 'meshtrain' has no attribute {name!r}")
 
 
 @overload

@@ -21,6 +21,7 @@ from meshwire.plan import Plan, plan_buckets
 from meshwire.roundlayouts import RoundLayouts
 from meshwire.syncmode import SyncSettings, own_coefficient
 from meshwire.text import printable
+from meshwire.travel import refusal
 
 if TYPE_CHECKING:
     from meshtrain.packing import Packed
@@ -81,8 +82,11 @@ class Memory:
     def _plan(self) -> Plan:
         return plan_buckets(self.measurement.manifest, codec=parse_codec(self.codec))
 
-    def check_budget(self) -> None:
-        """Raises CliError for a budget of the codec's that is too small for the model."""
+    def check_suits(self) -> None:
+        """Raises CliError for a budget of the codec's that is too small for the model, or a model that grows where that
+        does not go with the mode or the codec."""
+        if self._plan.travel is not None and (reason := refusal(self.sync, parse_codec(self.codec))):
+            raise CliError(f"this model does not travel whole in all rounds, and that does not go with {reason}")
         try:
             budget_of(self._plan, EncodedLayout(self._plan, parse_codec(self.codec)))
         except ValueError as error:
@@ -132,10 +136,10 @@ def show_dry_run(
 ) -> None:
     """The files, who would take part, and what it takes there; without the latter when `memory` is None.
 
-    Raises CliError when a member does not have enough, or the codec's budget is too small.
+    Raises CliError when a member does not have enough, or model, mode and codec do not go together.
     """
     if memory is not None:
-        memory.check_budget()
+        memory.check_suits()
     if json:
         print_json(_document(submitted, notes, folders, memory))
     else:

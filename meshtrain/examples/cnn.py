@@ -3,6 +3,8 @@
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from meshtrain.train.progressive import Progressive
+
 WIDTHS = (16, 32, 64)
 
 
@@ -26,3 +28,19 @@ class CNN(nn.Module):
         x = F.relu(self.hidden(self.features(x).flatten(1)))
         logits: Tensor = self.head(x)
         return logits
+
+
+def growing_cnn(every: int, warmup: int = 0, classes: int = 10) -> Progressive:
+    """The same network in four stages: its convolutions one after the other, then the hidden layer. The heads of the
+    first three average over what is left of the image.
+
+    Args:
+        every, warmup: rounds, as of `Progressive`.
+    """
+    whole = CNN(classes)
+    layers = list(whole.features)
+    of_stage = len(layers) // len(WIDTHS)
+    stages = [nn.Sequential(*layers[first : first + of_stage]) for first in range(0, len(layers), of_stage)]
+    stages.append(nn.Sequential(nn.Flatten(), whole.hidden, nn.ReLU()))
+    heads = [nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)) for width in WIDTHS]
+    return Progressive(stages, [*heads, whole.head], every, warmup)

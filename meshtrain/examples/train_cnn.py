@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import meshtrain as mt
-from meshtrain.examples.cnn import CNN
+from meshtrain.examples.cnn import CNN, growing_cnn
 from meshtrain.examples.digits import HELD_OUT_EVERY, DigitsError, read_digits
 
 
@@ -27,10 +27,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="images per step and machine (default %(default)s)")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate of SGD (default %(default)s)")
     parser.add_argument("--momentum", type=float, default=0.9, help="default %(default)s")
+    parser.add_argument("--grow", type=int, metavar="ROUNDS", help="begin with one layer, one more every ROUNDS rounds")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights and of the order of the images")
     arguments = parser.parse_args()
-    for name in ("steps", "batch_size"):
-        if getattr(arguments, name) < 1:
+    for name in ("steps", "batch_size", "grow"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
     return arguments
 
@@ -60,7 +61,7 @@ def main() -> None:
     except DigitsError as error:
         sys.exit(f"error: {error}")
     torch.manual_seed(args.seed)
-    model: torch.nn.Module = CNN()
+    model: torch.nn.Module = CNN() if args.grow is None else growing_cnn(args.grow, args.grow // 10)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=args.momentum)
     loader = DataLoader(training, batch_size=args.batch_size, shuffle=True)
     model, optimizer, loader = mt.prepare(model, optimizer, loader)

@@ -1,5 +1,6 @@
 """A world of one: what the API does when the script runs without a job. Nothing is changed."""
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -9,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from meshtrain.train.device import best_device, device_of
+from meshtrain.train.progressive import find
 from meshwire.local import SCRIPT_DATA_VARIABLE
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -34,8 +36,13 @@ class Alone:
         self._device: torch.device | None = None
 
     def prepare(self, model: M, optimizer: O, scaler: torch.amp.GradScaler | None = None) -> tuple[M, O]:
-        """The same objects."""
+        """The same objects. A model that grows does so by the optimizer's steps."""
         self._device = device_of(model)
+        growing = find(model)
+        if growing is not None:
+            rounds = itertools.count(2)
+            growing.enter_round(1)
+            optimizer.register_step_post_hook(lambda *_: growing.enter_round(next(rounds)))
         return model, optimizer
 
     def prepare_with_loader(

@@ -77,6 +77,7 @@ class Engine:
     Args:
         state: of this model and optimizer, which hold the base after `progress.round`.
         named: adds the peers' names to a reason that names ranks.
+        enter_round: called with the round that a step is for, before it begins; with s>0 it is a guess.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class Engine:
         scaling: Scaling,
         settings: EngineSettings,
         named: Callable[[str], str],
+        enter_round: Callable[[int], None],
     ) -> None:
         self._channel = channel
+        self._enter_round = enter_round
         self._settings = settings
         self._state = state
         self._scaling = scaling
@@ -122,6 +125,7 @@ class Engine:
         self._applying = Applying(base, lambda: step.take(optimizer, stepped), channel, named, self._after_round)
 
         def before_view() -> None:
+            self._enter_round(self.boundary.decided + 1)
             if settings.staleness:
                 overlay.step_over(self._applying.squared_norm)
                 self._buffers.restore()
@@ -148,7 +152,12 @@ class Engine:
         # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
         self._contribution = Contribution(means, self._buffers, drawn, lambda _: b"", channel, "change by local steps")
         self._applying = Applying(base, outer.step, channel, named, self._after_round)
-        self.boundary = self._boundary(base, weights.clear)
+
+        def before_view() -> None:
+            self._enter_round(self.boundary.decided + 1)
+            weights.clear()
+
+        self.boundary = self._boundary(base, before_view)
         parts = PeriodParts(
             optimizer=self._state.optimizer,
             base=base,

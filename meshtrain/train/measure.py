@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from meshtrain.train import handover, optimizers, signs, tensors
+from meshtrain.train import handover, optimizers, progressive, signs, tensors
 from meshtrain.train.alone import Alone
 from meshtrain.train.memory import model_size
 from meshwire.codec import CodecSpec, parse_codec
@@ -65,7 +65,9 @@ class Measuring(Alone):
             signs.check(optimizer)
         momentum = handover.momentum_of(optimizer) if self._codec.momentum else None
         specs, places = tensors.collect(model)
-        built = tensors.build(model, optimizers.describe(optimizer, specs, places), momentum)
+        growing = progressive.find(model)
+        travel = growing.travel(specs, places) if growing is not None else None
+        built = tensors.build(model, optimizers.describe(optimizer, specs, places), momentum, travel)
         measurement = Measurement(manifest=built.manifest, size=model_size(built, optimizer))
         self._file.write_text(measurement.model_dump_json(), encoding="utf-8")
         raise SystemExit(0)

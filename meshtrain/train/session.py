@@ -16,7 +16,7 @@ import torch
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
-from meshtrain.train import handover, optimizers, signs, tensors
+from meshtrain.train import handover, optimizers, progressive, signs, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
 from meshtrain.train.clipping import checked
@@ -54,6 +54,7 @@ from meshwire.plan import plan_buckets
 from meshwire.roundplans import RoundPlans
 from meshwire.samples import epoch_seed
 from meshwire.syncmode import own_coefficient
+from meshwire.travel import refusal
 
 log = logging.getLogger("meshtrain")
 
@@ -162,7 +163,11 @@ class Session:
         layout = optimizers.describe(optimizer, specs, places)
         codec = parse_codec(self._welcome.spec.codec)
         momentum = handover.momentum_of(optimizer) if codec.momentum else None
-        built = tensors.build(model, f"{layout}; loader: {described}", momentum)
+        growing = progressive.find(model)
+        travel = growing.travel(specs, places) if growing is not None else None
+        if travel is not None and (reason := refusal(self._welcome.spec.sync, codec)):
+            raise NotSupported(f"mt.Progressive with {reason}")
+        built = tensors.build(model, f"{layout}; loader: {described}", momentum, travel)
         self._prepared = True
         size_bytes = len(built.manifest.pack())
         if size_bytes > limits.MODEL_BYTES_MAX:
@@ -201,6 +206,7 @@ class Session:
                 signs=sync.signs,
             ),
             self._with_names,
+            growing.enter_round if growing is not None else lambda _: None,
         )
         self._channel.route(StepLost, self._step_lost)
         self._engine.boundary.wait_start()

@@ -85,22 +85,24 @@ def test_a_void_round_is_taken_back_everywhere(mesh: LocalMesh, tmp_path: Path) 
 
 
 def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
-    """C1, G6, J2: rounds that it has left half done run again with the same bytes, and its residuals begin at zero."""
+    """C1, G6, J2: rounds that it has left half done run again with the same bytes, and its residuals begin at zero. T1:
+    also where the model has grown meanwhile, and its vectors with it."""
     stop = tmp_path / "stop"
     with ChaosMesh(3) as mesh:
         anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
         submitted = []
         kinds = (
-            ("int8", "bsp"),
-            ("topk:0.05,gather", "ssp:2"),
-            ("powersgd:1,min_rate=1,warmup=5", "bsp"),
-            ("lgc:0.1,warmup=5,train=5", "bsp"),
+            ("int8", "bsp", jobs.UNTIL_STOPPED),
+            ("topk:0.05,gather", "ssp:2", jobs.UNTIL_STOPPED),
+            ("powersgd:1,min_rate=1,warmup=5", "bsp", jobs.UNTIL_STOPPED),
+            ("lgc:0.1,warmup=5,train=5", "bsp", jobs.UNTIL_STOPPED),
+            ("int4", "bsp", jobs.GROWING),
         )
-        for codec, sync in kinds:
+        for codec, sync, script in kinds:
             folder = tmp_path / codec.partition(":")[0]
             folder.mkdir()
             options = {"codec": codec, "sync": sync, "args": (str(stop),)}
-            submitted.append(jobs.submit(anna, folder, jobs.UNTIL_STOPPED, **options).job)
+            submitted.append(jobs.submit(anna, folder, script, **options).job)
         for id_ in submitted:
             jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 20, "round 20")
         lost.kill()

@@ -34,6 +34,7 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.rounds import Bind, Poison
 from meshwire.plan import plan_buckets
+from meshwire.roundplans import RoundPlans
 from meshwire.wiretypes import Wire
 
 Values = NDArray[np.float32]
@@ -78,6 +79,7 @@ class LocalRound:
     bases: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     sums: dict[int, Values] = field(default_factory=dict)  # w*g
+    sent: dict[int, int] = field(default_factory=dict)  # values
     poisons: dict[int, Poison] = field(default_factory=dict)
     seals: dict[int, LearnerSealed | None] = field(default_factory=dict)  # None: cut off before its end (V2)
     nulls: set[int] = field(default_factory=set)
@@ -128,7 +130,7 @@ class LocalRounds:
     def begin(self, manifest: ModelManifest, samples: SampleSpace | None) -> None:
         """All members are ready."""
         self._manifest = manifest
-        self._plan = plan_buckets(manifest, self._spec.bucket_bytes, parse_codec(self._spec.codec))
+        self._plans = RoundPlans(plan_buckets(manifest, self._spec.bucket_bytes, parse_codec(self._spec.codec)))
         self._begun = True
         if samples is not None:
             self._ledger = Ledger(samples, range(len(self.learners)), self._spec.sync)
@@ -197,7 +199,8 @@ class LocalRounds:
         who = f"rank {learner.rank}, which is {learner.phase.value} of step {learner.step}"
         assert learner.phase in (Phase.COMPUTING, Phase.BOUND), f"bucket of step {body.step} from {who}"
         assert body.step == learner.step, f"bucket of step {body.step} from {who}"
-        assert body.bucket == len(learner.buckets) < len(self._plan.buckets), f"not in order: {body.bucket} of {who}"
+        buckets = self._plans.of(learner.decided + (learner.phase is Phase.COMPUTING)).buckets
+        assert body.bucket == len(learner.buckets) < len(buckets), f"not in order: {body.bucket} of {who}"
         learner.buckets.append(body)
         for name in ("weight", "samples", "hyperparameters", "claim"):
             assert getattr(body, name) == getattr(learner.buckets[0], name), f"R2: one {name} a step: {who}"
@@ -208,7 +211,8 @@ class LocalRounds:
         round_ = self.rounds[learner.decided]
         if body.poison is not None:
             round_.poisons.setdefault(learner.rank, body.poison)
-        bucket = self._plan.buckets[body.bucket]
+        bucket = buckets[body.bucket]
+        round_.sent[learner.rank] = round_.sent.get(learner.rank, 0) + bucket.count
         span = slice(bucket.start, bucket.start + bucket.count)
         round_.sums[learner.rank][span] = self._raw(learner.rank, learner.step)[span]
 
@@ -226,7 +230,7 @@ class LocalRounds:
         assert age <= self._staleness, f"R0: step {step} of rank {rank} would be of age {age}"
         round_ = self.rounds.setdefault(learner.decided, LocalRound())
         round_.binds[rank], round_.steps[rank], round_.bases[rank] = learner.buckets[0], step, learner.base
-        round_.sums[rank] = np.zeros(self._plan.total_values, np.float32)
+        round_.sums[rank] = np.zeros(self._plans.whole.total_values, np.float32)
         if rank == 0:
             round_.sizes[rank], self._sizes = self._sizes, ()
         if learner.lost:
@@ -242,7 +246,8 @@ class LocalRounds:
     def _sealed(self, learner: LocalLearner, body: LearnerSealed) -> None:
         who = f"rank {learner.rank}, which is {learner.phase.value} of step {learner.step}"
         assert (learner.phase, learner.step) == (Phase.BOUND, body.step), f"seal of step {body.step} from {who}"
-        assert len(learner.buckets) == len(self._plan.buckets), f"seal after {len(learner.buckets)} buckets from {who}"
+        buckets = self._plans.of(learner.decided).buckets
+        assert len(learner.buckets) == len(buckets), f"seal after {len(learner.buckets)} buckets from {who}"
         assert self._manifest is not None
         assert len(body.used) == math.ceil(len(self._manifest.tensors) / 8)
         assert len(body.integers) == self._manifest.integer_values
@@ -315,7 +320,7 @@ class LocalRounds:
         if round_ is None or number in self._held or len(round_.seals) + len(round_.nulls) < len(self.learners):
             return False
         self.complete = number
-        round_.means = self._means(round_)
+        round_.means = self._means(number, round_)
         round_.done = self._verdict(number, round_)
         if self._ledger is not None:
             granted = self._ledger.complete({rank: _bind(number, round_, rank) for rank in round_.binds})
@@ -324,9 +329,11 @@ class LocalRounds:
                 self._notify(rank, Grant(batches=batches, step=round_.steps[rank]))
         return True
 
-    def _means(self, round_: LocalRound) -> Values:
-        """O1: sum(w*g) / sum(w), in fp32 and in rank order."""
-        total = np.zeros(self._plan.total_values, np.float32)
+    def _means(self, number: int, round_: LocalRound) -> Values:
+        """O1: sum(w*g) / sum(w), in fp32 and in rank order. NaN where nothing travels (T1)."""
+        total = np.full(self._plans.whole.total_values, np.nan, np.float32)
+        for bucket in self._plans.of(number).buckets:
+            total[bucket.start : bucket.start + bucket.count] = 0
         for _, values in sorted(round_.sums.items()):
             total += values
         return total / np.float32(_weight(round_) or 1.0)
@@ -353,16 +360,16 @@ class LocalRounds:
             used=used.to_bytes(len(seals[0].used) if seals else 0),
             integers=tuple(max(values) for values in zip(*(seal.integers for seal in seals), strict=True)),
             hyperparameters=b"" if leader is None else round_.binds[leader].hyperparameters,
-            squared_norm=0.0 if void else self._squared_norm(round_),
+            squared_norm=0.0 if void else self._squared_norm(number, round_),
         )
 
-    def _squared_norm(self, round_: LocalRound) -> float:
+    def _squared_norm(self, number: int, round_: LocalRound) -> float:
         """O4: of the parameters' means, in double precision."""
         assert round_.means is not None
         assert self._manifest is not None
         kinds = [spec.kind for spec in self._manifest.tensors]
         means = round_.means.astype(np.float64)
-        spans = [span for span in self._plan.spans if kinds[span.tensor] == "parameter"]
+        spans = [span for span in self._plans.of(number).spans if kinds[span.tensor] == "parameter"]
         return math.fsum(float(np.square(means[span.start : span.start + span.count]).sum()) for span in spans)
 
     def _tell_epoch_over(self) -> bool:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset
 
 import meshtrain
 from meshtrain.examples import digits, init, text, train_cnn, train_gpt
-from meshtrain.examples.cnn import CNN
+from meshtrain.examples.cnn import CNN, growing_cnn
 from meshtrain.examples.dataset import CharDataset
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.init import write_example
@@ -247,6 +247,16 @@ def test_train_cnn_reads_what_it_was_not_trained_on(world: World, monkeypatch: p
     restored = CNN()
     restored.load_state_dict(torch.load(world.output / "model.pt", weights_only=True))
     assert restored.features[1].num_batches_tracked == 30
+
+
+def test_the_cnn_that_grows_is_the_cnn_in_the_end() -> None:
+    model = growing_cnn(every=1)
+    x = torch.rand(2, 1, 28, 28)
+    for number in (1, 2, 3, 4):
+        model.enter_round(number)
+        assert model(x).shape == (2, 10)
+    final = [*model.stages.parameters(), *model.heads[-1].parameters()]
+    assert [p.shape for p in final] == [p.shape for p in CNN().parameters()]
 
 
 def test_train_cnn_names_what_is_missing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
