@@ -15,6 +15,7 @@ from meshtraind.threads import Check, in_thread
 from meshwire import limits
 from meshwire.files import FileManifest, check_manifest, human_bytes
 from meshwire.jobs import new_job_id
+from meshwire.masks import masks_of
 from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import Submit, SubmitProgress
 from meshwire.modecodec import codec_of
@@ -31,7 +32,7 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         sync = sync_settings(
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
         )
-        codec_of(sync, body.codec)
+        masks_of(body.masks, sync, codec_of(sync, body.codec))
     except ValueError as error:
         raise RequestError(str(error)) from error
     return sync
@@ -47,6 +48,7 @@ def make_spec(
 ) -> JobSpec:
     """The job as all members will know it. `resumed`: what it begins from."""
     now_s = time.time()
+    codec = codec_of(sync, body.codec)
     seed = body.seed if resumed is None else resumed.spec.seed  # the order of the samples goes on
     return JobSpec(
         job=new_job_id(secrets.token_bytes(8), now_s),
@@ -59,7 +61,8 @@ def make_spec(
         files=files,
         data=data,
         sync=sync,
-        codec=str(codec_of(sync, body.codec)),
+        codec=str(codec),
+        masks=masks_of(body.masks, sync, codec),
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if seed is None else seed,
         bucket_bytes=body.bucket_bytes or BUCKET_BYTES,

@@ -14,6 +14,7 @@ from meshwire.codec import parse_codec
 from meshwire.files import human_bytes
 from meshwire.footprint import Footprint, Measurement, fits, footprint
 from meshwire.layout import EncodedLayout
+from meshwire.masks import NOT_BOTH, MaskSettings, mask_bytes, travel_of
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
 from meshwire.modecodec import suits
@@ -36,6 +37,7 @@ PARTS = {
     "optimizer": "its state",
     "twin": "a copy of that, by which the view is made",
     "buffers": "of the model, and as the last round left them",
+    "masks": "which weights are kept",
     "raw_slots": "gradients on their way to the daemon",
     "result_slot": "their mean on its way back",
     "retained": "encoded rounds, in the daemon",
@@ -58,6 +60,7 @@ class Memory:
     members: tuple[Member, ...]
     available: tuple[int | None, ...]
     members_max: int | None = None
+    masks: MaskSettings | None = None
 
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """One member's, with these settings or other ones."""
@@ -76,16 +79,25 @@ class Memory:
             self.sync.local,
             members=self.members_max or len(self.members),
             transform_bytes=layouts.transform_bytes(bound),
+            mask_bytes=mask_bytes(self.measurement.manifest.tensors, self.masks, self.sync),
         )
 
     @cached_property
     def _plan(self) -> Plan:
-        return plan_buckets(self.measurement.manifest, codec=parse_codec(self.codec))
+        manifest = self.measurement.manifest
+        travel = travel_of(manifest.tensors, self.masks) or manifest.travel
+        return plan_buckets(manifest.model_copy(update={"travel": travel}), codec=parse_codec(self.codec))
 
     def check_suits(self) -> None:
-        """Raises CliError for a budget of the codec's that is too small for the model, or a model that grows where that
-        does not go with the mode or the codec."""
-        if self._plan.travel is not None and (reason := refusal(self.sync, parse_codec(self.codec))):
+        """Raises CliError for a budget that is too small for the model, for masks that keep nothing of a tensor, or
+        a model that grows where that does not go with the mode, the codec or masks."""
+        if self.masks is not None and self.measurement.manifest.travel is not None:
+            raise CliError(NOT_BOTH)
+        try:
+            travel = self._plan.travel
+        except ValueError as error:
+            raise CliError(str(error)) from None
+        if travel is not None and (reason := refusal(self.sync, parse_codec(self.codec))):
             raise CliError(f"this model does not travel whole in all rounds, and that does not go with {reason}")
         try:
             budget_of(self._plan, EncodedLayout(self._plan, parse_codec(self.codec)))

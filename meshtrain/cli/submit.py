@@ -22,6 +22,7 @@ from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.codec import CodecSpec
 from meshwire.files import human_bytes
+from meshwire.masks import MaskSettings, masks_of
 from meshwire.messages.local import Resubmit, Submit
 from meshwire.modecodec import codec_of
 from meshwire.syncmode import SyncSettings, sync_settings
@@ -84,6 +85,15 @@ def submit(
             metavar="NAME[:PARAMETERS]",
             help="Encoding of gradients: fp32 is exact, and the default where --sync brings none; fp16 is half of it, "
             "int8 a quarter, topk:0.01 sends one value in a hundred; `meshtrain codecs` shows all.",
+        ),
+    ] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(
+            "--masks",
+            metavar="PART[,every=N,move=PART,until=N]",
+            help="Train without PART of the weights, 0.8: only the others travel. In every Nth round (100) a part of "
+            "them (0.3, falling to 0 until round N) is exchanged for weights with larger gradients.",
         ),
     ] = None,
     on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
@@ -171,7 +181,9 @@ def submit(
         raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
         raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
-    settings, chosen_codec = _settings(sync, straggler, visibility, own, shares, checkpoint_every, codec)
+    settings, chosen_codec, chosen_masks = _settings(
+        sync, straggler, visibility, own, shares, checkpoint_every, codec, masks
+    )
     root = Path.cwd()
     relative = relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
@@ -208,6 +220,7 @@ def submit(
             own=own,
             shares=shares,
             codec=codec,
+            masks=masks,
             on_nan=on_nan.value,
             seed=seed,
             bucket_bytes=None,
@@ -226,7 +239,9 @@ def submit(
                     root, relative, args or (), dict(environment), data, settings, chosen_codec, stages
                 )
                 available = memory_of_members(client, submitted.members)
-                memory = Memory(measurement, str(chosen_codec), settings, submitted.members, available, count_max)
+                memory = Memory(
+                    measurement, str(chosen_codec), settings, submitted.members, available, count_max, chosen_masks
+                )
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")
     if dry_run:
@@ -265,12 +280,14 @@ def _settings(
     shares: str | None,
     checkpoint_every: str,
     codec: str | None,
-) -> tuple[SyncSettings, CodecSpec]:
+    masks: str | None,
+) -> tuple[SyncSettings, CodecSpec, MaskSettings | None]:
     """How the members keep in step, and what travels. Raises UsageError, also for a schedule that does not exist."""
     try:
         schedule_of(checkpoint_every)
         settings = sync_settings(sync, straggler, visibility, own, shares)
-        return settings, codec_of(settings, codec)
+        chosen_codec = codec_of(settings, codec)
+        return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

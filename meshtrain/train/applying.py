@@ -1,7 +1,7 @@
 """One round into the base, by the script's own optimizer (O2 to O5)."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,6 +86,7 @@ class Applying:
         parts = self._parts
         parts.view.show_base()
         if not done.void:
+            self.decide_masks(done)
             options = self.options(done)
             with self._lent_means(done, options), self._without_scaler():
                 self.step_under(options)
@@ -99,17 +100,19 @@ class Applying:
         if done.void and done.stop:
             raise NonFiniteGradient(done.round, self._named(done.reason))
 
+    def decide_masks(self, done: RoundDone) -> None:
+        """Which weights are kept after a round that is not void. The parameters hold the base before it."""
+        self._parts.means.masks.decide(done.round, self._parts.means.whole(done))
+
     def options(self, done: RoundDone) -> RoundOptions | None:
         """What the round's leader has sent (O3); None when nobody has sent any. Raises MeshtrainError."""
         return self._parts.hyperparameters.unpack(done.hyperparameters) if done.hyperparameters else None
 
     def step_under(self, options: RoundOptions | None) -> None:
         """The optimizer steps on the gradients in place, with a round's options (O3); None: with its own."""
-        if options is None:
+        with nullcontext() if options is None else self._parts.hyperparameters.in_force(options.groups):
             self._step()
-            return
-        with self._parts.hyperparameters.in_force(options.groups):
-            self._step()
+        self._parts.means.masks.hold()
 
     def conclude(self, done: RoundDone) -> None:
         """The round is in the base: the result slot is the daemon's again."""

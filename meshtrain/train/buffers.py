@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from meshtrain.train.masked import Masks
 from meshtrain.train.slots import view
 from meshtrain.train.state import feed
 from meshtrain.train.tensors import ModelTensors
@@ -93,10 +94,13 @@ def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=a.dtype).view(a.shape)
 
 
-def base_hash(tensors: ModelTensors, buffers: Buffers) -> bytes:
-    """O9: SHA-256 of the base: trainable parameters and buffers after the last round, in the manifest's order."""
+def base_hash(tensors: ModelTensors, buffers: Buffers, masks: Masks) -> bytes:
+    """O9: SHA-256 of the base after the last round: trainable parameters, which of their values are kept, and buffers,
+    in the manifest's order."""
     digest = hashlib.sha256()
     for index, _, tensor in tensors.kind("parameter", "buffer"):
         base = buffers.base(index)
         feed(digest, tensor if base is None else base)
+        if (places := masks.places(index)) is not None:
+            feed(digest, places)
     return digest.digest()

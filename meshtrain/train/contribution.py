@@ -11,6 +11,7 @@ import torch
 from meshtrain.train.buffers import Buffers
 from meshtrain.train.channel import Channel
 from meshtrain.train.drawn import DrawnSamples, Taken
+from meshtrain.train.masks import packed
 from meshtrain.train.means import Means
 from meshtrain.train.slots import view
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone, StepLost
@@ -82,8 +83,11 @@ class Contribution:
         self._raw = self._means.slots.raw(self.step)
 
     def write(self, index: int, values: torch.Tensor, divisor: float = 1.0) -> None:
-        """w * values / divisor into the place of span `index`, whose tensor counts as used (O5)."""
+        """w * values / divisor into the place of span `index`, whose tensor counts as used (O5). Where not all values
+        travel, the kept ones."""
         span = self._plan.spans[index]
+        if (places := self._means.masks.places(span.tensor)) is not None and span.count < values.numel():
+            values = packed(values, places)
         place, factor = view(self._raw, span, values.shape), self._taken.weight / divisor
         if values.dtype is torch.float32 and values.device.type == "cpu":
             torch.mul(values, factor, out=place)

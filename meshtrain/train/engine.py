@@ -16,6 +16,7 @@ from meshtrain.train.clipping import Clipping, Untouched
 from meshtrain.train.contribution import Contribution
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.gradients import Gradients, StepParts
+from meshtrain.train.growth import Growth
 from meshtrain.train.handover import OptimizerStep, WithoutMomentum
 from meshtrain.train.hyperparameters import Hyperparameters
 from meshtrain.train.localweights import LocalWeights
@@ -100,6 +101,8 @@ class Engine:
         self._begun = progress
         self._hashed = 0
         self._means = means
+        self._masks = state.masks
+        self._masks.begin([state.optimizer] if state.outer is None else [state.optimizer, state.outer])
         self._buffers = Buffers(means.tensors, means.plan, settings.staleness)
         self._hyperparameters, self._clipping = Hyperparameters(state.optimizer), Clipping()
         self._untouched = Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
@@ -166,6 +169,8 @@ class Engine:
             weights=weights,
             scaling=self._scaling,
             period=self._settings.period,
+            masks=self._masks,
+            growth=Growth(self._masks, means.tensors, self._scaling, lambda: self._applying.applied + 1),
         )
         self._steps = Periods(parts, self._state.optimizer.step, self.boundary, channel)
         self._base = base
@@ -255,4 +260,4 @@ class Engine:
 
     def _tell_hash(self, round_: int) -> None:
         self._hashed = round_
-        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(self._means.tensors, self._buffers)))
+        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(self._means.tensors, self._buffers, self._masks)))

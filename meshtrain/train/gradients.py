@@ -181,6 +181,7 @@ class Gradients:
         self._parts.applying.check(done)
         if done.void:
             return
+        self._parts.applying.decide_masks(done)
         for parameter, mean in base.means.of(done):
             if mean is None:
                 parameter.grad = None

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 
 import torch
 
-from meshtrain.train.slots import Slots, view
+from meshtrain.train.masked import Masks
+from meshtrain.train.masks import packed, spread
+from meshtrain.train.slots import Slots
 from meshtrain.train.tensors import ModelTensors
 from meshwire.messages.learner import RoundDone
-from meshwire.plan import Plan
+from meshwire.plan import Plan, Span
 from meshwire.roundplans import RoundPlans
 
 
 @dataclass(frozen=True)
 class Means:
-    """Reads the result slot of one model.
+    """Reads the result slot of one model. Of weights that its masks leave out there are none.
 
     Attributes:
         plans: where values lie in it, by round.
@@ -23,6 +25,7 @@ class Means:
     tensors: ModelTensors
     plans: RoundPlans
     slots: Slots
+    masks: Masks
 
     @property
     def plan(self) -> Plan:
@@ -44,10 +47,34 @@ class Means:
         spans = self.plans.of(done.round).spans
         for index, parameter in self._places():
             span = spans[index]
-            used = span.count and done.used[span.tensor // 8] >> span.tensor % 8 & 1
-            yield parameter, view(self.slots.result, span, parameter.shape) if used else None
+            mean = self._values(span) if span.count and _used(done, span) else None
+            yield parameter, None if mean is None else self._unmasked(mean, span, parameter.shape)
+
+    def whole(self, done: RoundDone) -> Iterator[tuple[int, torch.Tensor]]:
+        """Of a round in which all values travel: every used parameter's index in the manifest with the mean of all of
+        them, also of those that its mask leaves out."""
+        for index, _ in self._places():
+            span = self.plan.spans[index]
+            if _used(done, span):
+                yield span.tensor, self._values(span)
+
+    def _values(self, span: Span) -> torch.Tensor:
+        return self.slots.result[span.start : span.start + span.count]
+
+    def _unmasked(self, mean: torch.Tensor, span: Span, shape: torch.Size) -> torch.Tensor:
+        """As the parameter: what its mask leaves out is zero, if it has travelled at all."""
+        places = self.masks.places(span.tensor)
+        if places is None:
+            return mean.view(shape)
+        places = places.cpu()
+        return spread(mean if span.count < shape.numel() else packed(mean, places), places, shape)
 
     def _places(self) -> Iterator[tuple[int, torch.Tensor]]:
         for index, span in enumerate(self.plan.spans):
             if self.tensors.manifest.tensors[span.tensor].kind == "parameter":
                 yield index, self.tensors.places[span.tensor].tensor()
+
+
+def _used(done: RoundDone, span: Span) -> bool:
+    """O5."""
+    return bool(done.used[span.tensor // 8] >> span.tensor % 8 & 1)

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from meshtrain.train.tensors import ModelTensors
 from meshwire.footprint import ModelSize, footprint
+from meshwire.masks import MaskSettings, mask_bytes
 from meshwire.syncmode import SyncSettings
 
 GUESSED_VALUES = 2  # of state for each of a parameter's values, in an optimizer that is not in the table
@@ -49,14 +50,21 @@ def model_size(tensors: ModelTensors, optimizer: Optimizer) -> ModelSize:
     )
 
 
-def learner_bytes(tensors: ModelTensors, optimizer: Optimizer, coefficient: float, sync: SyncSettings) -> int:
+def learner_bytes(
+    tensors: ModelTensors,
+    optimizer: Optimizer,
+    coefficient: float,
+    sync: SyncSettings,
+    masks: MaskSettings | None = None,
+) -> int:
     """What the learner will hold beside the shared memory.
 
     Args:
         coefficient: c, of what its own gradients that no round has covered would change (O2).
     """
     size = model_size(tensors, optimizer)
-    return footprint(size, 0, 0, coefficient, sync.staleness, local=sync.local).learner_bytes
+    places_bytes = mask_bytes(tensors.manifest.tensors, masks, sync)
+    return footprint(size, 0, 0, coefficient, sync.staleness, local=sync.local, mask_bytes=places_bytes).learner_bytes
 
 
 def _state(optimizer: Optimizer) -> tuple[int, bool]:

@@ -18,8 +18,10 @@ from meshtrain.train.applying import Applying, BaseParts
 from meshtrain.train.boundary import Boundary
 from meshtrain.train.channel import Channel
 from meshtrain.train.contribution import Contribution
+from meshtrain.train.growth import Growth
 from meshtrain.train.known import KnownParameters
 from meshtrain.train.localweights import LocalWeights
+from meshtrain.train.masked import Masks
 from meshtrain.train.replacedstep import ReplacedStep
 from meshtrain.train.scaling import Scaling
 
@@ -33,6 +35,7 @@ class PeriodParts:
         base: with the outer optimizer.
         applying: takes rounds into the base.
         period: H, local steps in a round.
+        growth: what stands for the change of weights that are left out.
     """
 
     optimizer: Optimizer
@@ -42,6 +45,8 @@ class PeriodParts:
     weights: LocalWeights
     scaling: Scaling
     period: int
+    masks: Masks
+    growth: Growth
 
 
 class Periods:
@@ -69,6 +74,7 @@ class Periods:
         """The optimizer steps as it did before."""
         self._replaced.close()
         self._parts.scaling.close()
+        self._parts.growth.close()
 
     def no_sync(self) -> AbstractContextManager[None]:
         """No backward pass is averaged in any case."""
@@ -88,11 +94,13 @@ class Periods:
         if not self._taken:
             return False
         self._taken = 0
-        contribution, weights = self._parts.contribution, self._parts.weights
+        contribution, weights, growth = self._parts.contribution, self._parts.weights, self._parts.growth
+        spans = self._parts.base.means.plan.spans
         contribution.begin()
         for position, index in enumerate(contribution.trained):
             if index in contribution.spans:
-                contribution.write(index, weights.difference(position))
+                change = weights.difference(position)
+                contribution.write(index, growth.added_to(spans[index].tensor, change))
                 contribution.send_full()
         self._boundary.show_own_buffers()
         contribution.seal()
@@ -101,6 +109,7 @@ class Periods:
         if done is not None:
             self._parts.applying.apply(done)
         weights.drop(contribution.step)
+        growth.forget()
         if done is None or done.void:
             self._forget()
         self._boundary.end_step()
@@ -112,6 +121,7 @@ class Periods:
             raise UsageError("optimizer.step() inside `with mt.base():`, which is for evaluating and saving: leave it")
         self._known.check()
         result = self._original(closure)
+        self._parts.masks.hold_weights()
         self._counted = self._parts.scaling.active
         self._count()
         return result

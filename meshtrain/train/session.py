@@ -16,7 +16,7 @@ import torch
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
-from meshtrain.train import handover, optimizers, progressive, signs, tensors
+from meshtrain.train import handover, masked, optimizers, progressive, signs, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
 from meshtrain.train.clipping import checked
@@ -34,6 +34,7 @@ from meshtrain.train.slots import Slots
 from meshtrain.train.state import Progress, ReplicaState
 from meshwire import limits
 from meshwire.codec import parse_codec
+from meshwire.masks import NOT_BOTH
 from meshwire.messages.learner import (
     BarrierPassed,
     EpochOver,
@@ -163,9 +164,11 @@ class Session:
         layout = optimizers.describe(optimizer, specs, places)
         codec = parse_codec(self._welcome.spec.codec)
         momentum = handover.momentum_of(optimizer) if codec.momentum else None
-        growing = progressive.find(model)
-        travel = growing.travel(specs, places) if growing is not None else None
-        if travel is not None and (reason := refusal(self._welcome.spec.sync, codec)):
+        growing, masks = progressive.find(model), self._welcome.spec.masks
+        if growing is not None and masks is not None:
+            raise NotSupported(NOT_BOTH)
+        travel = masked.travel(specs, masks) if growing is None else growing.travel(specs, places)
+        if growing is not None and (reason := refusal(self._welcome.spec.sync, codec)):
             raise NotSupported(f"mt.Progressive with {reason}")
         built = tensors.build(model, f"{layout}; loader: {described}", momentum, travel)
         self._prepared = True
@@ -183,13 +186,14 @@ class Session:
             LearnerModel(
                 manifest=built.manifest,
                 memory_bytes=slots.layout.total_bytes,
-                learner_bytes=learner_bytes(built, optimizer, coefficient, sync),
+                learner_bytes=learner_bytes(built, optimizer, coefficient, sync, masks),
                 samples=samples,
             ),
             "agreement on the model",
         )
-        means = Means(built, RoundPlans(plan), slots)
-        state = ReplicaState(built, optimizer, outer_optimizer(sync.local, means.parameters()) if sync.local else None)
+        means = Means(built, RoundPlans(plan), slots, masked.Masks(built, masks))
+        outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
+        state = ReplicaState(built, optimizer, means.masks, outer)
         self._engine = Engine(
             state,
             self._take_over(state),

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError, NotSupported
+from meshtrain.train.masked import Masks
 from meshtrain.train.optimizers import options, plain, set_option
 from meshtrain.train.tensors import ModelTensors
 from meshwire.checkpoint import unit_file
@@ -25,6 +26,7 @@ from meshwire.wiretypes import Wire
 
 VALUE = "value"
 STATE = "state."
+MASK = "mask"  # which values are kept
 OUTER = "outer."  # state of the outer optimizer
 PLAIN = "plain"  # metadata: values that are not tensors
 PROGRESS = "progress"  # among those of the last unit
@@ -67,11 +69,15 @@ class ReplicaState:
     Args:
         outer: the optimizer that takes rounds into the base, where that is not `optimizer` (R9). Then `optimizer` is
             the learner's own, and its state is what a newcomer begins with.
+        masks: of the model.
     """
 
-    def __init__(self, tensors: ModelTensors, optimizer: Optimizer, outer: Optimizer | None = None) -> None:
+    def __init__(
+        self, tensors: ModelTensors, optimizer: Optimizer, masks: Masks, outer: Optimizer | None = None
+    ) -> None:
         self.optimizer = optimizer
         self.outer = outer
+        self.masks = masks
         self._tensors = tensors
         kinds = [spec.kind for spec in tensors.manifest.tensors]
         self._singles = [index for index, kind in enumerate(kinds) if kind != "frozen"]
@@ -157,6 +163,8 @@ class ReplicaState:
             tensors = {VALUE: tensor if of_base is None else of_base}
             if self.outer is not None:
                 tensors |= {OUTER + name: value for name, value in self.outer.state.get(tensor, {}).items()}
+            if (mask := self.masks.mask(index)) is not None:
+                tensors[MASK] = mask
             values = {}
             for name, value in state.items():
                 if isinstance(value, torch.Tensor):
@@ -192,6 +200,8 @@ class ReplicaState:
 
     def _write_single(self, index: int, content: _Content) -> None:
         self._copy(index, content.tensors.get(VALUE))
+        if MASK in content.tensors:
+            self.masks.load(index, content.tensors[MASK])
         tensor = self._tensors.places[index].tensor()
         if self.outer is not None:
             outer = {

@@ -60,6 +60,7 @@ class Footprint:
         optimizer: its state, and that of the outer one.
         twin: a copy of that state, which takes own gradients ahead while a view is made.
         buffers: in the model, and their value after the last round.
+        masks: which weights are kept.
         raw_slots, result_slot: shared memory of learner and daemon.
         retained: encoded, in the daemon, until every member has the round.
         residuals: of the codec's error feedback, and what it turns vectors into shorter ones with, in the daemon.
@@ -72,6 +73,7 @@ class Footprint:
     optimizer: int
     twin: int
     buffers: int
+    masks: int
     raw_slots: int
     result_slot: int
     retained: int
@@ -81,7 +83,7 @@ class Footprint:
     def learner_bytes(self) -> int:
         """What the learner holds beside the shared memory."""
         model = self.parameters + self.gradients + self.buffers
-        return model + self.view + self.own_gradients + self.optimizer + self.twin
+        return model + self.view + self.own_gradients + self.optimizer + self.twin + self.masks
 
     @property
     def total_bytes(self) -> int:
@@ -103,6 +105,7 @@ def footprint(
     local: Outer | None = None,
     members: int = 1,
     transform_bytes: int = 0,
+    mask_bytes: int = 0,
 ) -> Footprint:
     """The memory of one member.
 
@@ -115,6 +118,7 @@ def footprint(
         staleness: the bound s.
         codec, members: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
         transform_bytes: of a codec that sends a shorter vector (`RoundLayouts.transform_bytes`).
+        mask_bytes: of a learner with masks (`meshwire.masks.mask_bytes`).
         local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
             momentum is one value for each of a parameter's.
     """
@@ -129,6 +133,7 @@ def footprint(
         optimizer=size.optimizer_state + outer_state,
         twin=size.optimizer_state if overlaid else 0,
         buffers=2 * size.buffers,
+        masks=mask_bytes,
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,
         retained=retained_bytes(encoded_bytes, staleness, codec.reduction, members),

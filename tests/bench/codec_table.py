@@ -32,6 +32,7 @@ MORE = (  # besides every codec as it is by default
     *("int8:sr", "int4:sr", "onebit:warmup=40", "threshold:rms=1", "randomk:0.1"),
     *("topk:0.1", "topk:0.1,gather", "topk:0.25..0.01/60", "fp32@local:8", "int8@local:8", "fp32@local:8,nesterov"),
     *("@sparseloco:8", "dct:32,decay=0.999@demo"),
+    *("fp32%0.8,every=20,until=100", "fp16%0.8,every=20,until=100", "fp32@local:8%0.8,every=5,until=30"),
 )
 WAYS = (BASELINE, *(name for name in FAMILIES if name != BASELINE), *MORE)
 MEMBERS = (2, 4)
@@ -57,7 +58,7 @@ def plan(options: argparse.Namespace) -> list[Run]:
 def _trained(model: str, ways: Iterable[str]) -> Iterator[tuple[str, str]]:
     """(model, way): a codec that takes over momentum trains a model whose optimizer has some, beside its own fp32."""
     for way in ways:
-        codec = way.partition("@")[0]
+        codec = way.partition("%")[0].partition("@")[0]
         if model in WITH_MOMENTUM and codec and parse_codec(codec).momentum:
             yield WITH_MOMENTUM[model], BASELINE
             yield WITH_MOMENTUM[model], way
@@ -113,7 +114,7 @@ def say(line: str) -> None:
 def main() -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.codec_table", description=__doc__)
-    parser.add_argument("--codecs", nargs="+", default=WAYS, metavar="CODEC[@SYNC]", help="as typed (default: all)")
+    parser.add_argument("--codecs", nargs="+", default=WAYS, metavar="CODEC[@SYNC][%%MASKS]", help="default: all")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["gpt", "cnn"])
     parser.add_argument("--members", nargs="+", type=int, metavar="M", help="default 2 4, with --kill 3")
     parser.add_argument("--seeds", type=int, default=3, help="default %(default)s")

@@ -45,12 +45,17 @@ class Run:
     @property
     def sync(self) -> str:
         """As typed behind --sync."""
-        return self.way.partition("@")[2] or "bsp"
+        return self.way.partition("%")[0].partition("@")[2] or "bsp"
+
+    @property
+    def masks(self) -> str | None:
+        """As typed behind --masks."""
+        return self.way.partition("%")[2] or None
 
     @property
     def codec(self) -> str | None:
         """As typed behind --codec; None: nothing."""
-        return self.way.partition("@")[0] or None
+        return self.way.partition("%")[0].partition("@")[0] or None
 
     def __str__(self) -> str:
         network = "" if self.mbit is None else f", {self.mbit:g} Mbit/s"
@@ -180,6 +185,7 @@ def train(daemons: Sequence[LocalDaemon], folder: Path, run: Run) -> Outcome:
             seed=run.seed,
             sync=run.sync,
             codec=run.codec,
+            masks=run.masks,
             hash_every=HASH_EVERY,
         )
         if run.kill:

@@ -38,6 +38,12 @@ def test_every_way_has_fp32_beside_it_and_the_first_seed_comes_first() -> None:
     assert len(runs) == len(set(runs)) == 12
 
 
+def test_a_way_is_a_codec_a_mode_and_masks() -> None:
+    run = Run("cnn", 2, "fp16@local:8%0.8,every=5", 0, 300)
+    assert (run.codec, run.sync, run.masks) == ("fp16", "local:8", "0.8,every=5")
+    assert Run("cnn", 2, "fp16", 0, 300).masks is None
+
+
 def test_times_are_few_steps_of_one_seed() -> None:
     runs = plan(argparse.Namespace(**{**vars(OPTIONS), "times": True}))
     assert {(run.steps, run.seed, run.mbit) for run in runs} == {(TIMED_STEPS, 0, 50.0)}

@@ -34,6 +34,7 @@ def mesh() -> Iterator[LocalMesh]:
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
         ("lgc:0.1,warmup=3,train=3", {"sync": "ssp:1"}),
         (None, {"sync": "sparseloco:2", "args": ("4",)}),
+        ("int8", {"masks": "0.5,every=3"}),
     ],
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, Any]) -> None:
@@ -86,22 +87,24 @@ def test_a_void_round_is_taken_back_everywhere(mesh: LocalMesh, tmp_path: Path) 
 
 def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
     """C1, G6, J2: rounds that it has left half done run again with the same bytes, and its residuals begin at zero. T1:
-    also where the model has grown meanwhile, and its vectors with it."""
+    also where the model has grown meanwhile, and its vectors with it. T3: its masks are those of the others, wherever
+    between two changes it comes back."""
     stop = tmp_path / "stop"
     with ChaosMesh(3) as mesh:
         anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
         submitted = []
         kinds = (
-            ("int8", "bsp", jobs.UNTIL_STOPPED),
-            ("topk:0.05,gather", "ssp:2", jobs.UNTIL_STOPPED),
-            ("powersgd:1,min_rate=1,warmup=5", "bsp", jobs.UNTIL_STOPPED),
-            ("lgc:0.1,warmup=5,train=5", "bsp", jobs.UNTIL_STOPPED),
-            ("int4", "bsp", jobs.GROWING),
+            ("int8", "bsp", None, jobs.UNTIL_STOPPED),
+            ("topk:0.05,gather", "ssp:2", None, jobs.UNTIL_STOPPED),
+            ("powersgd:1,min_rate=1,warmup=5", "bsp", None, jobs.UNTIL_STOPPED),
+            ("lgc:0.1,warmup=5,train=5", "bsp", None, jobs.UNTIL_STOPPED),
+            ("int4", "bsp", None, jobs.GROWING),
+            ("fp16", "bsp", "0.5,every=3", jobs.UNTIL_STOPPED),
         )
-        for codec, sync, script in kinds:
+        for codec, sync, masks, script in kinds:
             folder = tmp_path / codec.partition(":")[0]
             folder.mkdir()
-            options = {"codec": codec, "sync": sync, "args": (str(stop),)}
+            options = {"codec": codec, "sync": sync, "masks": masks, "args": (str(stop),)}
             submitted.append(jobs.submit(anna, folder, script, **options).job)
         for id_ in submitted:
             jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 20, "round 20")

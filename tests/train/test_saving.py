@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from meshtrain.errors import MeshtrainError
 from meshtrain.train import tensors
 from meshtrain.train.hyperparameters import RoundOptions
+from meshtrain.train.masked import Masks
 from meshtrain.train.session import Session
 from meshtrain.train.state import Progress, ReplicaState
 from meshwire.checkpoint import unit_file
@@ -269,13 +270,17 @@ def test_state_lies_in_memory_as_its_parameter() -> None:
         model(images).square().mean().backward()
         optimizer.step()
 
+    def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> ReplicaState:
+        built = tensors.build(model, "")
+        return ReplicaState(built, optimizer, Masks(built, None))
+
     (one, first), (other, second) = made(0), made(1)
     for number in range(3):
         step(one, first, number)
     with tempfile.TemporaryDirectory() as folder:
-        saved = ReplicaState(tensors.build(one, ""), first)
+        saved = state(one, first)
         saved.export_all(Path(folder), lambda _: None, Progress(round=3))
-        ReplicaState(tensors.build(other, ""), second).load(range(saved.count), Path(folder), 3)
+        state(other, second).load(range(saved.count), Path(folder), 3)
     for model, optimizer in ((one, first), (other, second)):
         step(model, optimizer, 3)
     assert torch.equal(one.weight, other.weight)

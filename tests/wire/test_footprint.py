@@ -64,13 +64,14 @@ def test_every_part_has_its_size() -> None:
         "optimizer": 4 * VALUES,
         "twin": 4 * VALUES,
         "buffers": 24,
+        "masks": 0,
         "raw_slots": 2 * slot_bytes,
         "result_slot": slot_bytes,
         "retained": retained_bytes(2 * VALUES, 3, Reduction.LINEAR),
         "residuals": 0,
     }
     assert made.total_bytes == made.learner_bytes + 3 * slot_bytes + made.retained
-    assert made.learner_bytes == sum(size for name, size in made.parts()[:7])
+    assert made.learner_bytes == sum(size for name, size in made.parts()[:8])
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.5])

@@ -8,6 +8,7 @@ from pydantic import Field, StringConstraints
 from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
 from meshwire.jobs import JobId
+from meshwire.masks import MaskSettings
 from meshwire.messages.envelope import message
 from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import DeviceId, Digest, Name, Wire
@@ -48,6 +49,7 @@ class JobSpec(Wire):
     data: BlobRef | None  # packed FileManifest of --data
     sync: SyncSettings
     codec: str
+    masks: MaskSettings | None = None  # None: all weights are kept
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     bucket_bytes: Annotated[int, Field(ge=1024, le=limits.BUCKET_BYTES_MAX)]

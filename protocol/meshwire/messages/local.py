@@ -162,6 +162,7 @@ class Submit(Wire):
     own: str | None = None
     shares: str | None = None
     codec: str | None = None  # that of `sync`
+    masks: str | None = None
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
     bucket_bytes: int | None
