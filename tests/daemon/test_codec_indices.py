@@ -86,6 +86,14 @@ def test_no_form_is_smaller_than_the_smallest(ratio: float) -> None:
     assert smallest_form(indices, FULL)[1] == min(sizes.values())
 
 
+@pytest.mark.parametrize("count", [256, 1024])
+def test_the_upper_limit_holds_for_every_one_and_two(count: int) -> None:
+    """Few indices: there digits of 12 bits, which come in pairs, can take more than those of 16."""
+    for last in range(count):
+        there_and_back(np.array([last]), count)
+        there_and_back(np.unique([last // 3, last]), count)
+
+
 def test_the_upper_limit_holds_for_the_worst_sets() -> None:
     """The last of a segment, so that all escapes there can be are needed; and equal gaps."""
     for count in (1, 100, 5000, FULL):

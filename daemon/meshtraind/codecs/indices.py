@@ -39,7 +39,7 @@ def smallest_form(indices: Indices, count: int) -> tuple[Form, int]:
     gaps = _gaps(indices)
     for width in GAP_WIDTHS:
         if gap_bytes(len(gaps), width) >= size:
-            break  # without a single escape; wider ones are larger still
+            continue  # without a single escape; a wider one can be smaller, for those of 12 bits come in pairs
         escapes = int((gaps // _escape(width)).sum())
         if gap_bytes(len(gaps) + escapes, width) < size:
             form, size = Form(width), gap_bytes(len(gaps) + escapes, width)
