@@ -131,6 +131,8 @@ def mask_bytes(tensors: Sequence[TensorSpec], masks: MaskSettings | None, sync: 
 def split(shapes: Sequence[tuple[int, ...]], sparsity: float) -> dict[int, int]:
     """How many values each tensor keeps: Erdos-Renyi-Kernel, in which that is in proportion to the sum of the tensor's
     dimensions (RigL, section 3), so that small layers stay denser. One whose share is more than it has stays whole.
+    (The code of FedDST's authors takes what is left out, and not what is kept, in proportion to 1 minus that sum by the
+    size.)
 
     Tensors of less than two dimensions, biases and norms, are whole and do not count. Of all others together exactly
     `sparsity` is left out, rounded to a value.
