@@ -95,6 +95,7 @@ class SketchPart(Retained):
             super()._take(bucket, raw)
             return
         start, end = segments[0].start, segments[-1].start + segments[-1].count
+        self._residual.lay_out((start, end - start))
         values = self._residual.begin(self._number, start, end - start)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded

@@ -20,6 +20,7 @@ from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Member, Offer
 from tests.daemon.lowrankring import LowRankRing
 from tests.daemon.shardedmesh import ShardedMesh, Wide, constant_offers
+from tests.daemon.sketchring import SketchRing
 
 ROUNDS, MEMBERS, LOST = 12, 3, 2
 BRISK = {
@@ -62,6 +63,8 @@ def mesh_of(codec: CodecSpec) -> ChurnRing:
     made: type[ChurnRing] = ChurnRing
     if codec.family.transforms:
         made = LowRankRing
+    elif codec.reduction is Reduction.SKETCH:
+        made = SketchRing
     elif codec.reduction in (Reduction.TWO_SIDED, Reduction.GATHER):
         made = ShardedMesh
     return made(MEMBERS, str(codec), 1, 7, offers())

@@ -13,21 +13,14 @@ from meshtraind.sketchpart import SketchPart
 from meshwire.codec import parse_codec
 from meshwire.header import Header
 from meshwire.layout import EncodedLayout
-from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, FakeLink, Offer
 from tests.daemon.shardedmesh import constant_offers
+from tests.daemon.sketchring import SketchRing
 
 CODECS = ("homomorphic:0.05", "homomorphic:0.0001")
 PARAMETERS = slice(PLAN.buckets[NORM_BUCKETS].start)
 WEIGHTS = (1.0, 1.0, 2.0)  # so that a mean is exact
 ALIKE = 7  # rounds in which all members have the same gradient
-
-
-class SketchRing(ChurnRing):
-    """A ring whose generations change, and what of its rounds was not found."""
-
-    def check(self) -> None:
-        self.check_alike()
 
 
 def dyadic_offers(rounds: int, seed: int, others: int) -> Mapping[int, list[Offer]]:
