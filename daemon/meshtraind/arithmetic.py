@@ -79,7 +79,15 @@ class Arithmetic(ABC):
 
 
 class RingArithmetic(Arithmetic):
-    """Adds the own part to the sum that comes round the ring, and encodes it anew, in its place."""
+    """Adds the own part to the sum that comes round the ring, and encodes it anew, in its place.
+
+    Args:
+        built_on: later rounds are computed from the final bytes of these, which are read when they come.
+    """
+
+    def __init__(self, segments: Sequence[Sequence[Segment]], segment_values: int, *, built_on: bool = False) -> None:
+        super().__init__(segments, segment_values)
+        self._built_on = built_on
 
     def compute(
         self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
@@ -111,12 +119,19 @@ class RingArithmetic(Arithmetic):
                         codec.decode_into(encoded, self._sum[: segment.count])  # raises if the payload was broken
                     return replace(work, poison=True)  # finite parts can have a sum that is not
             measured = work.finish and segment.measured
-            if opened is not None or measured:
+            if opened is not None or measured or (self._built_on and work.deliver):
                 values = opened.place(segment) if opened is not None else self._sum[: segment.count]
                 codec.decode_into(encoded, values)
                 if measured:
                     squared_norm += self._squared_norm(values)
         return replace(work, squared_norm=squared_norm) if work.finish else work
+
+    def served(self, final: Final, own: OwnPart | None) -> None:
+        if not self._built_on or final.void:
+            return
+        (payload,) = final.payloads
+        for segment, each in each_payload(self._run(final.bucket, final), payload):
+            segment.codec.decode_into(each, self._sum[: segment.count])
 
 
 class ShardedArithmetic(Arithmetic):

@@ -83,7 +83,7 @@ class Calculation:
         runs = form.segments, plan.segment_values
         match form.layout.reduction:
             case Reduction.LINEAR:
-                return RingArithmetic(*runs)
+                return RingArithmetic(*runs, built_on=form.layout.shorter is not None)
             case Reduction.SKETCH:
                 return SketchArithmetic(*runs)
             case Reduction.GATHER:

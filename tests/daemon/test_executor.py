@@ -228,29 +228,35 @@ async def test_chunks_of_rounds_that_cannot_be_are_refused(staleness: int) -> No
     assert isinstance(ring.members[1].executor.chunk_announced(0, replace(header, round=newest)), memoryview)
 
 
+async def with_broken_result(ring: Ring) -> None:
+    """Round 1, of which rank 0 receives a result that no encoder makes."""
+    ring.rounds = {1: offers(2, seed=1)}
+    victim = ring.members[0]
+    for rank in range(2):
+        for _ in PLAN.buckets:
+            ring.contribute(rank, ring.rounds[1][rank])
+    while not ring.broken and victim.received < 1:
+        for rank in range(2):
+            queue = ring.members[rank].link.queue
+            if rank == 1 and queue and queue[0][0].step == 1 and queue[0][0].bucket == 0:
+                header, payload = queue.popleft()
+                assert payload is not None
+                queue.appendleft((header, memoryview(b"\xff" * len(payload))))
+            if queue:
+                ring.deliver(rank)
+        await asyncio.sleep(0)
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize("opened", [True, False])
 async def test_a_broken_payload_is_told_when_it_is_decoded(opened: bool) -> None:
     """DESIGN section 8: at arrival, or when its round gets the slot; the result never counts as decoded."""
     ring = Ring(2, staleness=2, seed=10)
-    ring.rounds = {1: offers(2, seed=1)}
     victim = ring.members[0]
     if opened:
         victim.executor.open_result(1)
-    for rank in range(2):
-        for _ in PLAN.buckets:
-            ring.contribute(rank, ring.rounds[1][rank])
     async with asyncio.timeout(10):
-        while not ring.broken and victim.received < 1:
-            for rank in range(2):
-                queue = ring.members[rank].link.queue
-                if rank == 1 and queue and queue[0][0].step == 1 and queue[0][0].bucket == 0:
-                    header, payload = queue.popleft()
-                    assert payload is not None
-                    queue.appendleft((header, memoryview(b"\xff" * len(payload))))
-                if queue:
-                    ring.deliver(rank)
-            await asyncio.sleep(0)
+        await with_broken_result(ring)
         if not opened:
             assert not ring.broken
             victim.executor.open_result(1)
@@ -258,6 +264,16 @@ async def test_a_broken_payload_is_told_when_it_is_decoded(opened: bool) -> None
             await asyncio.sleep(0)
     assert ring.broken[0].startswith("round 1, bucket 0: fp32: a value is infinite or not a number")
     assert victim.decoded == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codec", ["powersgd:2,warmup=0", "lgc:0.1,warmup=0+fp32"])
+async def test_a_broken_payload_that_later_rounds_build_on_is_told_at_once(codec: str) -> None:
+    """DESIGN section 8: else it would be found in the middle of another round, where nobody asks whose it was."""
+    ring = Ring(2, codec, staleness=2, seed=10)
+    async with asyncio.timeout(10):
+        await with_broken_result(ring)
+    assert ring.broken[0].startswith("round 1, bucket 0: fp32: a value is infinite or not a number")
 
 
 @pytest.mark.asyncio
