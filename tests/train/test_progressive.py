@@ -130,9 +130,10 @@ def test_a_round_moves_and_sends_what_is_trained(make: Any) -> None:
         assert set(round_.sent.values()) == {sum(aligned(tensor.numel()) for tensor in active)}
 
 
-def test_local_steps_grow_with_the_rounds_too() -> None:
+@pytest.mark.parametrize("sync", ["local:2", "local:2,nesterov", "sparseloco:2"])
+def test_local_steps_grow_with_the_rounds_too(sync: str) -> None:
     """R9: a round is H steps; what stands still is the base's, also after the inner optimizer has stepped."""
-    daemon, models, _ = job(adamw, EVERY + 1, sync="local:2")
+    daemon, models, _ = job(adamw, EVERY + 1, sync=sync)
     for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(p, q)
     fresh = growing()
@@ -141,6 +142,19 @@ def test_local_steps_grow_with_the_rounds_too() -> None:
         assert torch.equal(parameter, fresh.get_parameter(name)) == idle, name
     assert models[0].active == 2
     assert len(daemon.rounds.rounds) == EVERY + 1
+
+
+def signed(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01, weight_decay=0.1)
+
+
+def test_steps_on_signs_grow_too() -> None:
+    """DeMo has no sign for what did not travel, and no weight decay."""
+    _, models, seen = job(signed, 2 * EVERY + 1, sync="demo", codec="dct:32,decay=0.999")
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+    for number in range(1, 2 * EVERY + 2):
+        assert moved(seen[0][number - 1], seen[0][number]) == trained(number), number
 
 
 def test_a_model_of_one_stage_is_the_baseline() -> None:
