@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshtraind.codecs.base import CodecError
 from meshwire.codec import parse_codec
 from meshwire.lowrank import rank_of
 from tests.daemon.executorring import MANIFEST, NORM_BUCKETS, PLAN, Offer
@@ -122,3 +123,20 @@ def test_the_manifest_has_what_is_sent_whole() -> None:
     spec = parse_codec("powersgd")
     assert [rank_of(span, spec) for span in PLAN.spans] == [0, 0, 4, 0, 4, 0]
     assert len(MANIFEST.tensors) == len(PLAN.spans)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("codec", ["powersgd:2,warmup=0", "lgc:0.1,warmup=0+fp32"])
+async def test_broken_bytes_of_a_served_round_that_later_ones_build_on_are_refused(codec: str) -> None:
+    """G4: before anything of it counts, and not in the round that is built on it."""
+    ring = LowRankRing(2, codec, 2, 1, constant_offers(2, 0, 2, 1, poison=0))
+    ring.slow, ring.slow_holds = 1, 0.0
+    while ring.members[0].complete < 1:
+        await ring.act()
+    held, lagging = ring.members[0].executor.encoded(1), ring.members[1].executor
+    for rank in (0, 1):
+        ring.fence(rank)
+    lagging.place_for(1, held.size_bytes, 0b11)[:] = b"\xff" * held.size_bytes
+    with pytest.raises(CodecError, match="infinite or not a number"):
+        lagging.take_served(1, held.poisoned, 0b11, 3.0)
+    ring.close()
