@@ -1,4 +1,4 @@
-"""What a round's leader tells all others in the vector that is summed: places of chosen values, and a basis.
+"""What a round's leader tells all others in the vector that is summed: places of chosen values, and what was learnt.
 
 All others add zeros there. Leaders are chosen by the generation in which a part is encoded, and a round that runs again
 in another one sends the same parts (C1): so it can have two leaders, or none. A 1 that every leader adds tells; then
@@ -26,11 +26,11 @@ class Announced:
 
     Attributes:
         places: of the chosen values of each block in turn that it is about, within the block: (blocks, chosen).
-        basis: (rows, chosen), of any length and angle; empty where none is announced.
+        learnt: what says how values become latents, in whatever form; empty where nothing is announced.
     """
 
     places: Places
-    basis: Values
+    learnt: Values
 
 
 def announce(chosen: Chosen, bucket: int, announced: Announced, out: Values) -> None:
@@ -45,7 +45,7 @@ def announce(chosen: Chosen, bucket: int, announced: Announced, out: Values) -> 
     places = announced.places.ravel()
     out[1 : 1 + len(places)] = np.where(places < PLACE_MIDDLE, places + 1, PLACE_MIDDLE - 1 - places)
     first = 1 + chosen.announced_places(bucket)
-    out[first : first + announced.basis.size] = announced.basis.ravel()
+    out[first : first + announced.learnt.size] = announced.learnt.ravel()
 
 
 def heard(chosen: Chosen, number: int, bucket: int, mean: Values, weight: float) -> Announced | None:
@@ -64,7 +64,9 @@ def heard(chosen: Chosen, number: int, bucket: int, mean: Values, weight: float)
     if not _are_places(chosen, bucket, blocks, places):
         return None
     first = 1 + chosen.announced_places(bucket)
-    return Announced(places, mean[first:].reshape(-1, chosen.block_chosen).copy())
+    with np.errstate(over="ignore", invalid="ignore"):  # found here
+        learnt = mean[first:] * np.float32(weight)
+    return Announced(places, learnt) if np.isfinite(learnt).all() else None
 
 
 def _are_places(chosen: Chosen, bucket: int, blocks: Sequence[int], places: Places) -> bool:

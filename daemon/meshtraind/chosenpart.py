@@ -6,8 +6,10 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.feedback import Residual
+from meshtraind.latents import Convolved
 from meshtraind.ownpart import Retained
 from meshtraind.segments import Form
+from meshtraind.wholerests import Underway
 from meshwire.sharedplaces import PIECE_BLOCKS, Chosen
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ class ChosenPart(Retained):
         sent: for the values of the vector that is sent; shared by all rounds.
         number: of the round.
         residual: the worker's.
+        weight: of the part.
     """
 
     def __init__(
@@ -37,6 +40,7 @@ class ChosenPart(Retained):
         sent: Values,
         number: int,
         residual: Residual,
+        weight: float,
         owner: "LearnedGradients",
     ) -> None:
         super().__init__(form.segments, area, scratch)
@@ -45,6 +49,7 @@ class ChosenPart(Retained):
         self._sent = sent
         self._number = number
         self._residual = residual
+        self._weight = weight
         self._owner = owner
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -54,6 +59,7 @@ class ChosenPart(Retained):
             np.copyto(self._sent[sent.start : sent.start + sent.count], of_bucket)
             super()._take(bucket, self._sent)
             return
+        self._owner.rests.catch_up(bucket)
         values = self._residual.begin(self._number, model.start, model.count)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found here
@@ -82,6 +88,11 @@ class ChosenPart(Retained):
         for segment in of_latents:
             self._encode(segment, self._sent)
             np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))
+        if isinstance(map_, Convolved):
+            start = self._chosen.model.buckets[bucket].start
+            self._owner.rests.keep(self._number, bucket, Underway(picked, start, self._weight, self._residual))
+            values[places] = 0.0
+            return
         scratch: Values = np.empty(picked[:PIECE_BLOCKS].size, np.float32)
         said: Values = np.empty_like(picked)
         for run in runs:

@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 LITTLE = np.dtype("<f4")
 ROW_GROUPS = limits.ENCODER_ROW_VALUES // GROUP_VALUES
 ROWS_MAX = limits.ENCODER_SAMPLE_BYTES_MAX // (limits.ENCODER_ROW_VALUES * LITTLE.itemsize)
-ROWS_A_ROUND = 8  # so that a sample is of many rounds
+ROWS_AT_ONCE = 8  # so that a sample is of many rounds
+ROUNDS_BETWEEN = 50  # a learner takes up to a second each time
 
 
 class EncoderLearning:
@@ -33,32 +34,37 @@ class EncoderLearning:
         self._architecture = architecture
         self._rows: Values = np.zeros((ROWS_MAX, limits.ENCODER_ROW_VALUES), np.float32)
         self._seen = 0  # rows ever
+        self._rounds = ROUNDS_BETWEEN
         self._number = 0
         self._waiting = False
         self.weights = starting_weights(architecture)
 
-    def see(self, groups: Values) -> None:
-        """A round's values, finite. Some rows of them become part of the sample, others each time.
+    def begin_round(self) -> None:
+        """A round begins."""
+        self._rounds += 1
+
+    def see(self, blocks: Values) -> None:
+        """Values of a round, finite. Some rows of them become part of the sample, others each time.
 
         Args:
-            groups: (groups, GROUP_VALUES), zeros where a group has fewer.
+            blocks: (blocks, values of a block); of each, zeros make a group.
         """
-        count = -(-len(groups) // ROW_GROUPS)
-        every = -(-count // ROWS_A_ROUND)
+        count = -(-len(blocks) // ROW_GROUPS)
+        every = -(-count // ROWS_AT_ONCE)
         for row in range(self._seen % every if every else 0, count, max(every, 1)):
-            values = groups[row * ROW_GROUPS : (row + 1) * ROW_GROUPS].ravel()
+            values = blocks[row * ROW_GROUPS : (row + 1) * ROW_GROUPS]
             norm = np.sqrt(np.square(values, dtype=np.float64).sum())
             if not norm:
                 continue
-            place = self._rows[self._seen % ROWS_MAX]
-            place[len(values) :] = 0.0
+            place = self._rows[self._seen % ROWS_MAX].reshape(ROW_GROUPS, GROUP_VALUES)
+            place.fill(0.0)
             # Rounds count alike, however large their gradients are.
-            np.divide(values, norm, out=place[: len(values)], casting="same_kind")
+            np.divide(values, norm, out=place[: len(values), : values.shape[1]], casting="same_kind")
             self._seen += 1
 
     def task(self) -> EncoderTask | None:
         """What the learner is to do; None while it is at it, and before the sample is whole."""
-        if self._waiting or self._seen < ROWS_MAX:
+        if self._waiting or self._seen < ROWS_MAX or self._rounds < ROUNDS_BETWEEN:
             return None
         self._waiting = True
         self._number += 1
@@ -74,12 +80,16 @@ class EncoderLearning:
         if not self._waiting or body.number != self._number:
             return
         self._waiting = False
-        self._seen = 0  # the next sample is a new one
+        self._seen = self._rounds = 0  # the next sample is a new one
         wrong = body.error
         if wrong is None:
             wrong = self._take(body.weights)
         if wrong is not None:
             log.warning("LGC's autoencoder stays as it is: %s", wrong)
+
+    def learnt(self) -> Values:
+        """What is announced."""
+        return self.weights
 
     def learner_lost(self) -> None:
         """Another process will be asked anew."""

@@ -18,12 +18,14 @@ from itertools import chain
 from meshtraind.calculation import Calculation
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
+from meshtraind.encoderlearning import EncoderLearning
 from meshtraind.feedback import Run, feedback_of
 from meshtraind.ownpart import compensation_of
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
 from meshtraind.segments import Form, Forms, Segment
 from meshtraind.sending import Sending
+from meshtraind.slices import Slices
 from meshwire.budget import budget_of
 from meshwire.codec import Reduction, parse_codec
 from meshwire.exchange import Part, Work
@@ -100,6 +102,7 @@ class Executor:
             self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, on_broken
         )
         self._slot = self._calculation.slot
+        self._settling = Slices(self._memory.settle_one)
         self._fenced: bool
         self._generation: int
         self._ways: dict[Form, Way]
@@ -233,12 +236,19 @@ class Executor:
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
         """V1, C1: a round is complete, and counts or is void: it will not run again. `contributed`: this member is in
         it, which may have rested when it ran again (X3)."""
-        self._memory.settle(number, void=void)
+        self._memory.settle(number, void=void, contributed=contributed)
         if self._feedback is not None:
             self._feedback.settle(number, void=void, contributed=contributed)
         own = self._memory.own.get(number)
         if own is not None and contributed and not void:
             own.counted()
+        if self._memory.transform is not None:
+            self._settling.run_later()
+
+    @property
+    def encoder(self) -> EncoderLearning | None:
+        """What the learner learns for the codec; None for one without an autoencoder."""
+        return self._memory.transform.encoder if self._memory.transform is not None else None
 
     # What arrives
 
@@ -292,6 +302,7 @@ class Executor:
         """Lets go of links and memory."""
         self._sending.close()
         self._slot.close()
+        self._settling.stop()
         self._memory.close()
 
     # Computing

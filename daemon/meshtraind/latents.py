@@ -7,8 +7,10 @@ all must get equal bits (`factors.py`).
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs.base import Values
+from meshtraind.autoencoder import Autoencoder, starting_weights
+from meshtraind.codecs.base import CodecError, Values
 from meshtraind.factors import left_factor, orthonormal, product_into
+from meshwire.autoencoder import GROUP_VALUES, LATENT_MAX, Architecture
 
 FADING = 0.9  # what a round leaves of what earlier ones have shown
 
@@ -55,6 +57,36 @@ class Basis:
         product_into(latents.reshape(len(self.rows), -1), self.rows, out, scratch[: out.size])
 
 
+class Convolved:
+    """By the autoencoder: each block is a group of it, filled up with zeros.
+
+    Args:
+        channels: latents of a block.
+        weights: as all members have heard them; None, or what is no such autoencoder's: those of the start.
+    """
+
+    def __init__(self, channels: int, weights: Values | None) -> None:
+        architecture = Architecture(channels)
+        start = starting_weights(architecture)
+        try:
+            self._autoencoder = Autoencoder(architecture, start if weights is None else weights)
+        except CodecError:
+            self._autoencoder = Autoencoder(architecture, start)
+
+    def encode_into(self, values: Values, out: Values) -> None:
+        """Arguments as of `Basis`. Raises CodecError as `Autoencoder`."""
+        groups = np.zeros((len(values), GROUP_VALUES), np.float32)
+        groups[:, : values.shape[1]] = values
+        self._autoencoder.encode_into(groups.reshape(-1), out)
+
+    def decode_into(self, latents: Values, out: Values, scratch: Values) -> None:
+        """Arguments as of `Basis`. What no encoder makes is brought to what one can."""
+        groups = np.empty((len(out), GROUP_VALUES), np.float32)
+        bounded = np.clip(latents, -LATENT_MAX, LATENT_MAX, out=scratch[: latents.size])
+        self._autoencoder.decode_into(bounded, groups.reshape(-1))
+        np.copyto(out, groups[:, : out.shape[1]])
+
+
 def smooth_rows(rows: int, values: int) -> Values:
     """Before a basis was announced: constant, straight, square .., for values that fall from place to place.
 
@@ -73,13 +105,15 @@ class Learning:
     """What a member has seen of values of blocks, and the basis in which the fewest of their squares are lost (PCA).
 
     Args:
+        rows: of the basis.
         values: of a block.
     """
 
-    def __init__(self, values: int) -> None:
+    def __init__(self, rows: int, values: int) -> None:
+        self._rows = rows
         self._squares: NDArray[np.float64] = np.zeros((values, values))
 
-    def fade(self) -> None:
+    def begin_round(self) -> None:
         """A round begins."""
         self._squares *= FADING
 
@@ -88,8 +122,9 @@ class Learning:
         wide = values.astype(np.float64)
         self._squares += wide.T @ wide
 
-    def rows(self, count: int) -> Values:
-        """The best so many; smooth ones while nothing was seen that is not zero."""
+    def learnt(self) -> Values:
+        """The best rows; smooth ones while nothing was seen that is not zero."""
+        count = self._rows
         if not self._squares.any():
             return smooth_rows(count, len(self._squares))
         _, vectors = np.linalg.eigh(self._squares)

@@ -1,7 +1,7 @@
 """Learned gradient compression: values at places that all share, and latents of them (`meshwire.sharedplaces`).
 
-The places and the basis of round k are what was announced in the rounds from k - lag on backwards, each place once in
-them, and nothing else; where nothing was, places are evenly spaced and the basis is smooth.
+The places and the basis, or autoencoder, of round k are what was announced in the rounds from k - lag backwards, each
+place once in them, and nothing else; where nothing was, places are evenly spaced, and the basis is smooth.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,14 @@ from meshtraind.announcing import Announced, Places, announce, default_places, h
 from meshtraind.chosenexpansion import ChosenExpansion
 from meshtraind.chosenpart import ChosenPart
 from meshtraind.codecs.base import Values
+from meshtraind.encoderlearning import EncoderLearning
 from meshtraind.feedback import Residual
-from meshtraind.latents import AsTheyAre, Basis, Learning, smooth_rows
+from meshtraind.latents import AsTheyAre, Basis, Convolved, Learning, smooth_rows
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Form, Forms
 from meshtraind.transform import Transform
+from meshtraind.wholerests import Map, WholeRests
+from meshwire.autoencoder import Architecture
 from meshwire.sharedplaces import Chosen, lag
 
 if TYPE_CHECKING:
@@ -25,7 +28,13 @@ if TYPE_CHECKING:
 
 
 class LearnedGradients(Transform):
-    """Arguments as of `transform_for`."""
+    """Arguments as of `transform_for`.
+
+    What a linear map leaves out of each part adds up to what it leaves out of the sum. An autoencoder's does not: what
+    is decoded of a mean is another thing than the mean of what would be decoded of each part. So there a part leaves
+    nothing until the round counts, and then its values but for its share of what all have decoded: in the sum over
+    members nothing is lost (P1).
+    """
 
     def __init__(
         self, forms: Forms, rounds: Mapping[int, "Round"], seed: int, staleness: int, first: int | None
@@ -35,25 +44,37 @@ class LearnedGradients(Transform):
         self._lag = lag(staleness)
         self._first = first
         self._place, self._members = 0, 1
+        self.rests = WholeRests()
         self._heard: dict[int, dict[int, Announced]] = {}  # by round and bucket
         self._places: dict[int, dict[int, Places]] = {}  # by round and bucket
-        self._maps: dict[int, AsTheyAre | Basis] = {}  # by round
+        self._maps: dict[int, Map] = {}  # by round
         self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
         self._arriving: Values = np.empty(forms.shorter_values, np.float32)
-        self.learning = Learning(next(self._chosen(form) for form in forms if form.layout.shorter).block_chosen)
+        chosen = next(self._chosen(form) for form in forms if form.layout.shorter)
+        self.learning: Learning | EncoderLearning = Learning(chosen.rows, chosen.block_chosen)
+        if chosen.convolves and chosen.rows:
+            self.learning = self.encoder = EncoderLearning(Architecture(chosen.rows))
 
     def enter(self, place: int, members: int) -> None:
         self._place, self._members = place, members
 
-    def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> ChosenPart:
-        self.learning.fade()
-        return ChosenPart(form, area, scratch, self._leaving, number, residual, self)
+    def part(
+        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
+    ) -> ChosenPart:
+        self.learning.begin_round()
+        return ChosenPart(form, area, scratch, self._leaving, number, residual, weight, self)
 
     def expansion(self, form: Form, number: int, values: Values) -> ChosenExpansion:
         return ChosenExpansion(form, number, self, self._arriving, values)
 
-    def settled(self, round_: "Round") -> None:
+    def settled(self, round_: "Round", *, contributed: bool) -> None:
         chosen = self._chosen(round_.form)
+        underway = self.rests.take(round_.number)
+        if contributed and not round_.void:
+            for bucket, part in underway.items():
+                latents = self._latents(round_, chosen, bucket)
+                places = self.places(round_.number, bucket)
+                self.rests.leave(bucket, part, chosen, places, self.map(round_.number), latents)
         said = self._heard[round_.number] = {}
         if round_.void:
             return
@@ -69,6 +90,9 @@ class LearnedGradients(Transform):
             announced = heard(chosen, round_.number, bucket, values[:count], weights[bucket])
             if announced is not None:
                 said[bucket] = announced
+
+    def settle_one(self) -> bool:
+        return self.rests.leave_one()
 
     def forget(self, number: int) -> None:
         self._places.pop(number, None)
@@ -89,12 +113,12 @@ class LearnedGradients(Transform):
             made[bucket] = self._make_places(number, bucket)
         return made[bucket]
 
-    def map(self, number: int) -> AsTheyAre | Basis:
+    def map(self, number: int) -> Map:
         """Between a round's chosen values and its latents."""
         if number not in self._maps:
             chosen = self._chosen(self._forms.of(number))
             learnt = chosen.latents < chosen.block_chosen
-            self._maps[number] = self._make_basis(number, chosen) if learnt else AsTheyAre()
+            self._maps[number] = self._make_map(number, chosen) if learnt else AsTheyAre()
         return self._maps[number]
 
     def lead(self, chosen: Chosen, number: int, bucket: int, rest: Values, out: Values) -> None:
@@ -108,8 +132,18 @@ class LearnedGradients(Transform):
             out.fill(0.0)
             return
         places = largest_places(chosen, number, bucket, rest)
-        rows = self.learning.rows(chosen.rows) if chosen.rows and not bucket else np.empty((0, 0), np.float32)
-        announce(chosen, bucket, Announced(places, rows), out)
+        learnt = self.learning.learnt() if chosen.learnt_count and not bucket else np.empty(0, np.float32)
+        announce(chosen, bucket, Announced(places, learnt), out)
+
+    def _latents(self, round_: "Round", chosen: Chosen, bucket: int) -> Values:
+        """The mean of all members', of a complete round."""
+        sent = chosen.plan.buckets[bucket]
+        latents: Values = np.empty(chosen.latent_segments[bucket] * sent.segment_values, np.float32)
+        for segment in round_.form.segments[bucket][: chosen.latent_segments[bucket]]:
+            first = segment.start - sent.start
+            payload = round_.area[segment.offset : segment.offset + segment.length]
+            segment.codec.decode_into(payload, latents[first : first + segment.count])
+        return latents
 
     def _make_places(self, number: int, bucket: int) -> Places:
         chosen = self._chosen(self._forms.of(number))
@@ -121,11 +155,15 @@ class LearnedGradients(Transform):
         places += np.arange(len(places), dtype=np.int32)[:, None] * np.int32(chosen.block_values)
         return places
 
-    def _make_basis(self, number: int, chosen: Chosen) -> Basis:
-        rows = smooth_rows(chosen.rows, chosen.block_chosen)
-        for source in self._sources(number, chosen):
-            if (announced := self._heard_in(source, 0)) is not None:
-                rows = announced.basis
+    def _make_map(self, number: int, chosen: Chosen) -> Basis | Convolved:
+        heard_of = [self._heard_in(source, 0) for source in self._sources(number, chosen)]
+        learnt = next((announced.learnt for announced in reversed(heard_of) if announced is not None), None)
+        if chosen.convolves:
+            return Convolved(chosen.rows, learnt)
+        if learnt is None:
+            rows = smooth_rows(chosen.rows, chosen.block_chosen)
+        else:
+            rows = learnt.reshape(chosen.rows, chosen.block_chosen)
         return Basis(rows, segment_seed(self._seed, number, 0))
 
     def _sources(self, number: int, chosen: Chosen) -> range:

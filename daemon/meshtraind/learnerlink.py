@@ -25,6 +25,7 @@ from meshwire.messages.learner import (
     LearnerBack,
     LearnerBarrier,
     LearnerBucket,
+    LearnerEncoder,
     LearnerHash,
     LearnerIdle,
     LearnerLog,
@@ -220,6 +221,8 @@ class LearnerLink:
                     self._tell_report()
                 else:
                     rounds.learner.idle(reason)
+            case LearnerEncoder():
+                rounds.learner.encoder(body)
             case LearnerBack():
                 rounds.learner.back()
             case _:

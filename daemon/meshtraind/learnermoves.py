@@ -9,16 +9,18 @@ from meshtraind.performer import Performer
 from meshtraind.turn import Turn
 from meshwire import limits
 from meshwire.messages.job import JobSpec
-from meshwire.messages.learner import LearnerBucket, LearnerSealed, LearnerStepped
+from meshwire.messages.learner import LearnerBucket, LearnerEncoder, LearnerSealed, LearnerStepped
 from meshwire.roundevents import Effect
 from meshwire.roundlearner import Phase
 from meshwire.rounds import RoundMachine
+from meshwire.wiretypes import Wire
 
 
 class LearnerMoves:
     """One job's, of one process after the other.
 
     Args:
+        notify: sends the learner a notice.
         fail: ends the job with a reason.
         loadable_after: after an earlier round no base can be loaded here: rounds after it are built on results that
             this member does not hold.
@@ -36,6 +38,7 @@ class LearnerMoves:
         turn: Turn,
         dealing: Dealing | None,
         performer: Performer,
+        notify: Callable[[Wire], None],
         fail: Callable[[str], None],
         loadable_after: int,
     ) -> None:
@@ -45,6 +48,7 @@ class LearnerMoves:
         self._turn = turn
         self._dealing = dealing
         self._performer = performer
+        self._notify = notify
         self._fail = fail
         self._loadable_after = loadable_after
         self._loop = asyncio.get_running_loop()
@@ -95,6 +99,8 @@ class LearnerMoves:
             self._fail(f"the learner has ended step {message.step}, which was not at its end")
             return
         self.samples += message.samples
+        if self._executor.encoder is not None and (task := self._executor.encoder.task()) is not None:
+            self._notify(task)
         self._turn.wants_to_start(message.step + 1)
         self._perform([])
 
@@ -114,8 +120,15 @@ class LearnerMoves:
             self._turn.gone()
             self._perform(self._machine.absent(reason, self._now(), gone=True))
 
+    def encoder(self, message: LearnerEncoder) -> None:
+        """It has learnt what it was asked to, or could not."""
+        if self._executor.encoder is not None:
+            self._executor.encoder.answered(message)
+
     def dead(self, reason: str) -> None:
         """No process is there: what it had bound is void (V2), and nothing is kept for the one to come."""
+        if self._executor.encoder is not None:
+            self._executor.encoder.learner_lost()
         self._turn.away()
         if self._dealing is not None:
             self._dealing.learner_lost()

@@ -30,13 +30,15 @@ class LowRank(Transform):
     def enter(self, place: int, members: int) -> None:
         """It has no part in it."""
 
-    def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> FactorPart:
+    def part(
+        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
+    ) -> FactorPart:
         return FactorPart(form, area, scratch, self._leaving, number, residual, self._bases)
 
     def expansion(self, form: Form, number: int, values: Values) -> FactorExpansion:
         return FactorExpansion(form, number, self._bases, self._arriving, values)
 
-    def settled(self, round_: "Round") -> None:
+    def settled(self, round_: "Round", *, contributed: bool) -> None:
         """A basis is made of it when it is first asked for."""
 
     def forget(self, number: int) -> None:

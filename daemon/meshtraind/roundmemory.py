@@ -138,7 +138,7 @@ class RoundMemory:
             residual = self._compensation.residual
             assert self.transform is not None
             assert residual is not None
-            return self.transform.part(form, areas.take(), self._scratch, number, residual)
+            return self.transform.part(form, areas.take(), self._scratch, number, residual, weight)
         if self._staleness:
             return Retained(form.segments, areas.take(), self._scratch)
         return InSlot(form.segments)
@@ -221,12 +221,16 @@ class RoundMemory:
             at += segment.codec.length_of(run[at:], segment.count)
         return at
 
-    def settle(self, number: int, *, void: bool) -> None:
-        """A round is complete, and counts or is void."""
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """A round is complete, and counts or is void. `contributed`: this member is in it."""
         round_ = self.rounds[number]
         round_.void = void
         if self.transform is not None and round_.form.layout.shorter is not None:
-            self.transform.settled(round_)
+            self.transform.settled(round_, contributed=contributed)
+
+    def settle_one(self) -> bool:
+        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
+        return self.transform is not None and self.transform.settle_one()
 
     def forget(self, number: int) -> None:
         """All of a round is needed no more, but for what may be made of it for later ones."""

@@ -153,6 +153,7 @@ class Rounds:
             turn=self._turn,
             dealing=self._dealing,
             performer=self._performer,
+            notify=notify,
             fail=fail,
             loadable_after=entry.complete + (builds_on(parse_codec(spec.codec), staleness) if loading else 0),
         )

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from meshtraind.codecs.base import Values
+from meshtraind.encoderlearning import EncoderLearning
 from meshtraind.expansion import Expansion
 from meshtraind.feedback import Residual
 from meshtraind.ownpart import RingPart
@@ -15,15 +16,23 @@ if TYPE_CHECKING:
 
 class Transform(ABC):
     """One member's, of one job. What it makes of a round follows from the results of earlier ones alone, never from the
-    generation: a round that runs again has it again (C1)."""
+    generation: a round that runs again has it again (C1).
+
+    Attributes:
+        encoder: what the learner learns for it; None, but with LGC's autoencoder.
+    """
+
+    encoder: EncoderLearning | None = None
 
     @abstractmethod
     def enter(self, place: int, members: int) -> None:
         """A generation begins, in which this member is at `place`, from 0, among so many."""
 
     @abstractmethod
-    def part(self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual) -> RingPart:
-        """What this member adds to a round.
+    def part(
+        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
+    ) -> RingPart:
+        """What this member adds to a round, with this weight.
 
         Args:
             area: where it is kept.
@@ -36,8 +45,17 @@ class Transform(ABC):
         """Of the round that has the result slot, `values`. Every round before it is complete."""
 
     @abstractmethod
-    def settled(self, round_: "Round") -> None:
-        """A round that this transforms is complete. Called in the order of rounds."""
+    def settled(self, round_: "Round", *, contributed: bool) -> None:
+        """A round that this transforms is complete, before residuals hear of it. Called in the order of rounds. What
+        takes longer is left to `settle_one`.
+
+        Args:
+            contributed: this member is in it.
+        """
+
+    def settle_one(self) -> bool:
+        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
+        return False
 
     @abstractmethod
     def forget(self, number: int) -> None:

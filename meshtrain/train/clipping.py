@@ -6,8 +6,14 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from meshtrain.errors import UsageError
+from meshtrain.train.handover import CLIPPED_LATE
+from meshwire.codecspec import CodecSpec
 
 EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_ has it
+NORM_UNKNOWN = (
+    "with --codec lgc:conv what arrives does not tell the norm of a mean, by which mt.clip_grad_norm_ clips: use "
+    "torch.nn.utils.clip_grad_norm_ with --sync bsp, or another codec, e.g. --codec lgc"
+)
 
 
 class Clipping:
@@ -56,6 +62,13 @@ class Clipping:
         Raises UsageError for what is no limit.
         """
         return min(1.0, checked(max_norm) / (math.sqrt(squared_norm) + EPSILON))
+
+
+def refusal_to_clip(codec: CodecSpec) -> str | None:
+    """Why means cannot be clipped that such a codec brings, and what to do instead; None where they can."""
+    if codec.momentum:
+        return CLIPPED_LATE
+    return None if codec.norm_known else NORM_UNKNOWN
 
 
 def checked(max_norm: float) -> float:

@@ -19,7 +19,7 @@ from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageEr
 from meshtrain.train import handover, masked, optimizers, progressive, signs, tensors
 from meshtrain.train.alone import local_data_dir
 from meshtrain.train.channel import Channel
-from meshtrain.train.clipping import checked
+from meshtrain.train.clipping import checked, refusal_to_clip
 from meshtrain.train.deal import Deal, Waits
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.drawn import DrawnSamples
@@ -289,11 +289,15 @@ class Session:
         return self._engine.boundary.base()
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """O4. Before `prepare` and after `finish` torch's own. Raises UsageError where the codec keeps the momentum."""
+        """O4. Before `prepare` and after `finish` torch's own.
+
+        Raises UsageError where the codec keeps the momentum, or does not tell the norm.
+        """
         if self._engine is None or self._finished:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-        if parse_codec(self._welcome.spec.codec).momentum and math.isfinite(checked(max_norm)):
-            raise UsageError(handover.CLIPPED_LATE)
+        instead = refusal_to_clip(parse_codec(self._welcome.spec.codec))
+        if instead is not None and math.isfinite(checked(max_norm)):
+            raise UsageError(instead)
         return self._engine.steps.clip_grad_norm_(parameters, max_norm)
 
     def steps(self, count: int) -> Iterator[int]:

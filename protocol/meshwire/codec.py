@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from meshwire.codecspec import WARMUP_MAX, Choice, CodecSpec, Family, Number, Reduction, always, warmup
+from meshwire.codecspec import MAP, WARMUP_MAX, Choice, CodecSpec, Family, Number, Reduction, always, warmup
 from meshwire.quantcodecs import QUANTISING_FAMILIES
 from meshwire.sketchcodec import HOMOMORPHIC
 from meshwire.sparsecodecs import SPARSE_FAMILIES
@@ -84,6 +84,7 @@ _FAMILIES = (
             Number(
                 "train", 0, WARMUP_MAX, 20.0, "rounds after those that send chosen values, to learn from", whole=True
             ),
+            MAP,
             Choice("values", ("fp16", "fp32"), "fp16", "how what travels is written"),
         ),
         error_feedback=always,

@@ -89,6 +89,10 @@ EXCHANGE = Choice(
 """The parameter of families that allow both: it decides their reduction."""
 
 
+MAP = Choice("map", ("linear", "conv"), "linear", "what makes numbers of values: a basis, or an autoencoder")
+"""The parameter of LGC that says how."""
+
+
 @dataclass(frozen=True, slots=True)
 class CodecSpec:
     """A codec with its parameters. `str()` gives the shortest text that is parsed to the same.
@@ -129,6 +133,11 @@ class CodecSpec:
     def decay(self) -> float:
         """What each round leaves of what the rounds before it have left out: its parameter of this name, or all."""
         return self.number(DECAY.name) if DECAY in self.family.parameters else 1.0
+
+    @property
+    def norm_known(self) -> bool:
+        """Whether what travels has the norm of what it stands for (O4): what an autoencoder makes has another."""
+        return MAP not in self.family.parameters or self.choice(MAP.name) == "linear"
 
     @property
     def budget_bytes(self) -> int:

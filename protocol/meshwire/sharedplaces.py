@@ -12,6 +12,7 @@ anew. So all of it follows from the results of a few rounds, whoever was in whic
 import math
 from dataclasses import dataclass
 
+from meshwire.autoencoder import Architecture
 from meshwire.codec import CodecSpec, values_codec
 from meshwire.layout import EncodedLayout, Phase
 from meshwire.plan import ALIGNMENT_VALUES, VALUE_BYTES, Bucket, Plan, Span, aligned, values_per_segment
@@ -45,7 +46,9 @@ class Chosen:
         block_values: of a block; the last one of a bucket may be shorter, but not than `block_chosen`.
         block_chosen: how many of them are chosen.
         latents: how many numbers travel for those of a block.
-        rows: of the basis; 0: none is learnt.
+        rows: of the basis, or latents of the autoencoder; 0: nothing is learnt.
+        learnt_count: numbers that say what was learnt.
+        convolves: by an autoencoder.
         refresh: in how many rounds the places of all blocks are announced once.
         plan: of the vector that is sent. It has the model's buckets. In those that hold chosen values latents come
             first, in segments of their own, and what is announced behind them. The others lie there as they are.
@@ -57,6 +60,8 @@ class Chosen:
     block_chosen: int
     latents: int
     rows: int
+    learnt_count: int
+    convolves: bool
     refresh: int
     plan: Plan
     latent_segments: tuple[int, ...]
@@ -79,7 +84,7 @@ class Chosen:
         first bucket the basis."""
         of = self.plan.buckets[bucket]
         start = of.start + self.latent_segments[bucket] * of.segment_values
-        return start, 1 + self.announced_places(bucket) + (0 if bucket else self.rows * self.block_chosen)
+        return start, 1 + self.announced_places(bucket) + (0 if bucket else self.learnt_count)
 
     def announced_places(self, bucket: int) -> int:
         """For how many there is room; rounds may announce fewer."""
@@ -93,6 +98,10 @@ def chosen_of(plan: Plan, codec: CodecSpec, *, learnt: bool) -> Chosen:
     rows = -(-chosen // int(codec.number("latent")))
     rows = rows if rows < chosen else 0
     latents = rows if learnt and rows else chosen
+    convolves = codec.choice("map") == "conv"
+    learnt_count = 0
+    if rows:
+        learnt_count = Architecture(rows).weight_count if convolves else rows * chosen
     counts = [_blocks(bucket, size) * latents for bucket in plan.buckets[: plan.coded_buckets]]
     most = values_per_segment(sum(counts) + sum(bucket.count for bucket in plan.buckets[plan.coded_buckets :]))
     buckets: list[Bucket] = []
@@ -105,7 +114,7 @@ def chosen_of(plan: Plan, codec: CodecSpec, *, learnt: bool) -> Chosen:
             pieces = max(1, -(-sent // most))
             values = max(ALIGNMENT_VALUES, aligned(-(-sent // pieces)))
             segments.append(pieces)
-            announced = 1 + -(-_blocks(bucket, size) // refresh) * chosen + (0 if bucket.index else rows * chosen)
+            announced = 1 + -(-_blocks(bucket, size) // refresh) * chosen + (0 if bucket.index else learnt_count)
             count = pieces * values + aligned(announced)
         else:
             segments.append(-(-count // values))
@@ -115,7 +124,7 @@ def chosen_of(plan: Plan, codec: CodecSpec, *, learnt: bool) -> Chosen:
     spans = tuple(Span(span.name, span.tensor, 0, 0, 1) for span in plan.spans)
     longest = max(bucket.segment_values for bucket in buckets)
     sent_plan = Plan(longest, start, spans, tuple(buckets), plan.coded_buckets, plan.parameter_buckets)
-    return Chosen(plan, size, chosen, latents, rows, refresh, sent_plan, tuple(segments))
+    return Chosen(plan, size, chosen, latents, rows, learnt_count, convolves, refresh, sent_plan, tuple(segments))
 
 
 def _blocks(bucket: Bucket, size: int) -> int:
@@ -148,6 +157,8 @@ class SharedPlaces:
         places = sum(map(chosen.blocks, range(chosen.model.coded_buckets))) * chosen.block_chosen
         rounds = staleness + 2 + -(-(self.builds_on(codec, staleness) + staleness + 2) // chosen.refresh)
         own_bytes = 0 if staleness else 2 * max(layout.total_bytes for layout in layouts)
+        if chosen.convolves:  # what own parts had at their places, until their rounds are complete
+            own_bytes += (staleness + 1) * VALUE_BYTES * places
         return (
             rounds * PLACE_BYTES * places
             + 2 * VALUE_BYTES * max(each.plan.total_values for each in layouts)

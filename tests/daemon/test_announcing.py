@@ -16,7 +16,12 @@ from meshwire.roundlayouts import RoundLayouts
 from meshwire.sharedplaces import Chosen
 from tests.daemon.executorring import PLAN
 
-CODECS = ("lgc:0.01,warmup=0,refresh=3", "lgc:1,warmup=0,refresh=1,latent=2", "lgc:0.005,warmup=0,refresh=64")
+CODECS = (
+    "lgc:0.01,warmup=0,refresh=3",
+    "lgc:1,warmup=0,refresh=1,latent=2",
+    "lgc:0.005,warmup=0,refresh=64",
+    "lgc:0.01,conv,warmup=0,refresh=3",
+)
 
 
 @cache
@@ -29,8 +34,8 @@ def chosen_of(codec: str) -> Chosen:
 def announced(chosen: Chosen, number: int, bucket: int, seed: int) -> Announced:
     numbers = np.random.default_rng(seed)
     values = numbers.standard_normal(chosen.model.buckets[bucket].count).astype(np.float32)
-    shape = (0, 0) if bucket else (chosen.rows, chosen.block_chosen)
-    return Announced(largest_places(chosen, number, bucket, values), numbers.standard_normal(shape).astype(np.float32))
+    learnt = numbers.standard_normal(0 if bucket else chosen.learnt_count).astype(np.float32)
+    return Announced(largest_places(chosen, number, bucket, values), learnt)
 
 
 def travelled(sum_: Values, weight: float, form: str) -> Values:
@@ -63,7 +68,7 @@ def test_places_arrive_exactly(codec: str, number: int, bucket: int, weight: flo
     assert got is not None
     np.testing.assert_array_equal(got.places, said.places)
     if not bucket and chosen.rows:
-        np.testing.assert_allclose(got.basis * weight, said.basis, rtol=2e-3)
+        np.testing.assert_allclose(got.learnt, said.learnt, rtol=2e-3, atol=weight * 2.0**-25)  # fp16's smallest step
 
 
 @pytest.mark.parametrize("leaders", [0, 2, 3])
@@ -92,6 +97,18 @@ def test_what_no_leader_says_is_nobodys(value: float, at: int, weight: float) ->
     told = heard(chosen, 5, 0, (out / np.float32(weight)).astype(np.float32), weight)
     assert told is not None
     assert got is None or got.places.tobytes() == told.places.tobytes()  # all are chosen: any other is there twice
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])
+@pytest.mark.parametrize("codec", [CODECS[0], CODECS[3]])
+def test_what_is_learnt_are_numbers(codec: str, bad: float) -> None:
+    chosen = chosen_of(codec)
+    out = np.empty(chosen.announced(0)[1], np.float32)
+    announce(chosen, 0, announced(chosen, 5, 0, 1), out)
+    mean = out / np.float32(7.0)
+    assert heard(chosen, 5, 0, mean, 7.0) is not None
+    mean[1 + chosen.announced_places(0) + 4] = bad
+    assert heard(chosen, 5, 0, mean, 7.0) is None
 
 
 @given(codec=st.sampled_from(CODECS), number=st.integers(0, 10**6), bucket=st.integers(0, PLAN.coded_buckets - 1))

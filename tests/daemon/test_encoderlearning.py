@@ -7,7 +7,7 @@ import pytest
 
 from meshtraind.autoencoder import starting_weights
 from meshtraind.codecs.base import Values
-from meshtraind.encoderlearning import ROWS_A_ROUND, ROWS_MAX, EncoderLearning
+from meshtraind.encoderlearning import ROUNDS_BETWEEN, ROWS_AT_ONCE, ROWS_MAX, EncoderLearning
 from meshwire import limits
 from meshwire.autoencoder import GROUP_VALUES, WEIGHT_MAX, Architecture
 from meshwire.messages.envelope import Envelope, Role, encode
@@ -22,9 +22,11 @@ def groups(count: int, scale: float = 1.0) -> Values:
 
 
 def asked(learning: EncoderLearning) -> EncoderTask:
-    for _ in range(ROWS_MAX // ROWS_A_ROUND):
+    for _ in range(ROUNDS_BETWEEN):
+        learning.begin_round()
+    for _ in range(ROWS_MAX // ROWS_AT_ONCE):
         assert learning.task() is None, "the sample is not whole"
-        learning.see(groups(32 * ROWS_A_ROUND))
+        learning.see(groups(32 * ROWS_AT_ONCE))
     task = learning.task()
     assert task is not None
     return task
@@ -44,7 +46,7 @@ def test_rounds_count_alike_however_long_and_large_they_are(count: int, scale: f
     learning = EncoderLearning(ARCHITECTURE)
     learning.see(groups(count, scale))
     rows = learning._rows[: learning._seen]
-    assert len(rows) <= ROWS_A_ROUND
+    assert len(rows) <= ROWS_AT_ONCE
     assert bool(len(rows)) == bool(count)
     np.testing.assert_allclose(np.square(rows).sum(axis=1), 1.0, rtol=1e-5)
 
@@ -81,6 +83,17 @@ def test_without_weights_those_of_before_stay_and_the_log_says_why(
     np.testing.assert_array_equal(learning.weights, starting_weights(ARCHITECTURE))
     assert said in caplog.text
     assert asked(learning).number == 2, "it is asked again"
+
+
+def test_a_learner_is_not_kept_from_its_steps_all_the_time() -> None:
+    learning = EncoderLearning(ARCHITECTURE)
+    learning.answered(LearnerEncoder(number=asked(learning).number, weights=OTHERS.tobytes()))
+    for _ in range(ROUNDS_BETWEEN - 1):
+        learning.begin_round()
+        learning.see(groups(32 * ROWS_AT_ONCE))
+    assert learning.task() is None
+    learning.begin_round()
+    assert learning.task() is not None
 
 
 def test_an_answer_that_nobody_waits_for_changes_nothing() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.feedback import Residual
-from meshtraind.latents import Basis
+from meshtraind.latents import Basis, Convolved
 from meshtraind.learnedgradients import LearnedGradients
 from meshtraind.segments import Forms
 from meshtraind.transforms import transform_for
@@ -22,6 +22,7 @@ from tests.daemon.lowrankring import LowRankRing
 from tests.daemon.shardedmesh import Wide, constant_offers
 
 CODECS = (
+    "lgc:0.05,conv,latent=4,refresh=1,warmup=0,train=2+fp32",
     "lgc:0.1,refresh=1,warmup=0,train=3",
     "lgc:0.02,latent=2,refresh=3,warmup=2,train=2+fp32",
     "lgc:0.05,latent=1,refresh=2,warmup=0+fp32",
@@ -43,6 +44,8 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
     owed = np.zeros(PLAN.total_values)
     for member in ring.members[:3]:
         assert member.executor._feedback is not None
+        while member.executor._memory.settle_one():
+            pass
         owed += member.executor._feedback.worker.values
     for span in PLAN.spans:  # padding is nobody's
         end = span.start + span.count
@@ -140,14 +143,15 @@ async def test_bases_are_bit_equal_and_norms_those_of_the_means() -> None:
     for rank in ring.ranks:
         transform = ring.members[rank].executor._memory.transform
         assert isinstance(transform, LearnedGradients)
-        make = transform._make_basis
+        make = transform._make_map
 
-        def noted(number: int, chosen: Chosen, make: Callable[[int, Chosen], Basis] = make) -> Basis:
+        def noted(number: int, chosen: Chosen, make: Callable[[int, Chosen], Basis | Convolved] = make) -> Basis:
             basis = make(number, chosen)
+            assert isinstance(basis, Basis)
             rows.setdefault(number, set()).add(basis.rows.tobytes())
             return basis
 
-        transform._make_basis = noted  # type: ignore[method-assign]
+        transform._make_map = noted  # type: ignore[method-assign]
     await ring.finish()
     assert sorted(rows) == [5, 6, 7, 8]
     assert all(len(of_round) == 1 for of_round in rows.values())
@@ -172,6 +176,6 @@ def test_what_is_not_a_number_is_poison_and_changes_no_residual(bad: float) -> N
     form = forms.of(1)
     residual = Residual(PLAN.total_values)
     area = memoryview(bytearray(form.layout.total_bytes))
-    part = transform.part(form, area, np.empty(form.layout.plan.segment_values, np.float32), 1, residual)
+    part = transform.part(form, area, np.empty(form.layout.plan.segment_values, np.float32), 1, residual, 1.0)
     assert part.keep(0, values) is Part.POISON
     assert not residual.values.any()

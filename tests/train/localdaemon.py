@@ -23,8 +23,10 @@ from meshwire.manifest import first_difference
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
+    EncoderTask,
     LearnerApplied,
     LearnerBucket,
+    LearnerEncoder,
     LearnerHash,
     LearnerIdle,
     LearnerLog,
@@ -115,6 +117,7 @@ class LocalDaemon:
         self.logs: list[tuple[int, LearnerLog]] = []
         self.idle: list[tuple[int, LearnerIdle]] = []
         self.saved: list[tuple[int, LearnerSaved]] = []
+        self.encoders: list[tuple[int, LearnerEncoder]] = []
         self.events: list[str] = []
         self.stopped = False
         self.silent = False
@@ -229,6 +232,10 @@ class LocalDaemon:
     def save(self, rank: int, after_round: int, folder: Path) -> None:
         """The rank writes its state there, at its first boundary after this round."""
         self._notify(rank, Save(number=1, after_round=after_round, folder=str(folder)))
+
+    def train_encoder(self, rank: int, task: EncoderTask) -> None:
+        """The rank learns LGC's autoencoder, at a boundary."""
+        self._notify(rank, task)
 
     def begin_from(self, folder: Path, round_: int, units: int) -> None:
         """Before the learners come: all of them load what was saved after `round_`."""
@@ -364,9 +371,11 @@ class LocalDaemon:
                     assert len(set(digests.values())) == 1, f"O9: the bases after round {body.round} differ"
                 case LearnerLog():
                     self.logs.append((rank, body))
+                case LearnerEncoder():
+                    self.encoders.append((rank, body))
                 case LearnerSaved():
                     self.saved.append((rank, body))
-            if not isinstance(body, LearnerHash | LearnerLog | LearnerSaved):
+            if not isinstance(body, LearnerEncoder | LearnerHash | LearnerLog | LearnerSaved):
                 self.rounds.take(rank, body)
             self.lock.notify_all()
 

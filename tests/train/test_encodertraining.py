@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from meshtrain.errors import UsageError
 from meshtrain.train.encodertasks import train_as_asked
 from meshtrain.train.encodertraining import (
     EncoderTrainingError,
@@ -18,10 +19,12 @@ from meshtrain.train.encodertraining import (
     principal_weights,
     train_encoder,
 )
+from meshtrain.train.session import Session
 from meshtraind.autoencoder import Autoencoder, check_weights, starting_weights
 from meshwire import limits
 from meshwire.autoencoder import BLOCK_VALUES, Architecture
 from meshwire.messages.learner import EncoderTask
+from tests.train.localdaemon import LocalDaemon
 
 STEPS = 30
 
@@ -138,3 +141,24 @@ def test_a_learner_that_cannot_says_why() -> None:
     answer = train_as_asked(task(bytes(4 * limits.ENCODER_ROW_VALUES)))
     assert answer.weights == b""
     assert answer.error == "its samples are zeros, or hold what is not a number"
+
+
+def test_a_learner_answers_at_its_boundary_and_goes_on() -> None:
+    """And refuses to clip by a norm that latents do not tell (O4)."""
+    asked = task(skewed(limits.ENCODER_ROW_VALUES // 32).numpy().tobytes())
+    with LocalDaemon(1, codec="lgc:conv") as daemon:
+
+        def script(session: Session, rank: int) -> None:
+            model = torch.nn.Linear(3, 1)
+            ours, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for step in range(3):
+                ours(torch.ones(2, 3)).sum().backward()
+                with pytest.raises(UsageError, match="with --codec lgc:conv what arrives does not tell the norm"):
+                    session.clip_grad_norm_(ours.parameters(), 1.0)
+                if step == 1:
+                    daemon.train_encoder(rank, asked)
+                optimizer.step()
+
+        daemon.run(script)
+    ((rank, answer),) = daemon.encoders
+    assert (rank, answer.number, answer.error) == (0, 3, None)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwire.autoencoder import Architecture
 from meshwire.codec import FP16, FP32, parse_codec
 from meshwire.plan import plan_buckets
 from meshwire.roundlayouts import RoundLayouts
@@ -74,6 +75,17 @@ def test_the_bytes_of_a_resnet() -> None:
         more = layout.total_bytes - 2 * values - 4 * segments
         assert 0 <= more <= 2 * 16 * (segments + plan.coded_buckets)
     assert 4 * sum(math.prod(shape) for shape in RESNET18) / layouts.of(6).total_bytes > 200
+
+
+def test_an_autoencoder_takes_its_weights_more() -> None:
+    """P5: they stand where the rows of a basis would, in all rounds that announce."""
+    plan = plan_buckets(manifest(RESNET18))
+    linear, conv = (chosen_of(plan, parse_codec(f"lgc:0.01,{each}"), learnt=True) for each in ("linear", "conv"))
+    weights = Architecture(3).weight_count
+    assert (linear.learnt_count, conv.learnt_count) == (3 * 11, weights)
+    assert conv.announced(0)[1] - linear.announced(0)[1] == weights - 3 * 11
+    assert conv.announced(1)[1] == linear.announced(1)[1]
+    assert not chosen_of(plan, parse_codec("lgc:latent=1,conv"), learnt=True).learnt_count
 
 
 def test_rounds_are_dense_then_learnt_from_then_latents() -> None:

@@ -85,7 +85,9 @@ class OneMember:
 
     def settle(self, number: int) -> None:
         """The round is complete, and counts."""
-        self._memory.settle(number, void=False)
+        self._memory.settle(number, void=False, contributed=True)
+        while self._memory.settle_one():
+            pass
         if self._feedback is not None:
             self._feedback.settle(number, void=False, contributed=True)
 
