@@ -397,6 +397,7 @@ def header(**changes: object) -> str:
         "used_bytes": 1,
         "integers": 0,
         "staleness": 1,
+        "fewer": [],
     }
     settings |= {"straggler": "carry", "rtt_s": 0.01, "visibility": "eager", "unapplied_max": 100}
     return json.dumps({"t_s": 0.0, "what": "trace", "format": FORMAT, "settings": settings | changes, "complete": 0})
