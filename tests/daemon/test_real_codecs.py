@@ -26,9 +26,7 @@ def mesh() -> Iterator[LocalMesh]:
 @pytest.mark.parametrize(
     ("codec", "options"),
     [
-        ("int8", {}),
         ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
-        ("topk:0.05+fp16", {"sync": "ssp:2"}),
         ("dgc:0.05,ramp=10", {"sync": "ssp:2"}),
         (None, {"sync": "demo"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
@@ -94,9 +92,7 @@ def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
         anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
         submitted = []
         kinds = (
-            ("int8", "bsp", None, jobs.UNTIL_STOPPED),
             ("topk:0.05,gather", "ssp:2", None, jobs.UNTIL_STOPPED),
-            ("powersgd:1,min_rate=1,warmup=5", "bsp", None, jobs.UNTIL_STOPPED),
             ("lgc:0.1,warmup=5,train=5", "bsp", None, jobs.UNTIL_STOPPED),
             ("int4", "bsp", None, jobs.GROWING),
             ("fp16", "bsp", "0.5,every=3", jobs.UNTIL_STOPPED),
