@@ -28,6 +28,7 @@ BRISK = {
     "powersgd": "powersgd:2,warmup=3",
     "lgc": "lgc:0.05,warmup=2,train=2",
 }  # what begins late by default
+GATHERED = ("topk", "dgc")  # what a codec chooses by is nothing to the exchange: with momentum, and without
 MODES = ("demo", "sparseloco:2")  # with the others any codec goes
 PARAMETERS = np.zeros(PLAN.total_values, bool)
 for span in PLAN.spans[: PLAN.buckets[NORM_BUCKETS].spans.start]:
@@ -43,7 +44,7 @@ def every_codec() -> Iterator[CodecSpec]:
         usual = parse_codec(BRISK.get(name, name))
         more = f"{usual}{',' if ':' in str(usual) else ':'}"
         yield usual
-        if EXCHANGE in family.parameters:
+        if EXCHANGE in family.parameters and name in GATHERED:
             yield parse_codec(f"{more}gather")
         if not usual.warmup and any(parameter.name == "warmup" for parameter in family.parameters):
             yield parse_codec(f"{more}warmup=3")

@@ -30,9 +30,7 @@ def mesh() -> Iterator[LocalMesh]:
         ("dgc:0.05,ramp=10", {"sync": "ssp:2"}),
         (None, {"sync": "demo"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
-        ("lgc:0.1,warmup=3,train=3", {"sync": "ssp:1"}),
         (None, {"sync": "sparseloco:2", "args": ("4",)}),
-        ("int8", {"masks": "0.5,every=3"}),
     ],
 )
 def test_replicas_are_bit_equal(mesh: LocalMesh, tmp_path: Path, codec: str | None, options: dict[str, Any]) -> None:
@@ -93,7 +91,6 @@ def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
         submitted = []
         kinds = (
             ("topk:0.05,gather", "ssp:2", None, jobs.UNTIL_STOPPED),
-            ("lgc:0.1,warmup=5,train=5", "bsp", None, jobs.UNTIL_STOPPED),
             ("int4", "bsp", None, jobs.GROWING),
             ("fp16", "bsp", "0.5,every=3", jobs.UNTIL_STOPPED),
         )

@@ -14,7 +14,7 @@ from tests.sim.clusterfaults import random_schedule, run
 from tests.sim.clusterreplay import replay
 from tests.sim.clusterscenarios import FOLDER, SCENARIOS, transcript
 
-SEEDS = 400
+SEEDS = 200
 PARTS = 10
 ROOT = Path(__file__).parents[2]
 
