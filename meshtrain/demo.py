@@ -6,6 +6,7 @@ Nothing is left behind, however it ends.
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -179,6 +180,7 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
         path = folder / f"{name}.manifest"
         path.write_bytes(packed.manifest.pack())
         manifests.append(str(path))
+    threads = max(1, (os.cpu_count() or 1) // settings.peers)  # M3: every daemon counts but its own learner
     return Submit(
         name="demo",
         root=str(work),
@@ -187,7 +189,7 @@ def _submission(settings: DemoSettings, folder: Path, work: Path, data: Path) ->
         data_manifest=manifests[1],
         script="train_gpt.py",
         args=("--steps", str(settings.rounds), "--batch-size", str(settings.batch_size), "--seed", str(settings.seed)),
-        env=(),
+        env=(("OMP_NUM_THREADS", str(threads)),),
         on=(),
         peers=settings.peers,
         sync=settings.sync,

@@ -17,6 +17,9 @@ import psutil
 import pytest
 import pytest_asyncio
 
+# Read when torch and numpy are imported. Threads that share a core with those of another test mostly wait.
+os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+
 GRACE_S = 3.0
 POLL_S = 0.02
 DESCRIPTORS = Path("/proc/self/fd")

@@ -219,6 +219,7 @@ class Family:
         reduction: by default (`EXCHANGE`).
         segment_bytes_max: upper limit of an encoded segment of so many values, header included.
         fixed: it is the exact size of every segment of so many values.
+        selects: which of a segment's values travel depends on the others.
         transforms: segments are of a shorter vector, which the model's is turned into (`meshwire.transforms`).
         parameters: a bare text as typed is the first one's that takes it bare, before all others a Choice's; the one
             named "values" is typed behind the +.
@@ -236,6 +237,7 @@ class Family:
     source: str
     parameters: tuple[Parameter, ...] = ()
     fixed: bool = True
+    selects: bool = False
     transforms: bool = False
     error_feedback: Callable[[CodecSpec], bool] = never
     takes: Callable[[CodecSpec, tuple[int, ...]], bool] = every_shape

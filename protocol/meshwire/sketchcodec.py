@@ -54,6 +54,7 @@ HOMOMORPHIC = Family(
     Reduction.SKETCH,
     lambda spec, count: sketch_bytes(segment_room(spec, count), count),
     parameters=(Number("ratio", 1e-4, 0.5, 0.02, "the part of a segment's values that all members send together"),),
+    selects=True,
     error_feedback=always,
     example="homomorphic:0.02",
     about="the largest magnitudes, in cells that are added without decoding them",

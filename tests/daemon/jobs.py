@@ -94,7 +94,7 @@ def submission(folder: Path, text: str, /, **options: Any) -> Submit:
         "data_manifest": data_manifest,
         "script": "train.py",
         "args": (),
-        "env": (),
+        "env": (("OMP_NUM_THREADS", "1"),),  # M3: they share one machine
         "on": (),
         "peers": None,
         "sync": "bsp",

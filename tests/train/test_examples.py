@@ -5,7 +5,6 @@ import math
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +20,6 @@ from meshtrain.examples.dataset import CharDataset
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.init import write_example
 from meshtrain.examples.resnet import ResNet18
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """For models that are too small to share out."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class World:
@@ -232,7 +214,6 @@ def test_a_package_with_other_digits_is_refused(tmp_path: Path, monkeypatch: pyt
 # Scripts
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_train_cnn_reads_what_it_was_not_trained_on(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten shapes under noise stand for the digits, which a test does not fetch."""
     rng = np.random.default_rng(0)
@@ -264,7 +245,6 @@ def test_train_cnn_names_what_is_missing(world: World, monkeypatch: pytest.Monke
         world.run(Path(train_cnn.__file__), [], monkeypatch)
 
 
-@pytest.mark.usefixtures("two_threads")
 def test_train_gpt_learns_more_than_character_frequencies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     content = text.stdlib_text(200_000)
     (world.data / "input.txt").write_text(content)

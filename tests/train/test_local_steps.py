@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,6 @@ TOLERANCE = 1e-6  # relative: base - (base - w) rounds once in fp32, w * d / w a
 EPOCHS = 2
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 Batch = tuple[Tensor, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def net(*, norm: bool = False) -> nn.Sequential:

@@ -1,7 +1,7 @@
 """`--masks` (ALGORITHMS section 3, FedDST): all members train with the same mask, which changes by a dense mean."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,6 @@ from tests.train.localdaemon import LocalDaemon
 MEMBERS, ROUNDS = 2, 8
 MASKS = MaskSettings(sparsity=0.8, every=3, move=0.5, until=8)  # changes in rounds 3 and 6
 Make = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def net() -> nn.Sequential:

@@ -3,7 +3,7 @@
 import copy
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,14 +26,6 @@ OPTIMIZERS: dict[str, Make] = {
     "asgd": functools.partial(torch.optim.ASGD, lr=0.01),
 }
 STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def network() -> nn.Module:

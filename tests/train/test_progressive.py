@@ -1,7 +1,6 @@
 """ProgFed (T1): the model grows by the round's number, and what is not trained neither moves nor travels."""
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,14 +16,6 @@ from meshwire.plan import aligned
 from tests.train.localdaemon import LocalDaemon
 
 EVERY, WARMUP = 4, 2
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def growing(stages: int = 3, every: int = EVERY, warmup: int = WARMUP) -> Progressive:

@@ -1,7 +1,7 @@
 """BSP on m learners equals one process on the joint batch."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,14 +16,6 @@ STEPS = 8
 BATCH = 4
 
 Train = Callable[[nn.Module, torch.optim.Optimizer, list[Tensor], Tensor], None]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def mlp() -> nn.Module:

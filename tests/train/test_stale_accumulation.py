@@ -1,7 +1,7 @@
 """Accumulation, schedulers and uneven batches at s = 0, 1, 2 against the rules in one process (O2, O3, O6)."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -22,14 +22,6 @@ ONE_EPOCH = 100 * BATCH  # nobody waits at its end, and lets rounds pass
 
 Schedule = Callable[[torch.optim.Optimizer], LRScheduler]
 Options = list[dict[str, Any]]  # of a param group, by calls of the scheduler
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def fresh(make: Callable[..., torch.optim.Optimizer]) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -5,7 +5,7 @@ import copy
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,14 +21,6 @@ from tests.train.localdaemon import LocalDaemon
 Make = Callable[[Any], torch.optim.Optimizer]
 TARGETS = (torch.tensor([1.0, -2.0, 0.5]), torch.tensor([-3.0, 1.0, 4.0]))
 CURVATURE = torch.tensor([0.5, 1.0, 2.0])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Point(nn.Module):

@@ -11,6 +11,7 @@ from meshwire.plan import (
     BUCKET_BYTES,
     BUCKET_VALUES_MIN,
     SEGMENT_VALUES_MIN,
+    SELECTED_VALUES_MIN,
     VECTOR_BUCKETS_MIN,
     Plan,
     plan_buckets,
@@ -157,6 +158,15 @@ def test_a_tiny_model_is_one_bucket() -> None:
 def test_large_models_have_full_segments() -> None:
     """C1: 64 Ki values."""
     assert plan_buckets(gpt(layers=12, width=768, vocabulary=50_000)).segment_values == 64 * 1024
+
+
+def test_codecs_that_select_choose_from_many_values() -> None:
+    """C1: from a thousand, the example CNN with DGC is unstable."""
+    small = model(spec("w", 400, 250))
+    for text in ("topk", "dgc", "sidco", "threshold", "cocktail", "dct", "homomorphic"):
+        assert plan_buckets(small, codec=parse_codec(text)).segment_values == SELECTED_VALUES_MIN, text
+    for text in ("fp16", "int4", "randomk", "terngrad"):
+        assert plan_buckets(small, codec=parse_codec(text)).segment_values == SEGMENT_VALUES_MIN, text
 
 
 def test_too_many_buckets_are_refused() -> None:
