@@ -9,7 +9,7 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.feedback import Feedback
 from meshtraind.memberpart import MemberPart, mean_into, member_parts, payloads_of
-from meshtraind.ownpart import OwnPart, RingPart
+from meshtraind.ownpart import Compensated, OwnPart, RingPart
 from meshtraind.purse import Purse
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.seeds import segment_seed
@@ -164,7 +164,9 @@ class ShardedArithmetic(Arithmetic):
         segments = self._run(bucket, work)
         if work.finish:
             parts = member_parts(work.contributors, segments, payloads_of(bucket, work, area, own))
-            return self._finish(number, bucket, work, area, segments, parts, slot)
+            mean_weight = work.weight / work.contributors.bit_count()
+            own_weight = own.weight if isinstance(own, Compensated) else mean_weight
+            return self._finish(number, bucket, work, area, segments, parts, own_weight, slot)
         if work.deliver and slot is not None:
             self.decode(self.final(bucket, work, area, own), slot)
         return work
@@ -177,6 +179,7 @@ class ShardedArithmetic(Arithmetic):
         area: memoryview,
         segments: Sequence[Segment],
         parts: Sequence[MemberPart],
+        own_weight: float,
         slot: ResultSlot | None,
     ) -> Work:
         start, last = segments[0].start, segments[-1]
@@ -184,7 +187,8 @@ class ShardedArithmetic(Arithmetic):
         if self._feedback is not None and segments[0].codec.spec.error_feedback:
             of_bucket = self._segments[bucket]
             of = of_bucket[0].start, of_bucket[-1].start + of_bucket[-1].count - of_bucket[0].start
-            owed = self._feedback.finish(number, of, start, last.start + last.count - start, work.weight)
+            count = last.start + last.count - start
+            owed = self._feedback.finish(number, of, start, count, work.weight, own_weight)
         squared_norm = 0.0
         purse = Purse(self._budget)
         at = first = segments[0].offset

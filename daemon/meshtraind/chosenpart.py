@@ -60,7 +60,7 @@ class ChosenPart(Retained):
             super()._take(bucket, self._sent)
             return
         self._owner.rests.catch_up(bucket)
-        values = self._residual.begin(self._number, model.start, model.count)
+        values = self._residual.begin(self._number, model.start, model.count, self._weight)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found here
                 np.add(values, of_bucket, out=values)

@@ -24,6 +24,7 @@ class FactorPart(Retained):
         sent: for the values of the vector that is sent; shared by all rounds.
         number: of the round.
         residual: the worker's.
+        weight: of the part.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class FactorPart(Retained):
         sent: Values,
         number: int,
         residual: Residual,
+        weight: float,
         bases: Bases,
     ) -> None:
         super().__init__(form.segments, area, scratch)
@@ -42,6 +44,7 @@ class FactorPart(Retained):
         self._sent = sent
         self._number = number
         self._residual = residual
+        self._weight = weight
         self._bases = bases
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -50,7 +53,7 @@ class FactorPart(Retained):
         start, end = pieces[0].span.start, pieces[-1].span.start + pieces[-1].span.count
         sent = self._factors.plan.buckets[bucket]
         self._sent[sent.start : sent.start + sent.count] = 0.0  # padding, which another side's rounds may have written
-        values = self._residual.begin(self._number, start, end - start)
+        values = self._residual.begin(self._number, start, end - start, self._weight)
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found in the factors
                 np.add(values, raw[start:end], out=values)

@@ -33,7 +33,7 @@ class LowRank(Transform):
     def part(
         self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
     ) -> FactorPart:
-        return FactorPart(form, area, scratch, self._leaving, number, residual, self._bases)
+        return FactorPart(form, area, scratch, self._leaving, number, residual, weight, self._bases)
 
     def expansion(self, form: Form, number: int, values: Values) -> FactorExpansion:
         return FactorExpansion(form, number, self._bases, self._arriving, values)

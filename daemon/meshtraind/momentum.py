@@ -1,6 +1,6 @@
 """DGC's momentum correction: the momentum of SGD, kept by each worker, before anything is left out (Lin et al. 2018).
 
-With u the velocity and v the worker's residual, both in units of w*g, a round with the gradient g does
+With u the velocity and v the worker's residual, both in units of w*g (`feedback.py`), a round with the gradient g does
 
     u <- mu u + g,  v <- v + u            (Nesterov: v <- v + g + mu u, with the new u),
 
@@ -55,7 +55,7 @@ class MomentumCorrection:
         Returns the velocity of the bucket, to be cleared where it is sent. `velocity.cancel` takes it back.
         """
         start = self._spans[bucket][0].start
-        velocity = self.velocity.begin(number, start, len(gradient))
+        velocity = self.velocity.begin(number, start, len(gradient), weight)
         if self._clip:
             gradient = self._clipped(bucket, start, gradient, weight * self._clip / math.sqrt(members))
         if self._nesterov_factor is None:

@@ -165,8 +165,10 @@ class Compensated(OwnPart):
 
     Args:
         number: of the round.
-        weight: of this member in it.
         members: of the generation in which its encoding begins.
+
+    Attributes:
+        weight: of this member in the round.
     """
 
     area: memoryview
@@ -186,7 +188,7 @@ class Compensated(OwnPart):
         self._seed = compensation.seed
         self._residual = compensation.residual
         self._correction = compensation.correction
-        self._weight = weight
+        self.weight = weight
         self._members = members
         self._purse = Purse(compensation.budget)
         self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
@@ -202,7 +204,7 @@ class Compensated(OwnPart):
             start, last = segments[0].start, segments[-1]
             count = last.start + last.count - start
             self._residual.lay_out((start, count))
-            values = self._residual.begin(self._number, start, count)
+            values = self._residual.begin(self._number, start, count, self.weight)
             try:
                 with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                     velocity = self._add(bucket, values, raw[start : start + count])
@@ -223,7 +225,7 @@ class Compensated(OwnPart):
         if self._correction is None:
             np.add(values, gradient, out=values)
             return None
-        return self._correction.accumulate(self._number, bucket, values, gradient, self._weight, self._members)
+        return self._correction.accumulate(self._number, bucket, values, gradient, self.weight, self._members)
 
     def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
         """Where it ends that begins at `at`."""

@@ -129,7 +129,7 @@ class RoundMemory:
         if form.layout.reduction is Reduction.SKETCH:
             area = areas.take()
             return SketchPart(
-                form.segments, area, self._scratch, number, self._compensation, self._shares, self._members
+                form.segments, area, self._scratch, number, self._compensation, self._shares, weight, self._members
             )
         if form.layout.reduction is not Reduction.LINEAR:
             area = areas.take()

@@ -45,10 +45,14 @@ class Shares:
 class SketchPart(Retained):
     """Encoded at once at any s, for what it leaves out enters the next one.
 
+    Multiples of STEP are only what is sent: the codec rounds, and leaves the rest. So the residual may be brought to
+    another weight as any other, and sums stay exact.
+
     Args:
         area: where it is kept.
         scratch: for the values of one segment; shared by all rounds.
         number: of the round.
+        weight: of the part.
         members: of the generation in which its encoding begins.
     """
 
@@ -60,6 +64,7 @@ class SketchPart(Retained):
         number: int,
         compensation: Compensation,
         shares: Shares,
+        weight: float,
         members: int,
     ) -> None:
         super().__init__(segments, area, scratch)
@@ -68,8 +73,9 @@ class SketchPart(Retained):
         self._seed = compensation.seed
         self._residual: Residual = compensation.residual
         self._shares = shares
+        self._weight = weight
         self._members = members
-        self._filled: dict[Segment, float] = {}
+        self._filled: dict[int, dict[Segment, float]] = {}  # by bucket
         self._found: dict[Segment, Recovered] = {}
 
     def payload(self, segment: Segment) -> memoryview:
@@ -82,12 +88,14 @@ class SketchPart(Retained):
 
     def counted(self) -> None:
         """What nobody has found in the sum is owed again, and goes with a later round, in other cells."""
-        for segment, share in self._filled.items():
-            assert isinstance(segment.codec, Homomorphic)
-            found = self._found[segment]
-            self._shares.learn(segment, segment.codec.room(segment.count), share, found)
-            if not found.whole:
-                self._residual.add(segment.start, self.values(segment))
+        for bucket, filled in self._filled.items():
+            start = self._segments[bucket][0].start
+            for segment, share in filled.items():
+                assert isinstance(segment.codec, Homomorphic)
+                found = self._found[segment]
+                self._shares.learn(segment, segment.codec.room(segment.count), share, found)
+                if not found.whole:
+                    self._residual.add(start, segment.start, self.values(segment), self._weight)
 
     def _take(self, bucket: int, raw: Values) -> None:
         segments = self._segments[bucket]
@@ -96,19 +104,23 @@ class SketchPart(Retained):
             return
         start, end = segments[0].start, segments[-1].start + segments[-1].count
         self._residual.lay_out((start, end - start))
-        values = self._residual.begin(self._number, start, end - start)
+        values = self._residual.begin(self._number, start, end - start, self._weight)
+        filled: dict[Segment, float] = {}
         try:
             with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                 np.add(values, raw[start:end], out=values)
             for segment in segments:
-                self._send(segment, values[segment.start - start :][: segment.count])
+                filled[segment] = self._send(segment, values[segment.start - start :][: segment.count])
         except CodecError:
             self._residual.cancel(self._number, start)
             raise
+        self._filled[bucket] = filled
 
-    def _send(self, segment: Segment, values: Values) -> None:
+    def _send(self, segment: Segment, values: Values) -> float:
+        """Returns the share of the segment's room that it may fill."""
         assert isinstance(segment.codec, Homomorphic)
-        share = self._filled[segment] = self._shares.of(segment, self._members)
+        share = self._shares.of(segment, self._members)
         values_max = max(1, int(share * segment.codec.room(segment.count)))
         terms = Terms(self._number, segment_seed(self._seed, self._number, segment.start), values_max=values_max)
         segment.codec.encode_rest_into(values, self.payload(segment), terms)
+        return share

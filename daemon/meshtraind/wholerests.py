@@ -85,4 +85,4 @@ def _leave_piece(part: Underway, run: slice, block_values: int, places: Places, 
     here = places[run] - np.int32(first)
     change: Values = np.zeros(int(here.max()) + 1, np.float32)
     change[here] = values - means * np.float32(part.weight)
-    part.residual.add(part.start + first, change)
+    part.residual.add(part.start, part.start + first, change, part.weight)

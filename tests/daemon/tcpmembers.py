@@ -97,9 +97,14 @@ class Members:
         for rank, end in enumerate(ends):
             end.executor, end.other = self.executors[rank], 1 - rank
 
-    async def round(self, gradients: Sequence[Values]) -> Values | None:
-        """The mean, which both have to the bit; None if the round is void. `gradients`: of each, with weight 1."""
-        await self.exchange(gradients)
+    async def round(self, gradients: Sequence[Values], weight: float = 1.0) -> Values | None:
+        """The mean, which both have to the bit; None if the round is void.
+
+        Args:
+            gradients: of each, times the weight.
+            weight: of each.
+        """
+        await self.exchange(gradients, weight)
         assert not self.broken
         mean, other = await self.finish(0), self._results[1]
         assert self._done[0] == self._done[1]
@@ -118,7 +123,7 @@ class Members:
             executor.forget(number)
         return None if void[rank] else self._results[rank].copy()
 
-    async def exchange(self, gradients: Sequence[Values]) -> None:
+    async def exchange(self, gradients: Sequence[Values], weight: float = 1.0) -> None:
         """The next round, until both have all buckets, or one refuses what the other has sent."""
         number = self.complete + 1
         self._done = [{}, {}]
@@ -126,7 +131,7 @@ class Members:
             slot = gradient.copy()
             executor.open_result(number)
             for bucket in self.plan.buckets:
-                executor.contribute(number, bucket.index, Part.DATA, 1.0, slot)
+                executor.contribute(number, bucket.index, Part.DATA, weight, slot)
         await until(lambda: bool(self.broken) or all(len(done) == len(self.plan.buckets) for done in self._done))
 
     def _bucket_done(self, rank: int, _round: int, bucket: int, poisoned: bool, *_: float) -> None:

@@ -138,7 +138,7 @@ def test_a_momentum_is_conserved_to_the_last_bits(decay: float) -> None:
     decoded = np.empty(count, np.float32)
     for number in range(rounds):
         gradient = heavy(count, number)
-        values = residual.begin(number, 0, count)
+        values = residual.begin(number, 0, count, 1.0)
         values += gradient
         coder.decode_into(out[: coder.encode_rest_into(values, out, Terms(seed=0))], decoded)
         residual.settle(number, void=False)
@@ -156,7 +156,7 @@ def test_everything_of_one_member_without_memory_is_sign_sgd() -> None:
     for number in range(3):
         mean = gradient = heavy(count, number)
         for residual in (worker, owner):
-            values = residual.begin(number, 0, count)
+            values = residual.begin(number, 0, count, 1.0)
             values += mean
             mean = np.empty(count, np.float32)
             coder.decode_into(out[: coder.encode_rest_into(values, out)], mean)

@@ -88,7 +88,7 @@ def test_what_fades_is_conserved() -> None:
     out, decoded = memoryview(bytearray(coder.spec.segment_bytes_max(count))), np.empty(count, np.float32)
     for number in range(60):
         change = heavy(count, number)
-        values = residual.begin(number, 0, count)
+        values = residual.begin(number, 0, count, 1.0)
         values += change
         coder.decode_into(out[: coder.encode_rest_into(values, out)], decoded)
         residual.settle(number, void=False)

@@ -35,6 +35,7 @@ MANIFEST = ModelManifest(
 )
 PLAIN = Momentum(factor=0.5, nesterov=False)
 NESTEROV = Momentum(factor=0.5, nesterov=True)
+WEIGHTS = (2.0, 64.0, 1.0)  # of rounds, in turn: what is left out follows them
 NONE = Momentum.model_construct(factor=0.0, nesterov=False)  # SGD without momentum is refused: there is none to take
 
 
@@ -134,41 +135,43 @@ def test_without_momentum_it_is_top_k_with_error_feedback_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("momentum", [PLAIN, NESTEROV])
 def test_masking_off_what_is_sent_and_owed_are_the_velocities_of_sgd(momentum: Momentum) -> None:
-    """P1 of momentum, exact for dyadic numbers: sum of sent + v = sum of the steps that SGD takes."""
+    """P1 of momentum, exact for dyadic numbers: sum of sent + v = sum of the steps that SGD takes, in units of g."""
     worker = Worker("dgc:0.05,ramp=3+fp32", momentum)
     buffer, steps, sent = (np.zeros(worker.plan.total_values) for _ in range(3))
+    weights, weight = itertools.cycle(WEIGHTS), 0.0
     with patch.object(Codec, "clear_sent"), patch("meshtraind.codecs.sparse.SparseCodec.clear_sent"):
         for gradient in gradients(worker):
             buffer = momentum.factor * buffer + gradient  # torch.optim.SGD
             steps += gradient + momentum.factor * buffer if momentum.nesterov else buffer
-            worker.round(gradient)
+            weight = next(weights)
+            worker.round(np.float32(weight) * gradient, weight)
             worker.settle()
-            sent += worker.sent
-    assert (sent + worker.residual == steps)[worker.coded].all()
+            sent += worker.sent / np.float64(weight)
+    assert (sent + worker.residual / np.float64(weight) == steps)[worker.coded].all()
     assert worker.residual[worker.coded].any()
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_where_something_is_sent_the_velocity_ends(nesterov: bool) -> None:
-    """Factor masking, step by step as in `dgc/memory.py` of the paper's authors."""
+    """Factor masking, step by step as in `dgc/memory.py` of the paper's authors, whatever the rounds weigh."""
     worker = Worker("dgc:0.05,ramp=0+fp32", Momentum(factor=0.9, nesterov=nesterov))
     mu = np.float32(0.9)
     u, v = (np.zeros(worker.plan.total_values, np.float32) for _ in range(2))
     coded = worker.coded
-    for gradient in gradients(worker):
+    for gradient, weight in zip(gradients(worker), itertools.cycle(WEIGHTS), strict=False):
         if nesterov:
             u = (u + gradient) * mu
             v = v + u + gradient
         else:
             u = u * mu + gradient
             v = v + u
-        worker.round(gradient)
+        worker.round(np.float32(weight) * gradient, weight)
         worker.settle()
         places = np.flatnonzero(worker.sent[coded])
-        assert np.allclose(worker.sent[places], v[places], rtol=1e-5)
+        assert np.allclose(worker.sent[places] / weight, v[places], rtol=1e-5)
         u[places] = v[places] = 0
-        assert np.allclose(worker.velocity[coded], u[coded], rtol=1e-5, atol=1e-5)
-        assert np.allclose(worker.residual[coded], v[coded], rtol=1e-5, atol=1e-4)
+        assert np.allclose(worker.velocity[coded] / weight, u[coded], rtol=1e-5, atol=1e-5)
+        assert np.allclose(worker.residual[coded] / weight, v[coded], rtol=1e-5, atol=1e-4)
         assert not worker.velocity[places].any()
         assert worker.velocity[coded].any()
 
@@ -216,10 +219,10 @@ def test_a_void_round_is_taken_out_of_a_velocity_that_later_ones_have_multiplied
         for worker in (counted, voided):
             worker.round(first)
             worker.settle()
-        voided.round(lost)
-        voided.round(third)
+        voided.round(np.float32(2) * lost, 2.0)
+        voided.round(np.float32(64) * third, 64.0)
         voided.feedback.settle(2, void=True, contributed=True)
-        counted.round(third)
+        counted.round(np.float32(64) * third, 64.0)
     assert (voided.velocity == counted.velocity)[counted.coded].all()
 
 

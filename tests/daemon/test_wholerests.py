@@ -34,8 +34,10 @@ def places_of(of: Chosen, bucket: int) -> Places:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_the_rest_is_what_was_not_decoded(at_once: bool) -> None:
-    """P1: in pieces on the loop, or at once for a bucket whose next part is about to be encoded."""
+@pytest.mark.parametrize("later", [3.0, 12.0])
+def test_the_rest_is_what_was_not_decoded(at_once: bool, later: float) -> None:
+    """P1: in pieces on the loop, or at once for a bucket whose next part is about to be encoded. In the units of the
+    round that is then the newest."""
     of = chosen()
     assert of.model.coded_buckets >= 1
     residual, rests, map_ = Residual(of.model.total_values), WholeRests(), Convolved(of.rows, None)
@@ -51,9 +53,11 @@ def test_the_rest_is_what_was_not_decoded(at_once: bool) -> None:
             run = slice(first, min(first + PIECE_BLOCKS, len(places)))
             map_.decode_into(latents[run.start * of.latents : run.stop * of.latents], means[run], scratch)
             pieces += 1
-        expected[start:][places] = values - np.float32(3.0) * means
+        expected[start:][places] = np.float32(later / 3.0) * (values - np.float32(3.0) * means)
+        residual.begin(8, start, of.model.buckets[bucket].count, later)
         rests.keep(7, bucket, Underway(values, start, 3.0, residual))
         rests.leave(bucket, rests.take(7)[bucket], of, places, map_, latents)
+    residual.settle(8, void=False)
     assert not residual.values.any(), "nothing is done before its turn"
     if at_once:
         for bucket in reversed(range(of.model.coded_buckets)):
