@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
+from meshtraind.feedback import Residual
 from meshwire.codec import Reduction, parse_codec
 from meshwire.header import Header
 from meshwire.roundlayouts import RoundLayouts
@@ -91,12 +92,13 @@ class ShardedMesh(ChurnRing):
         return mean / np.float32(sum(self.rounds[number][rank].weight for rank in contributors))
 
     def owed(self, weight: float) -> Wide:
-        """What all residuals hold that will be sent, in units of w*g: the owners' of the shards that are theirs now."""
+        """What all residuals hold that will be sent, in units of w*g with w = rank + 1: the owners' of the shards that
+        are theirs now."""
         total = np.zeros(PLAN.total_values)
-        for member in self.current():
+        for rank, member in zip(self.ranks, self.current(), strict=True):
             feedback, (*_, way) = member.executor._feedback, member.executor._ways.values()
             assert feedback is not None
-            total += feedback.worker.values
+            total += in_units(feedback.worker, rank + 1.0)
             for bucket in PLAN.buckets:
                 for start, count in map(bucket.segment_bounds, way.owned(bucket.index)):
                     run = slice(start, start + count)
@@ -104,19 +106,32 @@ class ShardedMesh(ChurnRing):
         return total
 
 
+def in_units(residual: Residual, weight: float) -> Wide:
+    """Its values in units of w*g with this weight, whatever that of the round is that has left them."""
+    values = residual.values.astype(np.float64)
+    for bucket in PLAN.buckets:
+        values[bucket.start : bucket.start + bucket.count] *= weight / residual.weights.get(bucket.start, weight)
+    return values
+
+
 def constant_offers(
-    contributors: int, others: int, last: int, seed: int, poison: float = 0.15
+    contributors: int, others: int, last: int, seed: int, poison: float = 0.15, sizes: Sequence[float] = (1.0,)
 ) -> Mapping[int, list[Offer]]:
-    """Rounds to which the first members contribute with weight rank + 1, the others nothing; some have poison."""
+    """Rounds to which the first members contribute with weight rank + 1, the others nothing; some have poison.
+
+    Args:
+        sizes: of the rounds, in turn: by what the weights of all are multiplied.
+    """
     numbers = np.random.default_rng(seed)
     rounds: dict[int, list[Offer]] = {}
     for number in range(1, last + 1):
         made: list[Offer] = []
         for rank in range(contributors):
-            values = (numbers.standard_t(3, PLAN.total_values) * (rank + 1)).astype(np.float32)
+            weight = (rank + 1.0) * sizes[number % len(sizes)]
+            values = (numbers.standard_t(3, PLAN.total_values) * weight).astype(np.float32)
             void = (
                 frozenset({int(numbers.integers(0, len(PLAN.buckets)))}) if numbers.random() < poison else frozenset()
             )
-            made.append(Offer(values, rank + 1.0, void))
+            made.append(Offer(values, weight, void))
         rounds[number] = made + [Offer(None, 0.0)] * others
     return rounds

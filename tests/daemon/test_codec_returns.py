@@ -17,12 +17,13 @@ from meshwire.manifest import Momentum
 from meshwire.modecodec import codec_of
 from meshwire.syncmode import sync_settings
 from tests.daemon.churnring import ChurnRing
-from tests.daemon.executorring import NORM_BUCKETS, PLAN, Member, Offer
+from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing
-from tests.daemon.shardedmesh import ShardedMesh, Wide, constant_offers
+from tests.daemon.shardedmesh import ShardedMesh, Wide, constant_offers, in_units
 from tests.daemon.sketchring import SketchRing
 
 ROUNDS, MEMBERS, LOST = 12, 3, 2
+SIZES = (1.0, 1 / 32, 2.0)  # of rounds: what is left out follows their weights
 BRISK = {
     "dgc": "dgc:0.05,ramp=4",
     "powersgd": "powersgd:2,warmup=3",
@@ -57,7 +58,7 @@ for spec in every_codec():
 
 @cache
 def offers() -> Mapping[int, Sequence[Offer]]:
-    return constant_offers(MEMBERS, 0, ROUNDS, seed=5, poison=0.1)
+    return constant_offers(MEMBERS, 0, ROUNDS, seed=5, poison=0.1, sizes=SIZES)
 
 
 def mesh_of(codec: CodecSpec) -> ChurnRing:
@@ -71,14 +72,14 @@ def mesh_of(codec: CodecSpec) -> ChurnRing:
     return made(MEMBERS, str(codec), 1, 7, offers())
 
 
-def residuals(members: Iterable[Member]) -> tuple[Wide, Wide]:
-    """(workers', in units of w*g; owners', in units of the mean) of a codec that has them, summed."""
-    feedbacks = [each.executor._feedback for each in members]
-    assert all(feedbacks)
-    workers, owners = (
-        np.add.reduce([getattr(each, side).values for each in feedbacks], dtype=np.float64)
-        for side in ("worker", "owner")
-    )
+def residuals(mesh: ChurnRing, ranks: Iterable[int]) -> tuple[Wide, Wide]:
+    """(workers', in units of w*g with w = rank + 1; owners', in units of the mean) of a codec that has them, summed."""
+    workers, owners = np.zeros(PLAN.total_values), np.zeros(PLAN.total_values)
+    for rank in ranks:
+        feedback = mesh.members[rank].executor._feedback
+        assert feedback is not None
+        workers += in_units(feedback.worker, rank + 1.0)
+        owners += feedback.owner.values
     return workers, owners
 
 
@@ -93,7 +94,7 @@ def left_behind(mesh: ChurnRing, cut: int) -> tuple[Wide, Wide]:
         feedback.settle(number, void=void, contributed=True)
     feedback.worker.rewind(cut)
     feedback.owner.rewind(cut)
-    return residuals([lost])
+    return residuals(mesh, [LOST])
 
 
 class Story:
@@ -134,7 +135,7 @@ class Story:
         cut = await self.mesh.change(ranks, disorder=0)
         if self.feedback:
             lost = left_behind(self.mesh, cut) if len(ranks) < MEMBERS else (0.0, 0.0)
-            self.changes[cut] = lost, residuals(self.mesh.current())[1]
+            self.changes[cut] = lost, residuals(self.mesh, ranks)[1]
 
     def check_models(self) -> None:
         """All models are equal at equal rounds, to the bit; who returns begins with that of a round which all have."""
@@ -160,21 +161,23 @@ class Story:
         return [rank for rank in self.mesh.completed_in[number] if self.mesh.rounds[number][rank].values is not None]
 
     def balance(self) -> tuple[Wide, Wide, Wide]:
-        """(applied, owed, came) in units of w*g. A unit of the mean is worth the summed weight."""
+        """(applied, owed, came) in units of w*g with w = rank + 1. A unit of the mean is worth their sum."""
         decay = parse_codec(self.mesh.codec).decay
         applied, came, weight = np.zeros(PLAN.total_values), np.zeros(PLAN.total_values), 0.0
         owned: Wide | float = 0.0  # by owners, where the weight may change
         for number in range(1, ROUNDS + 1):
             if not self.void(number):
                 made = [self.mesh.rounds[number][rank] for rank in self.contributors(number)]
-                before, weight = weight, sum(offer.weight for offer in made)
+                size = SIZES[number % len(SIZES)]
+                before, weight = weight, sum(offer.weight for offer in made) / size
                 came += (weight - before) * owned
                 applied = decay * applied + weight * self.mesh.members[0].means[number].astype(np.float64)
-                came = decay * came + sum(each.values.astype(np.float64) for each in made if each.values is not None)
+                new = sum(each.values.astype(np.float64) for each in made if each.values is not None)
+                came = decay * came + new / size
             if number in self.changes:
                 (workers, owners), owned = self.changes[number]
                 came -= workers + weight * owners
-        workers, owners = residuals(self.mesh.current())
+        workers, owners = residuals(self.mesh, self.mesh.ranks)
         return applied, workers + weight * owners, came
 
     def shares(self) -> Iterator[tuple[int, int, float]]:

@@ -47,17 +47,17 @@ def owed(two: Members) -> Values:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("codec", CODECS)
 async def test_sent_and_owed_are_what_came(codec: str) -> None:
-    """P1, over rounds of all forms."""
+    """P1, over rounds of all forms and of various weights; in units of g."""
     async with members(codec, MANIFEST) as two:
         run = parameters(two)
         came, applied = np.zeros(two.plan.total_values), np.zeros(two.plan.total_values)
         for seed in range(7):
-            made = gradients(two, seed)
-            mean = await two.round(made)
+            made, weight = gradients(two, seed), (64.0, 3.0, 100.0)[seed % 3]
+            mean = await two.round([np.float32(weight) * each for each in made], weight)
             assert mean is not None
             came += np.add(*made, dtype=np.float64)
             applied += 2.0 * placed(two.plan, mean)
-            error = np.abs(applied + owed(two) - came)[run].max()
+            error = np.abs(applied + owed(two) / weight - came)[run].max()
             assert error <= rounding(codec) * np.abs(came).max()
         assert not owed(two)[run.stop :].any(), "O5"
 

@@ -19,7 +19,7 @@ from meshwire.roundlayouts import RoundLayouts
 from meshwire.sharedplaces import Chosen, lag
 from tests.daemon.executorring import PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing
-from tests.daemon.shardedmesh import Wide, constant_offers
+from tests.daemon.shardedmesh import Wide, constant_offers, in_units
 
 CODECS = (
     "lgc:0.05,conv,latent=4,refresh=1,warmup=0,train=2+fp32",
@@ -28,9 +28,11 @@ CODECS = (
     "lgc:0.05,latent=1,refresh=2,warmup=0+fp32",
 )
 
+SIZES = (1.0, 1 / 32, 3.0)  # of rounds: what is left out follows their weights
+
 
 async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
-    rounds = constant_offers(3, 1, 10, seed)
+    rounds = constant_offers(3, 1, 10, seed, sizes=SIZES)
     ring = LowRankRing(3, codec, staleness, seed, rounds)
     async with asyncio.timeout(60):
         await ring.some(3000)
@@ -40,13 +42,14 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
     for number, made in rounds.items():
         if not any(offer.poisoned for offer in made):
             applied += 6.0 * ring.members[0].means[number]
-            gradients += sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+            came = sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+            gradients += came / SIZES[number % len(SIZES)]
     owed = np.zeros(PLAN.total_values)
-    for member in ring.members[:3]:
+    for rank, member in enumerate(ring.members[:3]):
         assert member.executor._feedback is not None
         while member.executor._memory.settle_one():
             pass
-        owed += member.executor._feedback.worker.values
+        owed += in_units(member.executor._feedback.worker, rank + 1.0)
     for span in PLAN.spans:  # padding is nobody's
         end = span.start + span.count
         for each in (applied, owed, gradients):

@@ -13,9 +13,10 @@ from meshwire.codec import parse_codec
 from meshwire.lowrank import rank_of
 from tests.daemon.executorring import MANIFEST, NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing
-from tests.daemon.shardedmesh import constant_offers
+from tests.daemon.shardedmesh import constant_offers, in_units
 
 CODECS = ("powersgd:3,warmup=0", "powersgd:1,warmup=2+fp16", "powersgd:4,warmup=3")
+SIZES = (1.0, 1 / 32, 3.0)  # of rounds: what is left out follows their weights
 PARAMETERS = slice(PLAN.buckets[NORM_BUCKETS].start)
 
 
@@ -37,7 +38,7 @@ def of_rank(rank: int, rounds: int, members: int) -> Mapping[int, Sequence[Offer
 
 
 async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
-    rounds = constant_offers(3, 1, 9, seed)
+    rounds = constant_offers(3, 1, 9, seed, sizes=SIZES)
     ring = LowRankRing(3, codec, staleness, seed, rounds)
     async with asyncio.timeout(60):
         await ring.some(3000)
@@ -47,11 +48,12 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
     for number, made in rounds.items():
         if not any(offer.poisoned for offer in made):
             applied += 6.0 * ring.members[0].means[number]
-            gradients += sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+            came = sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+            gradients += came / SIZES[number % len(SIZES)]
     owed = np.zeros(PLAN.total_values)
-    for member in ring.members[:3]:
+    for rank, member in enumerate(ring.members[:3]):
         assert member.executor._feedback is not None
-        owed += member.executor._feedback.worker.values
+        owed += in_units(member.executor._feedback.worker, rank + 1.0)
     assert not owed[PARAMETERS.stop :].any(), "O5: float buffers travel without residuals"
     for span in PLAN.spans:  # padding is nobody's
         end = span.start + span.count

@@ -14,12 +14,13 @@ from meshwire.codec import parse_codec
 from meshwire.header import Header
 from meshwire.layout import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, FakeLink, Offer
-from tests.daemon.shardedmesh import constant_offers
+from tests.daemon.shardedmesh import constant_offers, in_units
 from tests.daemon.sketchring import SketchRing
 
 CODECS = ("homomorphic:0.05", "homomorphic:0.0001")
 PARAMETERS = slice(PLAN.buckets[NORM_BUCKETS].start)
 WEIGHTS = (1.0, 1.0, 2.0)  # so that a mean is exact
+SIZES = (1.0, 1 / 32, 2.0)  # by which all are multiplied, round by round
 ALIKE = 7  # rounds in which all members have the same gradient
 
 
@@ -32,8 +33,9 @@ def dyadic_offers(rounds: int, seed: int, others: int) -> Mapping[int, list[Offe
         if number <= ALIKE:
             rows[:] = rows[0]
         void = frozenset({0}) if number == 4 else frozenset[int]()
+        weights = [weight * SIZES[number % len(SIZES)] for weight in WEIGHTS]
         offers = [
-            Offer((row * weight).astype(np.float32), weight, void) for row, weight in zip(rows, WEIGHTS, strict=True)
+            Offer((row * weight).astype(np.float32), weight, void) for row, weight in zip(rows, weights, strict=True)
         ]
         made[number] = offers + [Offer(None, 0.0)] * others
     return made
@@ -58,11 +60,12 @@ async def conserve(codec: str, staleness: int, monkeypatch: pytest.MonkeyPatch) 
     for number, made in rounds.items():
         if not any(offer.poisoned for offer in made):
             applied += sum(WEIGHTS) * ring.members[0].means[number].astype(np.float64)
-            gradients += sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+            came = sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
+            gradients += came / SIZES[number % len(SIZES)]
     owed = np.zeros(PLAN.total_values)
-    for member in ring.members[:3]:
+    for weight, member in zip(WEIGHTS, ring.members, strict=False):
         assert member.executor._feedback is not None
-        owed += member.executor._feedback.worker.values
+        owed += in_units(member.executor._feedback.worker, weight)
     assert not owed[PARAMETERS.stop :].any(), "O5: float buffers travel without residuals"
     assert ((applied + owed) == gradients)[PARAMETERS].all(), "P1: sent + residuals = gradients, to the last bit"
     assert missed, "or nothing was taken back"

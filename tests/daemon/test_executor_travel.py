@@ -23,6 +23,7 @@ TRAVEL = Travel(stretches=(Stretch(first=1, counts=COUNTS, whole_every=WHOLE_EVE
 PLAN = plan_buckets(MANIFEST.model_copy(update={"travel": TRAVEL}), 1 << 17)
 PLANS = RoundPlans(PLAN)
 WEIGHTS = (1.0, 1.0, 2.0)
+SIZES = (1.0, 1 / 32, 2.0)  # by which all are multiplied, round by round: what is left out follows them
 LAST = 2 * WHOLE_EVERY + 2
 CODECS = ("fp16", "int8:block=256", "topk:0.01,budget=200kB", "topk:0.01,gather", "onebit:warmup=5", "homomorphic:0.02")
 
@@ -61,13 +62,14 @@ class Members:
         self.done.add((rank, number))
 
     async def play(self, number: int, gradients: list[Values]) -> list[Values]:
-        """One round of w*g. Returns every member's means."""
+        """One round of w*g with WEIGHTS, which are multiplied by the round's size. Returns every member's means."""
         for executor, result in zip(self.executors, self.results, strict=True):
             result.fill(np.nan)
             executor.open_result(number)
         for executor, weight, raw in zip(self.executors, WEIGHTS, gradients, strict=True):
+            size = SIZES[number % len(SIZES)]
             for bucket in PLANS.of(number).buckets:
-                executor.contribute(number, bucket.index, Part.DATA, weight, raw)
+                executor.contribute(number, bucket.index, Part.DATA, size * weight, np.float32(size) * raw)
         async with asyncio.timeout(20):
             while {rank for rank, round_ in self.done if round_ == number} != set(range(len(WEIGHTS))):
                 await asyncio.sleep(0)
@@ -90,11 +92,12 @@ class Members:
         link.left()
 
     def owed(self, run: slice) -> NDArray[np.float64]:
-        """What all residuals hold, in units of w*g."""
+        """What all residuals hold, in units of w*g with WEIGHTS."""
         total = np.zeros(run.stop - run.start)
-        for executor in self.executors:
+        for executor, weight in zip(self.executors, WEIGHTS, strict=True):
             if executor._feedback is not None:
-                total += executor._feedback.worker.values[run]
+                worker = executor._feedback.worker
+                total += worker.values[run] * (weight / worker.weights.get(run.start, weight))
                 total += sum(WEIGHTS) * executor._feedback.owner.values[run].astype(np.float64)
         return total
 
