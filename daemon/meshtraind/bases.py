@@ -13,7 +13,7 @@ import numpy as np
 from meshtraind.codecs.base import Values
 from meshtraind.factors import orthonormal
 from meshtraind.seeds import segment_seed
-from meshtraind.segments import Forms, each_payload
+from meshtraind.segments import Forms, values_in
 from meshwire.lowrank import Factors, lag
 
 if TYPE_CHECKING:
@@ -90,10 +90,4 @@ class Bases:
         round_ = self._rounds[number]
         if round_.void:
             return nothing
-        segments = form.segments[bucket]
-        values: Values = np.empty(form.layout.plan.buckets[bucket].count, np.float32)
-        offset, length = form.layout.span(bucket, 0, len(segments))
-        for segment, payload in each_payload(segments, round_.area[offset : offset + length]):
-            first = segment.start - segments[0].start
-            segment.codec.decode_into(payload, values[first : first + segment.count])
-        return self.factors(number, bucket, values)
+        return self.factors(number, bucket, values_in(round_.area, form.segments[bucket]))

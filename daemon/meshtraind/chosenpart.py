@@ -7,8 +7,8 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.feedback import Residual
 from meshtraind.latents import Convolved
-from meshtraind.ownpart import Retained
 from meshtraind.segments import Form
+from meshtraind.shorterpart import ShorterPart
 from meshtraind.wholerests import Underway
 from meshwire.sharedplaces import PIECE_BLOCKS, Chosen
 
@@ -18,19 +18,8 @@ if TYPE_CHECKING:
 VALUE_MAX = 2.0**100  # of what is encoded: what is decoded is then finite
 
 
-class ChosenPart(Retained):
-    """Whatever s is: encoded at once, for what it leaves out enters the next one.
-
-    The residual is of the model's vector, and counts what latents are rounded to.
-
-    Args:
-        area: where it is kept.
-        scratch: for the values of one segment; shared by all rounds.
-        sent: for the values of the vector that is sent; shared by all rounds.
-        number: of the round.
-        residual: the worker's.
-        weight: of the part.
-    """
+class ChosenPart(ShorterPart):
+    """Arguments as of `ShorterPart`."""
 
     def __init__(
         self,
@@ -43,13 +32,9 @@ class ChosenPart(Retained):
         weight: float,
         owner: "LearnedGradients",
     ) -> None:
-        super().__init__(form.segments, area, scratch)
+        super().__init__(form, area, scratch, sent, number, residual, weight)
         assert isinstance(form.layout.shorter, Chosen)
         self._chosen = form.layout.shorter
-        self._sent = sent
-        self._number = number
-        self._residual = residual
-        self._weight = weight
         self._owner = owner
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -76,18 +61,14 @@ class ChosenPart(Retained):
     def _send(self, bucket: int, values: Values) -> None:
         """Encodes latents, and leaves in `values` what they do not say."""
         places, map_ = self._owner.places(self._number, bucket), self._owner.map(self._number)
-        first, latents = self._chosen.plan.buckets[bucket].start, self._chosen.latents
         picked = values[places]
         self._owner.learning.see(picked)
+        first, latents = self._chosen.plan.buckets[bucket].start, self._chosen.latents
+        blocks = self._sent[first : first + len(places) * latents].reshape(len(places), latents)
         runs = [slice(start, start + PIECE_BLOCKS) for start in range(0, len(places), PIECE_BLOCKS)]
         for run in runs:
-            map_.encode_into(
-                picked[run], self._sent[first:][run.start * latents : min(run.stop, len(places)) * latents]
-            )
-        of_latents = self._segments[bucket][: self._chosen.latent_segments[bucket]]
-        for segment in of_latents:
-            self._encode(segment, self._sent)
-            np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))
+            map_.encode_into(picked[run], blocks[run].reshape(-1))
+        self._encode_sent(self._segments[bucket][: self._chosen.latent_segments[bucket]])
         if isinstance(map_, Convolved):
             start = self._chosen.model.buckets[bucket].start
             self._owner.rests.keep(self._number, bucket, Underway(picked, start, self._weight, self._residual))
@@ -96,8 +77,7 @@ class ChosenPart(Retained):
         scratch: Values = np.empty(picked[:PIECE_BLOCKS].size, np.float32)
         said: Values = np.empty_like(picked)
         for run in runs:
-            sent = self._sent[first:][run.start * latents : min(run.stop, len(places)) * latents]
-            map_.decode_into(sent, said[run], scratch)
+            map_.decode_into(blocks[run].reshape(-1), said[run], scratch)
         np.subtract(picked, said, out=picked)
         values[places] = picked
 

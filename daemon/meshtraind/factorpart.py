@@ -6,26 +6,15 @@ from meshtraind.bases import Bases
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.factors import left_factor, right_factor, subtract_product
 from meshtraind.feedback import Residual
-from meshtraind.ownpart import Retained
 from meshtraind.segments import Form
+from meshtraind.shorterpart import ShorterPart
 from meshwire.lowrank import Factors, Piece, Side
 
 FACTOR_MAX = 2.0**100  # the product of mean and basis is then finite
 
 
-class FactorPart(Retained):
-    """Whatever s is: encoded at once, for what it leaves out enters the next one.
-
-    The residual is of the model's vector, and counts what the members' factors are rounded to.
-
-    Args:
-        area: where it is kept.
-        scratch: for the values of one segment; shared by all rounds.
-        sent: for the values of the vector that is sent; shared by all rounds.
-        number: of the round.
-        residual: the worker's.
-        weight: of the part.
-    """
+class FactorPart(ShorterPart):
+    """Arguments as of `ShorterPart`."""
 
     def __init__(
         self,
@@ -38,13 +27,9 @@ class FactorPart(Retained):
         weight: float,
         bases: Bases,
     ) -> None:
-        super().__init__(form.segments, area, scratch)
+        super().__init__(form, area, scratch, sent, number, residual, weight)
         assert isinstance(form.layout.shorter, Factors)
         self._factors = form.layout.shorter
-        self._sent = sent
-        self._number = number
-        self._residual = residual
-        self._weight = weight
         self._bases = bases
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -59,9 +44,7 @@ class FactorPart(Retained):
                 np.add(values, raw[start:end], out=values)
                 for piece, basis in zip(pieces, bases, strict=True):
                     self._send(piece, basis, self._matrix(piece, values, start))
-            super()._take(bucket, self._sent)
-            for segment in self._segments[bucket]:
-                np.copyto(self._sent[segment.start : segment.start + segment.count], self.values(segment))
+            self._encode_sent(self._segments[bucket])
             for piece, basis in zip(pieces, bases, strict=True):
                 self._keep_rest(piece, basis, self._matrix(piece, values, start))
             if bucket >= self._factors.plan.parameter_buckets:

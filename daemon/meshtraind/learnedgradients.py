@@ -17,7 +17,7 @@ from meshtraind.encoderlearning import EncoderLearning
 from meshtraind.feedback import Residual
 from meshtraind.latents import AsTheyAre, Basis, Convolved, Learning, smooth_rows
 from meshtraind.seeds import segment_seed
-from meshtraind.segments import Form, Forms
+from meshtraind.segments import Form, Forms, values_in
 from meshtraind.transform import Transform
 from meshtraind.wholerests import Map, WholeRests
 from meshwire.autoencoder import Architecture
@@ -72,7 +72,7 @@ class LearnedGradients(Transform):
         underway = self.rests.take(round_.number)
         if contributed and not round_.void:
             for bucket, part in underway.items():
-                latents = self._latents(round_, chosen, bucket)
+                latents = values_in(round_.area, round_.form.segments[bucket][: chosen.latent_segments[bucket]])
                 places = self.places(round_.number, bucket)
                 self.rests.leave(bucket, part, chosen, places, self.map(round_.number), latents)
         said = self._heard[round_.number] = {}
@@ -80,13 +80,8 @@ class LearnedGradients(Transform):
             return
         weights = {final.bucket: final.weight for final in round_.finals}
         for bucket in range(chosen.model.coded_buckets):
-            start, count = chosen.announced(bucket)
-            segments = round_.form.segments[bucket][chosen.latent_segments[bucket] :]
-            values: Values = np.empty(sum(segment.count for segment in segments), np.float32)
-            for segment in segments:
-                first = segment.start - start
-                payload = round_.area[segment.offset : segment.offset + segment.length]
-                segment.codec.decode_into(payload, values[first : first + segment.count])
+            _, count = chosen.announced(bucket)
+            values = values_in(round_.area, round_.form.segments[bucket][chosen.latent_segments[bucket] :])
             announced = heard(chosen, round_.number, bucket, values[:count], weights[bucket])
             if announced is not None:
                 said[bucket] = announced
@@ -134,16 +129,6 @@ class LearnedGradients(Transform):
         places = largest_places(chosen, number, bucket, rest)
         learnt = self.learning.learnt() if chosen.learnt_count and not bucket else np.empty(0, np.float32)
         announce(chosen, bucket, Announced(places, learnt), out)
-
-    def _latents(self, round_: "Round", chosen: Chosen, bucket: int) -> Values:
-        """The mean of all members', of a complete round."""
-        sent = chosen.plan.buckets[bucket]
-        latents: Values = np.empty(chosen.latent_segments[bucket] * sent.segment_values, np.float32)
-        for segment in round_.form.segments[bucket][: chosen.latent_segments[bucket]]:
-            first = segment.start - sent.start
-            payload = round_.area[segment.offset : segment.offset + segment.length]
-            segment.codec.decode_into(payload, latents[first : first + segment.count])
-        return latents
 
     def _make_places(self, number: int, bucket: int) -> Places:
         chosen = self._chosen(self._forms.of(number))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshtraind.codecs import codec_named
-from meshtraind.codecs.base import Codec, CodecError
+from meshtraind.codecs.base import Codec, CodecError, Values
 from meshwire.codec import CodecSpec
 from meshwire.layout import EncodedLayout
 from meshwire.plan import Plan
@@ -108,6 +108,17 @@ def each_payload(segments: Sequence[Segment], run: memoryview) -> Iterator[tuple
         at += length
     if at != len(run):
         raise CodecError(f"{segments[0].codec.spec}: {len(run)} bytes for segments that take {at}")
+
+
+def values_in(area: memoryview, segments: Sequence[Segment]) -> Values:
+    """A new array of what these segments of a bucket, one behind the other, say, each in its place of an area."""
+    first = segments[0].start if segments else 0
+    values: Values = np.empty(sum(segment.count for segment in segments), np.float32)
+    for segment in segments:
+        at = segment.start - first
+        payload = area[segment.offset : segment.offset + segment.length]
+        segment.codec.decode_into(payload, values[at : at + segment.count])
+    return values
 
 
 class Areas:
