@@ -75,6 +75,13 @@ def test_what_takes_whole_tensors_is_measured_on_those_of_resnet18() -> None:
     assert 0 < found.memory_bytes < 4 * 2**20
 
 
+@pytest.mark.parametrize("codec", ["lgc", "lgc:0.02,conv"])
+def test_what_builds_on_what_rounds_have_announced_is_measured_too(codec: str) -> None:
+    (found,) = measure([codec], [200_000], 1, silent).figures
+    assert 0 < found.encoded_bytes < 200_000
+    assert 0 < found.error < 1
+
+
 def test_a_gradient_has_heavy_tails_and_layers_of_different_scales() -> None:
     values = gradient(700_000)
     assert values.dtype == np.float32

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshtraind.bench.codecreport import CodecFigures
 from meshtraind.feedback import feedback_of
 from meshtraind.ownpart import RingPart, compensation_of
+from meshtraind.resultslot import Final
 from meshtraind.roundmemory import RoundMemory
 from meshtraind.segments import Forms
 from meshwire.codec import CodecSpec
@@ -74,6 +75,8 @@ class OneMember:
                 segment.codec.sum_into(encoded, part.values(segment), total)
                 segment.codec.encode_into(total, encoded)
                 self.encoded_bytes += segment.length
+            run = round_.area[segments[0].offset : segments[-1].offset + segments[-1].length]
+            round_.finals.append(Final(bucket, 0, len(segments), (run,), contributors=1, weight=1.0))
             expansion.took(bucket, len(segments), void=False)
             while expansion.expand_one():
                 pass
