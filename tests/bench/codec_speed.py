@@ -23,7 +23,7 @@ REASONS = {
     "terngrad": "a random number for each value, and five of them in a byte",
     "onebit": "what it leaves out follows from the means of both signs, which take a pass over all values first",
     "homomorphic": "each value that is sent goes into three of its cells, and is found there again one by one",
-    "lgc": "chooses among a hundred values at a time, and multiplies what it has chosen by its basis there and back",
+    "lgc": "its leader chooses among 1024 values at a time, and all multiply what is chosen by a basis, there and back",
     SPARSELOCO: "chooses in each 4096 values apart, and then rounds what it has chosen to means",
     "dgc": "sends a quarter of all values at first; from its last stage on it is as fast as topk",
 }
