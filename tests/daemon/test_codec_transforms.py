@@ -66,7 +66,7 @@ async def test_sent_and_owed_are_what_came(codec: str) -> None:
 @pytest.mark.parametrize("codec", LOW_RANK)
 async def test_what_is_decoded_is_sent_as_it_is(codec: str) -> None:
     """P2: a mean that both have as their gradient comes back, once the bases are of it. Not where each round sends
-    other places than the one before."""
+    other places than the one before: see `test_latents`."""
     async with members(codec, MANIFEST) as two:
         for seed in range(4):
             mean = await two.round(gradients(two, seed))
@@ -80,9 +80,9 @@ async def test_what_is_decoded_is_sent_as_it_is(codec: str) -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", LOW_RANK)
+@pytest.mark.parametrize("codec", CODECS)
 async def test_what_stays_behind_is_no_larger_than_what_came(codec: str) -> None:
-    """P3: a basis is orthonormal, so a product with it takes away what it sends."""
+    """P3: a basis is orthonormal, so a product with it takes away what it sends, of a matrix or of chosen values."""
     async with members(codec, MANIFEST) as two:
         for seed in range(3):
             made = gradients(two, seed)
