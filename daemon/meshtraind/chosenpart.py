@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.feedback import Residual
 from meshtraind.latents import Convolved
-from meshtraind.segments import Form
-from meshtraind.shorterpart import ShorterPart
+from meshtraind.shorterpart import Inputs, ShorterPart
 from meshtraind.wholerests import Underway
 from meshwire.sharedplaces import PIECE_BLOCKS, Chosen
 
@@ -19,22 +17,12 @@ VALUE_MAX = 2.0**100  # of what is encoded: what is decoded is then finite
 
 
 class ChosenPart(ShorterPart):
-    """Arguments as of `ShorterPart`."""
+    """See `ShorterPart`."""
 
-    def __init__(
-        self,
-        form: Form,
-        area: memoryview,
-        scratch: Values,
-        sent: Values,
-        number: int,
-        residual: Residual,
-        weight: float,
-        owner: "LearnedGradients",
-    ) -> None:
-        super().__init__(form, area, scratch, sent, number, residual, weight)
-        assert isinstance(form.layout.shorter, Chosen)
-        self._chosen = form.layout.shorter
+    def __init__(self, inputs: Inputs, owner: "LearnedGradients") -> None:
+        super().__init__(inputs)
+        assert isinstance(inputs.form.layout.shorter, Chosen)
+        self._chosen = inputs.form.layout.shorter
         self._owner = owner
 
     def _take(self, bucket: int, raw: Values) -> None:

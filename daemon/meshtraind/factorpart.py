@@ -5,31 +5,19 @@ import numpy as np
 from meshtraind.bases import Bases
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.factors import left_factor, right_factor, subtract_product
-from meshtraind.feedback import Residual
-from meshtraind.segments import Form
-from meshtraind.shorterpart import ShorterPart
+from meshtraind.shorterpart import Inputs, ShorterPart
 from meshwire.lowrank import Factors, Piece, Side
 
 FACTOR_MAX = 2.0**100  # the product of mean and basis is then finite
 
 
 class FactorPart(ShorterPart):
-    """Arguments as of `ShorterPart`."""
+    """See `ShorterPart`."""
 
-    def __init__(
-        self,
-        form: Form,
-        area: memoryview,
-        scratch: Values,
-        sent: Values,
-        number: int,
-        residual: Residual,
-        weight: float,
-        bases: Bases,
-    ) -> None:
-        super().__init__(form, area, scratch, sent, number, residual, weight)
-        assert isinstance(form.layout.shorter, Factors)
-        self._factors = form.layout.shorter
+    def __init__(self, inputs: Inputs, bases: Bases) -> None:
+        super().__init__(inputs)
+        assert isinstance(inputs.form.layout.shorter, Factors)
+        self._factors = inputs.form.layout.shorter
         self._bases = bases
 
     def _take(self, bucket: int, raw: Values) -> None:

@@ -18,6 +18,7 @@ from meshtraind.feedback import Residual
 from meshtraind.latents import AsTheyAre, Basis, Convolved, Learning, smooth_rows
 from meshtraind.seeds import segment_seed
 from meshtraind.segments import Form, Forms, values_in
+from meshtraind.shorterpart import Inputs
 from meshtraind.transform import Transform
 from meshtraind.wholerests import Map, WholeRests
 from meshwire.autoencoder import Architecture
@@ -62,7 +63,7 @@ class LearnedGradients(Transform):
         self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
     ) -> ChosenPart:
         self.learning.begin_round()
-        return ChosenPart(form, area, scratch, self._leaving, number, residual, weight, self)
+        return ChosenPart(Inputs(form, area, scratch, self._leaving, number, residual, weight), self)
 
     def expansion(self, form: Form, number: int, values: Values) -> ChosenExpansion:
         return ChosenExpansion(form, number, self, self._arriving, values)

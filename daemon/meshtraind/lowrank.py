@@ -11,6 +11,7 @@ from meshtraind.factorexpansion import FactorExpansion
 from meshtraind.factorpart import FactorPart
 from meshtraind.feedback import Residual
 from meshtraind.segments import Form, Forms
+from meshtraind.shorterpart import Inputs
 from meshtraind.transform import Transform
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class LowRank(Transform):
     def part(
         self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
     ) -> FactorPart:
-        return FactorPart(form, area, scratch, self._leaving, number, residual, weight, self._bases)
+        return FactorPart(Inputs(form, area, scratch, self._leaving, number, residual, weight), self._bases)
 
     def expansion(self, form: Form, number: int, values: Values) -> FactorExpansion:
         return FactorExpansion(form, number, self._bases, self._arriving, values)

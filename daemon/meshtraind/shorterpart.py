@@ -1,6 +1,7 @@
 """What a member adds to a round whose vector is another, shorter one than the model's (`meshwire.transforms`)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,12 +11,11 @@ from meshtraind.ownpart import Retained
 from meshtraind.segments import Form, Segment
 
 
-class ShorterPart(Retained):
-    """Whatever s is: encoded at once, for what it leaves out enters the next one.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a part is made with.
 
-    The residual is of the model's vector, and counts what the shorter one is rounded to.
-
-    Args:
+    Attributes:
         area: where it is kept.
         scratch: for the values of one segment; shared by all rounds.
         sent: for the values of the shorter vector; shared by all rounds.
@@ -24,21 +24,27 @@ class ShorterPart(Retained):
         weight: of the part.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        area: memoryview,
-        scratch: Values,
-        sent: Values,
-        number: int,
-        residual: Residual,
-        weight: float,
-    ) -> None:
-        super().__init__(form.segments, area, scratch)
-        self._sent = sent
-        self._number = number
-        self._residual = residual
-        self._weight = weight
+    form: Form
+    area: memoryview
+    scratch: Values
+    sent: Values
+    number: int
+    residual: Residual
+    weight: float
+
+
+class ShorterPart(Retained):
+    """Whatever s is: encoded at once, for what it leaves out enters the next one.
+
+    The residual is of the model's vector, and counts what the shorter one is rounded to.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__(inputs.form.segments, inputs.area, inputs.scratch)
+        self._sent = inputs.sent
+        self._number = inputs.number
+        self._residual = inputs.residual
+        self._weight = inputs.weight
 
     def _encode_sent(self, segments: Sequence[Segment]) -> None:
         """Encodes what is to be sent, and leaves in its place what will be decoded."""
