@@ -20,18 +20,17 @@ PACKAGES = {
     "meshwire": ROOT / "protocol/meshwire",
 }
 TOP_LEVEL = {
-    *(".ci", ".gitignore", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"),
+    *(".ci", ".github", ".gitignore", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"),
     *("protocol", "daemon", "meshtrain", "tests", "deploy"),
 }
 # An __init__.py in one of these would shadow other people's packages of that name.
 NO_PACKAGES = ("daemon", "protocol", "tests", "deploy")
 FOLDERS_WITHOUT_MAP = {
     ".ci",  # one script; tests/README.md tells of it
+    ".github",  # a README there would be shown in place of the top one
     # These are copied into a user's own folder; meshtrain/examples/README.md tells of them.
     *("meshtrain/examples/templates", "meshtrain/examples/templates/gpt", "meshtrain/examples/templates/mlp"),
 }
-PYTHON_LINES_MAX = 400
-TEST_LINES_MAX = 800  # a list of cases reads well beyond that, one concept all the same
 
 # What the protocol may build on: data, arithmetic and checks; nothing that waits, draws, or touches the machine.
 PURE = {
@@ -179,16 +178,6 @@ def test_a_map_names_every_module_of_its_folder_and_none_that_is_gone(folder: st
     assert not there - named, "modules that the map does not name"
     everywhere = {path.name for package in PACKAGES.values() for path in package.rglob("*.py")}
     assert not named - everywhere - {path.name for path in (ROOT / "tests").rglob("*.py")}, "modules that are gone"
-
-
-def test_one_concept_a_file() -> None:
-    long = {}
-    for path in tracked():
-        if path.endswith(".py"):
-            lines = len((ROOT / path).read_text("utf-8").splitlines())
-            if lines > (TEST_LINES_MAX if path.startswith("tests/") else PYTHON_LINES_MAX):
-                long[path] = lines
-    assert not long
 
 
 def test_no_document_installs_a_strangers_package() -> None:
