@@ -152,7 +152,7 @@ def _grouped(tensors: list[tuple[int, TensorSpec]], travel: Travel | None, bucke
     for _, together in groupby(tensors, lambda tensor: _rounds_of(tensor[0], travel)):
         end = first + sum(1 for _ in together)
         while first < end:
-            groups.append(_fitting(sizes[:end], first, most))
+            groups.append(_fitting(sizes, first, end, most))
             first += groups[-1]
     return groups
 
@@ -162,10 +162,10 @@ def _rounds_of(tensor: int, travel: Travel | None) -> tuple[bool, ...]:
     return tuple(stretch.counts[tensor] > 0 for stretch in travel.stretches) if travel is not None else ()
 
 
-def _fitting(sizes: list[int], first: int, most: int) -> int:
-    """How many tensors from `first` on fit into `most` values; at least one."""
+def _fitting(sizes: list[int], first: int, until: int, most: int) -> int:
+    """How many tensors from `first` on, and before `until`, fit into `most` values; at least one."""
     end, total = first + 1, sizes[first]
-    while end < len(sizes) and total + sizes[end] <= most:
+    while end < until and total + sizes[end] <= most:
         total += sizes[end]
         end += 1
     return end - first

@@ -51,6 +51,7 @@ def every_codec() -> Iterator[CodecSpec]:
             yield parse_codec(f"{more}warmup=3")
 
 
+QUICK = {"fp32", "topk", "homomorphic", "powersgd"}  # one codec for each way of summing; all others are slow tests
 CODECS: dict[tuple[str, Reduction, bool], CodecSpec] = {}
 for spec in every_codec():
     CODECS.setdefault((spec.name, spec.reduction, bool(spec.warmup)), spec)
@@ -205,7 +206,11 @@ async def played(codec: CodecSpec) -> Story:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", CODECS.values(), ids=str)
+@pytest.mark.parametrize(
+    "codec",
+    [codec if codec.name in QUICK else pytest.param(codec, marks=pytest.mark.slow) for codec in CODECS.values()],
+    ids=str,
+)
 async def test_a_member_is_lost_in_the_middle_of_a_round_and_returns(
     codec: CodecSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from tests.bench import chaosjob
 from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosMesh
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 EVERY = 20
 
 

@@ -14,7 +14,7 @@ from meshwire.plan import plan_buckets
 from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosMesh
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module")

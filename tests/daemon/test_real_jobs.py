@@ -57,6 +57,7 @@ def test_a_job_trains_on_all_and_its_results_are_had_from_all(mesh: LocalMesh, t
     assert len(weights) == 1
 
 
+@pytest.mark.slow
 def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: Path) -> None:
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
@@ -72,6 +73,7 @@ def test_two_jobs_at_once_do_not_disturb_each_other(mesh: LocalMesh, tmp_path: P
         assert summary.replicas_equal is True
 
 
+@pytest.mark.slow
 def test_jobs_go_on_when_their_submitter_leaves(tmp_path: Path) -> None:
     """DESIGN 9: no master. In one job it only submits; in the other it takes part, as a member like any other."""
     stop = tmp_path / "stop"
@@ -108,6 +110,7 @@ while True:
 )
 
 
+@pytest.mark.slow
 def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh, tmp_path: Path) -> None:
     """G: a person takes a device out and the others go on; it is not taken in again, and ends nothing for them."""
     anna, bert, cleo = mesh.daemons
@@ -131,6 +134,7 @@ def test_devices_leave_a_job_one_by_one_and_the_last_one_cannot(mesh: LocalMesh,
     assert [jobs.ended(daemon, id_).state for daemon in mesh.daemons] == ["cancelled"] * 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("now", [False, True])
 def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool) -> None:
     submitted = jobs.submit(mesh.daemons[0], tmp_path, SLOW)
@@ -143,6 +147,7 @@ def test_cancel_ends_a_job_everywhere(mesh: LocalMesh, tmp_path: Path, now: bool
         assert "cancelled on bert" in summary.error
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_in_a_job_can_cancel_it(mesh: LocalMesh, tmp_path: Path) -> None:
     """A member does it in its name, and saves before what has been learned."""
     anna, bert, cleo = mesh.daemons
@@ -189,6 +194,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: Path, how: str) -> None:
     """Which peer, and its traceback, on every daemon."""
@@ -201,6 +207,7 @@ def test_a_script_that_fails_ends_the_job_everywhere(mesh: LocalMesh, tmp_path: 
             assert complaint in (summary.error or ""), summary.error
 
 
+@pytest.mark.slow
 def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
     """V1: the round is void on all, and the job goes on with equal replicas."""
     script = jobs.TRAIN.replace(
@@ -229,6 +236,7 @@ def test_a_job_that_cannot_be_is_refused(
     assert complaint in str(refusal.value)
 
 
+@pytest.mark.slow
 def test_a_killed_daemon_leaves_nothing_and_the_job_goes_on(tmp_path: Path) -> None:
     """G7: half of the learners are enough. The killed daemon's learner dies with it."""
     with LocalMesh(("anna", "bert"), print) as mesh:
@@ -246,6 +254,7 @@ def test_a_killed_daemon_leaves_nothing_and_the_job_goes_on(tmp_path: Path) -> N
         assert jobs.ended(anna, submitted.job).state == "cancelled"
 
 
+@pytest.mark.slow
 def test_one_device_alone_runs_jobs(tmp_path: Path) -> None:
     """A world of one, and a word on how to add a peer."""
     with LocalMesh(("anna",), print) as mesh:

@@ -101,6 +101,7 @@ def test_with_another_chain_a_member_loads_anew(monkeypatch: pytest.MonkeyPatch)
         run_with_another_history()
 
 
+@pytest.mark.slow
 def test_a_failing_seed_is_shrunk_to_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Faults that change nothing are dropped, and the command tells the rest as a transcript."""
     brokenrules.blocks_not_returned(monkeypatch)

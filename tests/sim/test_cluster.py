@@ -19,7 +19,7 @@ PARTS = 10
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
 def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:
     """R, V, G, J, X at every event; once failures stop, all run in one generation and compute, within the deadline."""
     clusters = [run(random_schedule(seed)) for seed in range(part, SEEDS, PARTS)]
@@ -38,6 +38,7 @@ def test_transcripts_are_as_written(name: str) -> None:
     assert transcript(name) == (FOLDER / f"{name}.txt").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_many_seeds_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     """The same whether in one process or, as the command, in several."""
     assert replay(["--seeds", "0", "30"]) == 0

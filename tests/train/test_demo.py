@@ -18,6 +18,7 @@ from meshwire.messages.job import Metrics
 pytestmark = pytest.mark.timeout(240)
 
 
+@pytest.mark.slow
 def test_the_demo_keeps_its_promises() -> None:
     """One cell of the matrix: equal replicas, learning, the loss of one process on the same samples, a ring's bytes."""
     matrix = subprocess.run(
@@ -32,6 +33,7 @@ def test_the_demo_keeps_its_promises() -> None:
     assert json.loads(matrix.stdout)
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     """Daemons, learners and folders are gone, and the exit code is a shell's for an interruption."""
     command = [sys.executable, "-m", "meshtrain.cli", "demo", "--peers", "2", "--steps", "60"]

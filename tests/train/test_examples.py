@@ -245,6 +245,7 @@ def test_train_cnn_names_what_is_missing(world: World, monkeypatch: pytest.Monke
         world.run(Path(train_cnn.__file__), [], monkeypatch)
 
 
+@pytest.mark.slow
 def test_train_gpt_learns_more_than_character_frequencies(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     content = text.stdlib_text(200_000)
     (world.data / "input.txt").write_text(content)

@@ -13,7 +13,7 @@ from meshtrain.localmesh import LocalMesh
 from meshwire.messages.job import ListOutputs, Outputs
 from tests.daemon import jobs
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 NAMES = ("anna", "bert", "cleo")
 SUBMITTER = "anna"

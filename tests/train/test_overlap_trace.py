@@ -10,7 +10,7 @@ import pytest
 from meshtrain.localmesh import LocalDaemon, LocalMesh
 from tests.daemon import jobs
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 STEPS = 4
 BACKWARD_S = 0.2  # between the second layer's gradient and the first one's

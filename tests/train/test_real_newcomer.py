@@ -11,7 +11,7 @@ from tests.bench.chaosjob import ChaosJob, repeated
 from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosMesh
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 FOUNDERS = ("anna", "bert")
 NEWCOMER = "cleo"

@@ -18,7 +18,7 @@ from meshwire.samples import epoch_seed, rounds_per_epoch
 from tests.daemon import jobs
 from tests.plannedeal import deal
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SEED = 7
 TOLERANCE = 1e-6  # relative, in fp32

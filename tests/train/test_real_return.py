@@ -20,7 +20,7 @@ from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosMesh
 from tests.lab.chaosproxy import ChaosProxy, Cut
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 NAMES = ("anna", "bert", "cleo")  # anna submits
 POLL_S = 0.1

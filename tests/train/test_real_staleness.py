@@ -15,7 +15,7 @@ from meshwire.steptimes import DEADLINE_FACTOR, DEADLINE_S_MIN
 from tests.bench import paced
 from tests.daemon import jobs
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 MEMBERS = 3
 

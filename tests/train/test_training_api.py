@@ -67,6 +67,7 @@ def start_learner(script: str, daemon: LocalDaemon, rank: int) -> subprocess.Pop
     return start(script, daemon.folder, variables, environment.memory_fd)
 
 
+@pytest.mark.slow
 def test_without_a_job_the_script_runs_as_it_is(tmp_path: Path) -> None:
     """A world of one: nothing is changed, results go to ./out."""
     (tmp_path / "data").mkdir()
@@ -77,7 +78,7 @@ def test_without_a_job_the_script_runs_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.pt").exists()
 
 
-@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.slow)])
 def test_in_a_job(sync: str) -> None:
     """The same script on two learners; the end of the script finishes it, with s>0 after a flush."""
     with LocalDaemon(2, sync=sync) as daemon:
@@ -92,7 +93,7 @@ def test_in_a_job(sync: str) -> None:
         assert {rank for rank, idle in daemon.idle if idle.finished} == {0, 1}
 
 
-@pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.slow)])
 def test_script_that_raises_is_not_finished(sync: str) -> None:
     """V2: what it had begun is void; its exit code tells."""
     script = SCRIPT.replace("mt.barrier()", "raise ValueError('my bug')")
@@ -104,6 +105,7 @@ def test_script_that_raises_is_not_finished(sync: str) -> None:
         assert daemon.idle == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", ["", "mt.finish()"])
 def test_what_fails_at_the_end_fails_the_script(finish: str) -> None:
     """V1, `--on-nan stop`: also for a round that comes after the last step, and in a script without mt.finish()."""
@@ -126,6 +128,7 @@ for value in (0.0, 0.0, float("nan")):
         assert "NonFiniteGradient: round 3 is void" in err
 
 
+@pytest.mark.slow
 def test_stopped_script_may_clean_up() -> None:
     """A job that ends: SIGTERM raises JobStopped in the script, its finally blocks run."""
     script = """
@@ -148,6 +151,7 @@ finally:
         assert "JobStopped" in err
 
 
+@pytest.mark.slow
 def test_other_processes_of_the_script_are_told() -> None:
     """The token is for the learner alone."""
     script = """
