@@ -180,6 +180,40 @@ def test_a_map_names_every_module_of_its_folder_and_none_that_is_gone(folder: st
     assert not named - everywhere - {path.name for path in (ROOT / "tests").rglob("*.py")}, "modules that are gone"
 
 
+RULES_NOT_BUILT = {"R6"}  # several learners on one machine
+
+
+def quoted_by_quick_tests() -> set[str]:
+    """The numbers of the rules that stand in test modules, but for tests that are marked slow; "R0 to R5" is six."""
+    quoted: set[str] = set()
+    for path in sorted((ROOT / "tests").glob("*/*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        slow = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if any(ast.unparse(decorator) == "pytest.mark.slow" for decorator in node.decorator_list)
+        ]
+        whole = [node for node in tree.body if isinstance(node, ast.Assign) and "mark.slow" in ast.unparse(node.value)]
+        if any(ast.unparse(node.targets[0]) == "pytestmark" for node in whole):
+            continue
+        lines = path.read_text("utf-8").splitlines()
+        for node in slow:
+            lines[node.lineno - 1 : node.end_lineno] = [""] * ((node.end_lineno or node.lineno) - node.lineno + 1)
+        text = "\n".join(lines)
+        quoted.update(re.findall(r"\b[A-Z][0-9]{1,2}a?\b", text))
+        for letter, first, last in re.findall(r"\b([A-Z])([0-9]{1,2}) to \1([0-9]{1,2})\b", text):
+            quoted.update(f"{letter}{number}" for number in range(int(first), int(last) + 1))
+    return quoted
+
+
+def test_plain_pytest_proves_every_rule() -> None:
+    """Who runs the README's command has every rule proved once; slow tests prove them again, at greater length."""
+    rules = set(re.findall(r"^- \*\*([A-Z][0-9]+a?)\b", (ROOT / "protocol/RULES.md").read_text("utf-8"), re.MULTILINE))
+    assert len(rules) > 40
+    assert not sorted(rules - quoted_by_quick_tests() - RULES_NOT_BUILT)
+
+
 def test_no_document_installs_a_strangers_package() -> None:
     """On the package index `meshtrain` is somebody else's; installing it runs that code."""
     command = re.compile(r"(pip3?|pipx|uv( pip| tool)?)\s+install\s+([\w./=\-]+\s+)*[\"']?meshtrain\b(?!d)")

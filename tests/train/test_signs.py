@@ -1,4 +1,4 @@
-"""--sync demo: plain SGD that steps on the signs of the mean (ALGORITHMS section 5, DeMo)."""
+"""O10, --sync demo: plain SGD that steps on the signs of the mean (ALGORITHMS section 5, DeMo)."""
 
 from typing import Any
 

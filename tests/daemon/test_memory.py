@@ -1,0 +1,57 @@
+"""Memory shared with a learner: nothing of it has a name that could outlive its processes, and nobody shrinks it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshtraind.memory import SharedMemory, SharedMemoryError
+from meshwire.local import MemoryLayout
+
+LAYOUT = MemoryLayout.for_bound(values=1024, staleness=0)
+NAMED = Path("/dev/shm")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="anonymous files are looked at as Linux shows them")
+
+
+@pytest.fixture
+def memory() -> Iterator[SharedMemory]:
+    made = SharedMemory()
+    made.make(LAYOUT)
+    yield made
+    made.close()
+
+
+def test_it_has_no_name_that_a_killed_process_could_leave(memory: SharedMemory) -> None:
+    """M2: without a link in any file system the kernel frees it with the last process that has it, kill -9 or not."""
+    assert os.fstat(memory.descriptor).st_nlink == 0
+    assert not [path.name for path in NAMED.glob("*") if path.stat().st_ino == os.fstat(memory.descriptor).st_ino]
+
+
+def test_only_who_is_given_it_has_it(memory: SharedMemory) -> None:
+    """M2: passed by descriptor. What the daemon starts otherwise must not keep it alive."""
+    code = f"import os; os.fstat({memory.descriptor})"
+    others = subprocess.run([sys.executable, "-c", code], close_fds=False, capture_output=True, check=False)
+    assert b"Bad file descriptor" in others.stderr
+    given = subprocess.run([sys.executable, "-c", code], pass_fds=[memory.descriptor], check=False)
+    assert given.returncode == 0
+
+
+def test_nobody_shrinks_it_under_the_daemon(memory: SharedMemory) -> None:
+    """A learner that did would kill the daemon with SIGBUS."""
+    with pytest.raises(PermissionError):
+        os.ftruncate(memory.descriptor, 0)
+    memory.raw(1)[:] = bytes(LAYOUT.values * 4)
+
+
+def test_a_size_that_is_not_the_models_is_refused() -> None:
+    memory = SharedMemory()
+    try:
+        os.ftruncate(memory.descriptor, LAYOUT.total_bytes - 1)
+        with pytest.raises(SharedMemoryError, match=f"needs {LAYOUT.total_bytes}"):
+            memory.map(LAYOUT)
+    finally:
+        memory.close()
