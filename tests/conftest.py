@@ -23,6 +23,7 @@ os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
 GRACE_S = 3.0
 POLL_S = 0.02
 DESCRIPTORS = Path("/proc/self/fd")
+CHILDREN_OF_THREADS = Path("/proc/self/task")
 
 # Opened once in a process by a library and kept by design; each would be blamed on the test that came first.
 KEPT_TARGETS = (
@@ -104,9 +105,22 @@ def open_descriptors() -> set[tuple[str, str]]:
     return found
 
 
+def has_children() -> bool:
+    """Whether this process has any. Linux tells at once; elsewhere all processes have to be looked through."""
+    if not CHILDREN_OF_THREADS.exists():
+        return True
+    for children in CHILDREN_OF_THREADS.glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that thread has ended
+            if children.read_bytes():
+                return True
+    return False
+
+
 def child_processes() -> set[psutil.Process]:
     """All descendants, also those that have ended and were not waited for."""
-    found = set()
+    found: set[psutil.Process] = set()
+    if not has_children():
+        return found
     for child in psutil.Process().children(recursive=True):
         try:
             command = " ".join(child.cmdline())

@@ -43,17 +43,28 @@ async def churn(members: int, codec: str, staleness: int, seed: int) -> None:
     await ShardedMesh(members, codec, staleness, seed, offers_of(members + 1, 5, seed)).churn(300 * members)
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    members=st.integers(2, 4),
-    codec=st.sampled_from(CODECS),
-    staleness=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-)
+CHURNED = {
+    "members": st.integers(2, 4),
+    "codec": st.sampled_from(CODECS),
+    "staleness": st.integers(0, 2),
+    "seed": st.integers(0, 2**32),
+}
+
+
+@settings(max_examples=4, deadline=None)
+@given(**CHURNED)
 def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
     members: int, codec: str, staleness: int, seed: int
 ) -> None:
     """C1, G6, G8: the bytes of a part are those of before a fence, and the means are bit-equal on all."""
+    asyncio.run(churn(members, codec, staleness, seed))
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(**CHURNED)
+def test_many_rounds_that_run_again(members: int, codec: str, staleness: int, seed: int) -> None:
+    """The same, for longer."""
     asyncio.run(churn(members, codec, staleness, seed))
 
 
@@ -79,16 +90,27 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
     mesh.close()
 
 
-@settings(max_examples=12, deadline=None)
-@given(
-    codec=st.sampled_from(WITH_FEEDBACK),
-    staleness=st.integers(0, 2),
-    seed=st.integers(0, 2**32),
-    joins=st.booleans(),
-)
+CONSERVED = {
+    "codec": st.sampled_from(WITH_FEEDBACK),
+    "staleness": st.integers(0, 2),
+    "seed": st.integers(0, 2**32),
+    "joins": st.booleans(),
+}
+
+
+@settings(max_examples=3, deadline=None)
+@given(**CONSERVED)
 def test_nothing_is_lost_at_workers_and_owners(codec: str, staleness: int, seed: int, joins: bool) -> None:
     """P1, V1, C1: over void rounds, rounds that run again, and shards whose owner changes. With a decay each round
     counts as often as it would at a single member, the geometric P1, wherever the rest lay in between."""
+    asyncio.run(conserve(codec, staleness, seed, joins))
+
+
+@pytest.mark.slow
+@settings(max_examples=20, deadline=None)
+@given(**CONSERVED)
+def test_nothing_is_lost_over_many_changes(codec: str, staleness: int, seed: int, joins: bool) -> None:
+    """The same, for longer."""
     asyncio.run(conserve(codec, staleness, seed, joins))
 
 
