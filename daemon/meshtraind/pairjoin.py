@@ -163,7 +163,7 @@ async def _dial(target: Target) -> tuple[asyncio.StreamReader, asyncio.StreamWri
         why = os.strerror(error.errno) if error.errno else str(error)
         raise UnreachableError(
             f"cannot reach {target} ({why}): check that this is the address that `meshtrain pair` shows on the other "
-            "device, and that it still waits there",
+            "device, and that meshtrain is up there",
             why,
         ) from error
 
