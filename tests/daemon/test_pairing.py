@@ -520,7 +520,9 @@ def test_without_a_code_pairing_gets_nothing(
     async def work() -> None:
         shown = eve if key else None
         async with daemon(ada) as links:
-            for _ in range(2):
+            for _ in ("before", "after"):
+                async with dialled(links.port, PAIRING_ALPN, shown) as (_reader, writer):
+                    assert writer.get_extra_info("ssl_object").selected_alpn_protocol() is None
                 for alpn in (PAIRING_ALPN, *OTHER_ALPNS):
                     for sent in (an_offer("000-000", eve, ada), a_hello()):
                         assert await what_it_says(links.port, alpn, shown, sent) == b""
