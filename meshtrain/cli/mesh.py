@@ -133,7 +133,10 @@ def pair(
         str | None, typer.Argument(metavar="CODE", help="The code that the other device shows, e.g. 483-917.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="HOST[:PORT]", help="Where the other device is, if mDNS is blocked.")
+        str | None,
+        typer.Option(
+            "--at", metavar="HOST[:PORT]", help="Where the other device is, as its screen says; if mDNS is blocked."
+        ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
