@@ -191,11 +191,6 @@ class Connection(asyncio.BufferedProtocol):
     # Ending
 
     @property
-    def never_made(self) -> bool:
-        """No transport was ever given to it."""
-        return self._transport is None and not self._ended.is_set()
-
-    @property
     def closing(self) -> bool:
         """The connection has ended or is about to."""
         return self._close_reason is not None or self._ended.is_set()

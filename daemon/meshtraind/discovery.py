@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import re
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVICE_TYPE = "_meshtrain._tcp.local."
-INSTANCE_CHARS = 16  # of the device id: 64 bits, so a clash means a copied data folder
+INSTANCE_CHARS = 16  # of the device id: 64 bits, so a clash is a copied data folder or somebody who pretends
 MDNS_PORT = 5353
 INTERFACE_POLL_S = 10.0
 RESOLVE_TIMEOUT_S = 3.0
@@ -46,7 +47,7 @@ class Sighting:
     port: int
     name: str
     wire_version: int
-    pair_port: int | None  # set while the device waits to be paired
+    pairing: bool  # it shows a code
 
 
 class Discovery:
@@ -87,8 +88,8 @@ class Discovery:
         self._interface_names = tuple(interfaces)
         self._on_seen = on_seen
         self._on_gone = on_gone
-        self._pair_port: int | None = None
-        self._announced_pair_port: int | None = None
+        self._pairing = False
+        self._announced_pairing = False
         self._announced = False
         self._announcements = 0
         self._bound: tuple[Interface, ...] = ()
@@ -110,9 +111,9 @@ class Discovery:
         await self._tasks.close()
         await self._close()
 
-    def announce_pairing(self, port: int | None) -> None:
-        """Announces the pairing listener's port; None when it is closed. Returns at once."""
-        self._pair_port = port
+    def announce_pairing(self, pairing: bool) -> None:
+        """Announces whether this device shows a code. Returns at once."""
+        self._pairing = pairing
         self._wake.set()
 
     async def _run(self) -> None:
@@ -165,12 +166,12 @@ class Discovery:
 
     async def _announce(self) -> None:
         """Registers this daemon, or what changed since."""
-        if self._mdns is None or (self._announced and self._announced_pair_port == self._pair_port):
+        if self._mdns is None or (self._announced and self._announced_pairing == self._pairing):
             return
         from zeroconf import Error, NonUniqueNameException
 
-        pair_port = self._pair_port
-        info = self._service_info(pair_port)
+        pairing = self._pairing
+        info = self._service_info(pairing)
         try:
             async with asyncio.timeout(REGISTER_TIMEOUT_S):
                 if self._announced:
@@ -180,17 +181,20 @@ class Discovery:
                 await sent
         except NonUniqueNameException:
             self._warn(
-                f"mDNS: another device announces the id {self._device_id[:8]} of this one. Was the data folder "
-                "copied? Remove its `identity` folder on one of them, then pair that one again"
+                f"mDNS: another machine announces the id {self._device_id[:8]} of this device, so this one cannot be "
+                f"announced. Keep this device's identity: links check its key, which no announcement has; {_USE_PEER}. "
+                "Only if you copied this data folder to the other machine: remove the folder `identity` of the copy, "
+                "there, and pair that machine as a device of its own. If not, somebody on this network pretends to be "
+                "this device, and gains nothing but this warning"
             )
         except (Error, OSError, TimeoutError) as error:
             self._warn(f"mDNS: this device could not be announced ({error!r}); {_USE_PEER}")
         else:
             self._announced = True
-            self._announced_pair_port = pair_port
+            self._announced_pairing = pairing
             self.warning = None
 
-    def _service_info(self, pair_port: int | None) -> "AsyncServiceInfo":
+    def _service_info(self, pairing: bool) -> "AsyncServiceInfo":
         from zeroconf.asyncio import AsyncServiceInfo
 
         name = self._name.encode()[:NAME_BYTES_MAX].decode(errors="ignore")
@@ -202,8 +206,8 @@ class Discovery:
             "name": name,
             "seq": str(self._announcements),
         }
-        if pair_port is not None:
-            text["pair"] = str(pair_port)
+        if pairing:
+            text["pair"] = "1"
         instance = self._device_id[:INSTANCE_CHARS]
         return AsyncServiceInfo(
             SERVICE_TYPE,
@@ -284,9 +288,14 @@ class Discovery:
         if known is not None and known.device_id != sighting.device_id:
             self._gone(instance)
         if instance not in self._sightings and len(self._sightings) >= limits.DEVICES_SEEN_MAX:
-            self._gone(next(iter(self._sightings)))
+            self._gone(self._most_crowded())
         self._sightings[instance] = sighting
         self._on_seen(sighting)
+
+    def _most_crowded(self) -> str:
+        """The oldest sighting at the address that has the most, so that one machine's inventions crowd out its own."""
+        ((crowded, _),) = Counter(sighting.addresses[0] for sighting in self._sightings.values()).most_common(1)
+        return next(name for name, sighting in self._sightings.items() if sighting.addresses[0] == crowded)
 
     def _gone(self, instance: str) -> None:
         sighting = self._sightings.pop(instance, None)
@@ -314,7 +323,7 @@ def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:
         port=info.port,
         name="".join(c for c in text.get("name", "") if c.isprintable())[: limits.NAME_CHARS_MAX],
         wire_version=wire_version,
-        pair_port=_number(text.get("pair", "")) or None,
+        pairing=text.get("pair") == "1",
     )
 
 

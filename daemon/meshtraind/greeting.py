@@ -1,12 +1,16 @@
-"""The first moments of a connection between daemons: the key is verified, both say hello, and it becomes a link."""
+"""The first moments of a connection between daemons: the key is verified, both say hello, and it becomes a link.
+
+Or, on the listener, a guest of a pairing: `Doorway` tells the two apart.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.tls import NotPinnedError
+from meshtraind.tls import PAIRING_ALPN, NotPinnedError
+from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.header import Header
 from meshwire.messages.link import Hello
@@ -68,3 +72,41 @@ class Greeting:
         if not self._device.done():
             self._device.set_exception(ConnectionLost(reason))
             self._device.exception()  # nobody may be waiting
+
+
+class Doorway(asyncio.Protocol):
+    """An accepted connection while its handshake lasts; what the caller named there decides who reads it.
+
+    Pairing's ALPN makes it a guest's stream, which knows no message of links. All else becomes a link's connection,
+    whose key is verified here, in the call that tells of the handshake and therefore before a byte is read.
+
+    Attributes:
+        greeting: of the link that it may become.
+        guest: the stream of a guest, once it is one.
+        made: there is a transport, which closes the socket from now on.
+    """
+
+    def __init__(self, links: "Links") -> None:
+        self.greeting = Greeting(links, None)
+        self.guest: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self.made = False
+        self._links = links
+
+    def connection_made(self, made: asyncio.BaseTransport) -> None:
+        transport = cast(asyncio.Transport, made)
+        self.made = True
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == PAIRING_ALPN:
+            reader = asyncio.StreamReader(limit=limits.PAIRING_FRAME_BYTES_MAX)
+            stream = asyncio.StreamReaderProtocol(reader)
+            self.guest = reader, asyncio.StreamWriter(transport, stream, reader, asyncio.get_running_loop())
+            transport.set_protocol(stream)
+            stream.connection_made(transport)
+            return
+        connection = self.greeting.connection
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        try:
+            self._links.verify(connection)
+        except NotPinnedError as error:
+            connection.close(str(error), now=True)

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -51,6 +52,42 @@ def reachable_addresses(interfaces: Iterable[Interface], listen_host: str) -> tu
     if bound.version == 4:
         return tuple(address for address in addresses if ipaddress.ip_address(address).version == 4)
     return tuple(addresses)
+
+
+def likely_addresses(named: Sequence[str], listen_host: str) -> tuple[str, ...]:
+    """Where another device would reach this one, the likeliest first, for a person to type there.
+
+    That on the default route comes first. Container bridges, VPNs and loopback only where there is nothing better; IPv6
+    only without IPv4.
+
+    Args:
+        named: as of `usable_interfaces`; a name that is not up now counts as none.
+        listen_host: as of `reachable_addresses`.
+    """
+    present = _interfaces_up()
+    chosen = [present[name] for name in named if name in present] or [
+        interface
+        for interface in present.values()
+        if not _SKIPPED.match(interface.name) and not _is_loopback(interface)
+    ]
+    others = [interface for interface in present.values() if not _is_loopback(interface)]
+    for interfaces in (chosen, others, present.values()):
+        found = reachable_addresses(interfaces, listen_host)
+        if found:
+            on_route = _address_on_default_route()
+            ipv4 = [address for address in found if ipaddress.ip_address(address).version == 4]
+            return tuple(sorted(dict.fromkeys(ipv4 or found), key=lambda address: address != on_route))
+    return (listen_host,)
+
+
+def _address_on_default_route() -> str | None:
+    """This machine's address on the way to anywhere; connecting a datagram socket sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737): only the route is asked for
+        except OSError:  # there is none, which is an answer
+            return None
+        return str(probe.getsockname()[0])
 
 
 def _interfaces_up() -> dict[str, Interface]:

@@ -7,11 +7,12 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
-from meshtraind.greeting import Greeting
+from meshtraind.greeting import Doorway, Greeting
 from meshtraind.tasks import TaskSet
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -31,6 +32,7 @@ DIALS_AT_ONCE = 8
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 RTT_WEIGHT = 0.25  # of the newest measurement
+ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
 NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
 
@@ -95,6 +97,8 @@ class Links:
         self._linked: dict[str, Link] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
+        self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
+        self._guests: set[asyncio.Task[None]] = set()
         self._dial_wanted = asyncio.Event()
         self._dials = asyncio.Semaphore(DIALS_AT_ONCE)
         self._tasks = TaskSet("links")
@@ -147,6 +151,28 @@ class Links:
         link = self._linked.get(device)
         if link is not None:
             link.connection.refuse(reason)
+
+    @contextlib.asynccontextmanager
+    async def guests(self, serve: ServeGuest) -> AsyncIterator[None]:
+        """While entered, callers that name pairing's ALPN are let in without a certificate, and are `serve`'s alone.
+
+        Before and after it TLS refuses them. They take places among the callers that have not said hello, and no link.
+
+        Args:
+            serve: is given a guest's stream and IP address; cancelled when this is left.
+        """
+        assert self._trust is not None, "guests come by TLS"
+        self._serve_guest = serve
+        self._trust.admit_guests(True)
+        try:
+            yield
+        finally:
+            self._trust.admit_guests(False)
+            self._serve_guest = None
+            for task in self._guests:
+                task.cancel()
+            while self._guests:
+                await asyncio.wait(self._guests)
 
     # Dialling
 
@@ -208,10 +234,10 @@ class Links:
                 continue
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
                 self._make_room()
-            greeting = Greeting(self, None)
-            task = self._tasks.spawn(self._welcome(accepted, greeting), "welcome")
+            door = Doorway(self)
+            task = self._tasks.spawn(self._welcome(accepted, door, host), "welcome")
             self._welcoming[task] = host
-            task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
+            task.add_done_callback(functools.partial(self._welcomed, accepted, door))
             # While clients queue up, sock_accept returns without yielding, and a flood would stop the whole daemon.
             await asyncio.sleep(0)
 
@@ -222,26 +248,34 @@ class Links:
         del self._welcoming[oldest]
         oldest.cancel()
 
-    def _welcomed(self, accepted: socket.socket, greeting: Greeting, task: "asyncio.Task[None]") -> None:
+    def _welcomed(self, accepted: socket.socket, door: Doorway, task: "asyncio.Task[None]") -> None:
         self._welcoming.pop(task, None)
-        if greeting.connection.never_made:  # also when it was cancelled before its first step
+        self._guests.discard(task)
+        if not door.made:  # also when it was cancelled before its first step
             accepted.close()
+        if door.guest is not None:
+            door.guest[1].transport.abort()
 
-    async def _welcome(self, accepted: socket.socket, greeting: Greeting) -> None:
+    async def _welcome(self, accepted: socket.socket, door: Doorway, host: str) -> None:
         loop = asyncio.get_running_loop()
         context = self._trust.server_context if self._trust is not None else None
         try:
             async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
-                await loop.connect_accepted_socket(lambda: greeting.connection, accepted, ssl=context)
-                await greeting.finish(self._hello)
+                await loop.connect_accepted_socket(lambda: door, accepted, ssl=context)
+                if door.guest is None:
+                    await door.greeting.finish(self._hello)
         except NOT_LINKED as error:
             log.info("a connection was not let in: %s", error or type(error).__name__)
+            return
+        if door.guest is not None and self._serve_guest is not None:
+            self._guests.add(cast("asyncio.Task[None]", asyncio.current_task()))
+            await self._serve_guest(*door.guest, host)
 
     # Both
 
     def verify(self, connection: Connection) -> None:
-        """Notes whose key the other end has. Raises NotPinnedError."""
-        if self._trust is not None and connection.device is None:
+        """Notes whose key the other end has, if that is pinned at this moment. Raises NotPinnedError."""
+        if self._trust is not None:
             connection.device = self._trust.verify_peer(connection.ssl_object())
 
     def greeted(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:

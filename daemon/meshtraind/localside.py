@@ -117,7 +117,7 @@ class LocalSide:
             case PairHost():
                 return await mesh.host_pairing(emit)
             case PairJoin():
-                return await mesh.join_pairing(body)
+                return await mesh.join_pairing(body, emit)
             case Unpair():
                 return mesh.unpair(body)
             case Shutdown():

@@ -10,24 +10,24 @@ from typing import Literal
 from meshtraind.connection import RequestError
 from meshtraind.discovery import Discovery, Sighting
 from meshtraind.identity import Identity
-from meshtraind.interfaces import InterfaceError, reachable_addresses, usable_interfaces
+from meshtraind.interfaces import InterfaceError, likely_addresses, reachable_addresses, usable_interfaces
 from meshtraind.jobspec import Emit
 from meshtraind.links import Link, Links
 from meshtraind.node import Node
 from meshtraind.pairing import PairedDevice, PairingError, PairingHost
-from meshtraind.pairjoin import pair_with
-from meshtraind.pairproof import CodeError
+from meshtraind.pairjoin import Guest, Target, pair_at
+from meshtraind.pairproof import CodeError, normalised_code
+from meshtraind.pairsearch import PairingSearch
 from meshtraind.pins import Pin, PinsError, PinTable
 from meshwire import limits
 from meshwire.addressbook import AddressBook, Source
-from meshwire.addresses import Address, split_host_port
+from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION
-from meshwire.messages.local import PairCode, Paired, PairJoin, PeerSummary, Unpair
+from meshwire.messages.local import PairCode, Paired, PairJoin, PairProgress, PeerSummary, Unpair
 from meshwire.text import printable
 
 log = logging.getLogger(__name__)
 
-PAIRING_HOSTS_TRIED = 3  # each that answers may guess the code once
 LINK_AFTER_PAIRING_S = 5.0  # how long a person waits to see the new peer linked
 
 
@@ -59,7 +59,7 @@ class Mesh:
         self._settings = settings
         self._started_s = time.monotonic()
         self._sightings: dict[str, Sighting] = {}
-        self._pairing = False
+        self._shown: PairingHost | None = None
         self._discovery: Discovery | None = None
 
     async def start(self) -> None:
@@ -155,51 +155,52 @@ class Mesh:
 
     async def host_pairing(self, emit: Emit) -> Paired:
         """Shows a code until a guest has typed it. Raises RequestError."""
-        if self._pairing:
+        if self._shown is not None:
             raise RequestError(
                 "this device shows a pairing code already: use that one, or end the other `meshtrain pair`"
             )
-        self._pairing = True
+        self._shown = PairingHost(self._identity, self._links)
         try:
-            async with PairingHost(self._identity, self._links.port, self._settings.listen_host) as host:
+            async with self._shown as host:
                 if self._discovery is not None:
-                    self._discovery.announce_pairing(host.port)
-                emit(PairCode(code=host.code, port=host.port, expires_s=limits.PAIRING_LIFETIME_S))
+                    self._discovery.announce_pairing(True)
+                addresses = likely_addresses(self._settings.interfaces, self._settings.listen_host)
+                shown = PairCode(
+                    code=host.code,
+                    port=self._links.port,
+                    expires_s=limits.PAIRING_LIFETIME_S,
+                    addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
+                )
+                emit(shown)
                 device = await host.wait()
         except PairingError as error:
             raise RequestError(str(error)) from error
         finally:
-            self._pairing = False
+            self._shown = None
             if self._discovery is not None:
-                self._discovery.announce_pairing(None)
+                self._discovery.announce_pairing(False)
         return await self._pin(device)
 
-    async def join_pairing(self, body: PairJoin) -> Paired:
+    async def join_pairing(self, body: PairJoin, emit: Emit) -> Paired:
         """Types a code that another device shows. Raises RequestError."""
-        try:
-            hosts = [split_host_port(body.at)] if body.at is not None else self._pairing_hosts()
-        except ValueError as error:
-            raise RequestError(str(error)) from error
-        if not hosts:
-            raise RequestError(
-                "no device on this network shows a pairing code: run `meshtrain pair` on the other device first. "
-                "If it does show one, multicast may be blocked here: add --at HOST:PORT, as the other device says"
-            )
-        failures = []
-        for host, port in hosts:
-            try:
-                return await self._pin(await pair_with(host, port, body.code, self._identity, self._links.port))
-            except (PairingError, CodeError) as error:
-                failures.append(str(error))
-        raise RequestError("\n".join(dict.fromkeys(failures)))
 
-    def _pairing_hosts(self) -> list[tuple[str, int]]:
-        """First address of each device that announces a pairing; whoever answers gets one guess at the code."""
-        return [
-            (sighting.addresses[0], sighting.pair_port)
-            for sighting in self._sightings.values()
-            if sighting.pair_port is not None and sighting.addresses
-        ][:PAIRING_HOSTS_TRIED]
+        def say(text: str) -> None:
+            emit(PairProgress(text=text))
+
+        try:
+            code = normalised_code(body.code)
+            if self._shown is not None and normalised_code(self._shown.code) == code:
+                raise RequestError("this device itself shows that code: type it on the other one")
+            guest = Guest(self._identity, code, self._links.port)
+            if body.at is None:
+                return await self._pin(await PairingSearch(guest, self._devices_pairing, say).run())
+            at = Address.parse(body.at)
+            return await self._pin(await pair_at(guest, Target(at.host, at.port), say))
+        except (PairingError, CodeError, ValueError) as error:
+            raise RequestError(str(error)) from error
+
+    def _devices_pairing(self) -> list[Sighting]:
+        return [sighting for sighting in self._sightings.values() if sighting.pairing]
 
     async def _pin(self, device: PairedDevice) -> Paired:
         pin = Pin(

@@ -1,19 +1,18 @@
-"""Pairing two devices by a six-digit code: the side that shows it, on a TLS listener that exists only meanwhile.
+"""Pairing two devices by a six-digit code: the side that shows it.
 
-The listener asks for no certificate (the guest's is not known yet); `pairproof` holds what makes that safe. A code dies
-at its third wrong proof, when it was used, and after five minutes. Only a wrong *proof* is a try: noise, half-open
-connections and guests that leave early have tested no code, so they cannot take the tries of the right guest either.
+Guests come to the daemon's one port and name pairing's ALPN, which TLS refuses at all other times (`tls`, `greeting`).
+They need no certificate there (it is not known yet); `pairproof` holds what makes that safe. A code dies at its third
+wrong proof, after PAIRING_ANSWERS_MAX answers, when it was used, and after five minutes. Only a wrong *proof* is a try:
+noise, half-open connections and guests that leave early have tested no code, so they cannot take the tries of the right
+guest either.
 """
 
 import asyncio
 import logging
-import socket
-import ssl
-from collections import deque
+from collections import Counter
 from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from meshtraind.identity import CertificateError, Identity, check_certificate, device_id_of
 from meshtraind.pairchannel import ProtocolError, canonical_ip, profile_of, receive, send
@@ -29,11 +28,14 @@ from meshtraind.pairproof import (
     Reason,
     Refusal,
     Role,
+    at_even_times,
     new_code,
 )
-from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.addresses import Address
+
+if TYPE_CHECKING:
+    from meshtraind.links import Links
 
 log = logging.getLogger(__name__)
 
@@ -59,11 +61,23 @@ class RelayedError(PairingError):
 
 
 class UnreachableError(PairingError):
-    """Nobody answers at that address, or not in time."""
+    """Nobody answers at that address, or not in time.
+
+    Attributes:
+        why: what the system says of it, in short.
+    """
+
+    def __init__(self, text: str, why: str) -> None:
+        super().__init__(text)
+        self.why = why
 
 
 class NotPairingError(PairingError):
     """Somebody answers at that address, but not as a device that shows a code."""
+
+
+class NotAskedError(PairingError):
+    """The proof was not given: the caller wants no further guess from this device."""
 
 
 @dataclass(frozen=True)
@@ -82,70 +96,45 @@ class PairedDevice:
 
 
 class PairingHost:
-    """Shows a code and listens, from entering the context to leaving it.
+    """Shows a code and lets guests in, from entering the context to leaving it.
 
     Args:
         identity: what this device shows and is called.
-        listen_port: of this device's peer links, told to the guest.
-        host: IP address to listen on; `::` takes IPv4 as well.
+        links: whose listener the guests come to.
         lifetime_s: how long the code holds.
 
     Attributes:
         code: `483-917`.
-        port: where the listener is, known once the context is entered.
     """
 
-    def __init__(
-        self, identity: Identity, listen_port: int, host: str, lifetime_s: float = limits.PAIRING_LIFETIME_S
-    ) -> None:
+    def __init__(self, identity: Identity, links: "Links", lifetime_s: float = limits.PAIRING_LIFETIME_S) -> None:
         self.code = new_code()
-        self.port = 0
         self._identity = identity
-        self._profile = Profile(name=identity.name, listen_port=listen_port)
-        self._host = host
+        self._profile = Profile(name=identity.name, listen_port=links.port)
+        self._guests = links.guests(self._serve)
         self._lifetime_s = lifetime_s
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self._context.num_tickets = 0
-        identity.load_into(self._context)
         self._tries_left = limits.PAIRING_TRIES_MAX
         self._wrong_from: list[str] = []
+        self._answered: Counter[str] = Counter()  # by IP address
         self._claimed = False  # somebody proved to know the code, and is being told so
         self._outcome: PairedDevice | PairingError | None = None
-        self._tasks = TaskSet("pairing")
-        self._connections: deque[asyncio.Task[None]] = deque()
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._expires_at = loop.time() + self._lifetime_s
+        self._expires_at = asyncio.get_running_loop().time() + self._lifetime_s
         self._ended = asyncio.Event()
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            self._listener = socket.create_server(
-                (self._host, 0),
-                family=family,
-                backlog=limits.PAIRING_CONNECTIONS_MAX,
-                dualstack_ipv6=self._host == "::",
-            )
-        except (OSError, ValueError) as error:
-            raise PairingError(f"cannot listen on {self._host} for pairing: {error}") from error
-        self._listener.setblocking(False)
-        self.port = self._listener.getsockname()[1]
-        self._tasks.spawn(self._accept(), "accept")
+        await self._guests.__aenter__()
         return self
 
     async def __aexit__(
-        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._tasks.close()
-        self._listener.close()
+        await self._guests.__aexit__(kind, error, trace)
 
     async def wait(self) -> PairedDevice:
         """The guest that knew the code.
 
         Raises:
             CodeExpiredError, CodeSpentError: the code is dead; show a new one.
-            PairingError: the listener broke.
         """
         try:
             async with asyncio.timeout_at(self._expires_at):
@@ -159,42 +148,13 @@ class PairingHost:
             raise self._outcome
         return self._outcome
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, peer = await loop.sock_accept(self._listener)
-            except OSError as error:
-                self._end(PairingError(f"the pairing listener broke: {error}"))
-                return
-            while len(self._connections) >= limits.PAIRING_CONNECTIONS_MAX:
-                self._connections.popleft().cancel()
-            task = self._tasks.spawn(self._serve(connection, canonical_ip(peer[0])), f"guest {peer[0]}:{peer[1]}")
-            self._connections.append(task)
-            task.add_done_callback(partial(self._forget, connection))
-            # While clients queue up, sock_accept returns without yielding, and a flood would stop the whole daemon.
-            await asyncio.sleep(0)
-
-    def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
-        connection.close()  # a task that is cancelled before its first step could not
-        if task in self._connections:
-            self._connections.remove(task)
-
-    async def _serve(self, connection: socket.socket, guest_ip: str) -> None:
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=limits.PAIRING_FRAME_BYTES_MAX)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport: asyncio.Transport | None = None
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, caller: str) -> None:
+        guest_ip = canonical_ip(caller)
         try:
             async with asyncio.timeout(limits.PAIRING_EXCHANGE_TIMEOUT_S):
-                transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=self._context)
-                writer = asyncio.StreamWriter(transport, protocol, reader, loop)
                 await self._exchange(reader, writer, guest_ip)
         except (OSError, EOFError, ProtocolError) as error:  # TimeoutError and ssl.SSLError are OSErrors
             log.info("pairing: a connection from %s came to nothing: %s", guest_ip, str(error) or type(error).__name__)
-        finally:
-            if transport is not None:
-                transport.abort()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest_ip: str) -> None:
         offered = await receive(reader, Offer)
@@ -207,9 +167,12 @@ class PairingHost:
             certificate_pem = check_certificate(offered.certificate_der)
         except CertificateError as error:
             raise ProtocolError(str(error)) from error
+        if self._answered.total() >= limits.PAIRING_ANSWERS_MAX:
+            self._end_over_answers()
         if (dead := self._dead()) is not None:
             return await self._refuse(reader, writer, dead)
-        element, keys = await asyncio.to_thread(self._answer, offered)
+        self._answered[guest_ip] += 1
+        element, keys = await at_even_times(self._answer, offered)
         await send(writer, Answer(element=element))
         proof = await receive(reader, Proof)
         # No await from here to the verdict: proofs that arrive at once are judged one after the other.
@@ -244,7 +207,7 @@ class PairingHost:
         return exchange.element, keys
 
     def _dead(self) -> Reason | None:
-        if self._claimed or self._tries_left == 0:
+        if self._claimed or self._outcome is not None:
             return Reason.SPENT
         return Reason.EXPIRED if asyncio.get_running_loop().time() >= self._expires_at else None
 
@@ -260,6 +223,16 @@ class PairingHost:
                     "this network is guessing; run `meshtrain pair` again for a new code"
                 )
             )
+
+    def _end_over_answers(self) -> None:
+        callers = ", ".join(ip for ip, _ in self._answered.most_common(3))
+        self._end(
+            CodeSpentError(
+                f"{limits.PAIRING_ANSWERS_MAX} connections asked about the code and none proved to know it, most of "
+                f"them from {callers}: it is dead now, so that nobody can measure it out; if that was not you, "
+                "somebody on this network is probing; run `meshtrain pair` again for a new code"
+            )
+        )
 
     async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reason: Reason) -> None:
         await send(writer, Refusal(reason=reason, tries_left=self._tries_left))

@@ -11,15 +11,20 @@ shares, one guess per exchange. The key is bound to both certificates through HK
 TLS in between, and therefore showed another certificate, ends with another key. HMAC and not an AEAD confirms the key:
 an AEAD's ciphertext can be made to open under many keys, which would test many codes in one try.
 
+The package computes in plain Python, and how long it takes depends on the code. So whatever it computed leaves at times
+that tell nothing of that: `at_even_times`.
+
 The guest proves first. A host that proved first would let a stranger test a code and leave without being counted.
 """
 
+import asyncio
 import hashlib
 import hmac
 import re
 import secrets
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ParamSpec, TypeVar
 
 from pydantic import Field
 
@@ -32,6 +37,9 @@ CODE_DIGITS = 6
 _ELEMENT_BYTES = 33  # one byte of role, one compressed point of Ed25519
 _KEY_BYTES = 32
 _SEPARATORS = re.compile(r"[\s\-\u2010-\u2015]+")  # also what typesetting makes of a hyphen
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Element = Annotated[bytes, Field(min_length=_ELEMENT_BYTES, max_length=_ELEMENT_BYTES)]
 
@@ -135,6 +143,21 @@ class Exchange:
         material = HKDF(algorithm=SHA256(), length=2 * _KEY_BYTES, salt=None, info=info).derive(secret)
         keys = {Role.HOST: material[:_KEY_BYTES], Role.GUEST: material[_KEY_BYTES:]}
         return Keys(own=keys.pop(self._role), theirs=keys.popitem()[1])
+
+
+async def at_even_times(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Runs `work` in a thread, and returns or raises PAIRING_ANSWER_DELAY_S after the call, whenever that was through.
+
+    Where one delay is too short (a machine that does other things), after the next whole number of them.
+    """
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    (result,) = await asyncio.gather(asyncio.to_thread(work, *args, **kwargs), return_exceptions=True)
+    delay_s = limits.PAIRING_ANSWER_DELAY_S
+    await asyncio.sleep(delay_s - (loop.time() - began_s) % delay_s)
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 class Keys:

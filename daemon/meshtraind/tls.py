@@ -4,12 +4,19 @@ Two locks, because each has a gap. The handshake refuses certificates that are n
 that is open, or half-way through its handshake, outlives the store it began with. `verify_peer` compares the hash of
 what the peer showed with the pins of this moment, and that is what revokes. A client that the server refuses sees its
 connection succeed and then end (TLS 1.3): nothing is linked before the peer's hello.
+
+While this device shows a pairing code, and only then, a guest may come in without a certificate, by naming
+PAIRING_ALPN (RFC 7301). OpenSSL asks for the certificate before it tells which protocol was chosen, so meanwhile the
+first lock lets everybody pass who shows none at all, and `greeting.Doorway` lets the second decide, before a byte is
+read: whoever has not named PAIRING_ALPN shows a pinned certificate or is sent away.
 """
 
 import ssl
 
 from meshtraind.identity import Identity, device_id_of
 from meshtraind.pins import PinTable
+
+PAIRING_ALPN = "meshtrain-pair"
 
 
 class NotPinnedError(Exception):
@@ -30,6 +37,7 @@ class Trust:
     def __init__(self, identity: Identity, pins: PinTable) -> None:
         self._identity = identity
         self._pins = pins
+        self._guests_admitted = False
         self.server_context = self._context(ssl.PROTOCOL_TLS_SERVER)
         self.server_context.sni_callback = self._use_current_pins
         self._rebuild()
@@ -39,6 +47,12 @@ class Trust:
     def client_context(self) -> ssl.SSLContext:
         """For dialling; take it anew for every dial."""
         return self._client
+
+    def admit_guests(self, admitted: bool) -> None:
+        """Whether callers may name PAIRING_ALPN, without a certificate: only while a code is shown."""
+        self._guests_admitted = admitted
+        self.server_context.verify_mode = ssl.CERT_OPTIONAL if admitted else ssl.CERT_REQUIRED
+        self._rebuild()
 
     def verify_peer(self, ssl_object: ssl.SSLObject | ssl.SSLSocket) -> str:
         """The device id of the other end of a finished handshake.
@@ -60,13 +74,16 @@ class Trust:
         for pin in pins:
             server.load_verify_locations(cadata=pin.certificate_pem)
             client.load_verify_locations(cadata=pin.certificate_pem)
+        if self._guests_admitted:
+            server.set_alpn_protocols([PAIRING_ALPN])
         self._server, self._client = server, client
         self._pinned = frozenset(pin.device_id for pin in pins)
 
     def _use_current_pins(
         self, ssl_object: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext
     ) -> None:
-        # OpenSSL calls this for every client hello, with or without a server name.
+        # OpenSSL calls this for every client hello, with or without a server name. From here on the pins and the ALPN
+        # are those of `_server`; whether a certificate is required stays as it was in `server_context`.
         ssl_object.context = self._server
 
     def _context(self, protocol: int) -> ssl.SSLContext:

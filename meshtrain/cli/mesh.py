@@ -1,7 +1,6 @@
 """`status`, `peers`, `pair`, `unpair`: this device and the others."""
 
 import re
-import socket
 from typing import Annotated
 
 import typer
@@ -13,6 +12,7 @@ from meshtrain.cli.jobs import has_ended, list_jobs
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.peertable import print_peers
 from meshtrain.cli.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
+from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.files import human_bytes
 from meshwire.messages.link import Software
 from meshwire.messages.local import (
@@ -22,6 +22,7 @@ from meshwire.messages.local import (
     Paired,
     PairHost,
     PairJoin,
+    PairProgress,
     Peers,
     PeerSummary,
     Status,
@@ -30,10 +31,10 @@ from meshwire.messages.local import (
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
-WILDCARDS = ("0.0.0.0", "::")
+ADDRESSES_SHOWN = 3  # of this device's: cable, radio and one more
 ID_CHARS = 8  # of a device id that people see
 PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
-PAIR_JOIN_TIMEOUT_S = 120.0  # search by mDNS, then one handshake
+PAIR_JOIN_TIMEOUT_S = 120.0  # the search ends earlier, at the daemon
 TRUST = "A paired device may run code on this one, with the rights of the user that runs meshtraind."
 
 
@@ -132,7 +133,10 @@ def pair(
         str | None, typer.Argument(metavar="CODE", help="The code that the other device shows, e.g. 483-917.")
     ] = None,
     at: Annotated[
-        str | None, typer.Option("--at", metavar="HOST[:PORT]", help="Where the other device is, if mDNS is blocked.")
+        str | None,
+        typer.Option(
+            "--at", metavar="HOST[:PORT]", help="Where the other device is, as its screen says; if mDNS is blocked."
+        ),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -153,47 +157,44 @@ def pair(
         )
     with connected(data_dir) as client:
         body = PairJoin(code=f"{digits[:3]}-{digits[3:]}", at=at)
-        reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S)
+        reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S, on_event=_show_progress)
     _show_paired(reply)
 
 
 def _pair_host(data_dir: DataDir) -> None:
-    host = ""
-
-    def show(event: Wire) -> None:
-        if isinstance(event, PairCode):
-            say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
-            say("On the other device type:")
-            say(f"  meshtrain pair {event.code}")
-            say("or, where the network hides devices from each other:")
-            say(f"  meshtrain pair {event.code} --at {printable(host)}:{event.port}")
-            say(TRUST)
-            say("Waiting; ctrl-C stops it.")
-
     try:
         with connected(data_dir) as client:
-            host = _reachable_host(ask(client, GetStatus(), Status, name="status"))
-            reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=show)
+            reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=_show_code)
     except KeyboardInterrupt:
         say("Not paired: the code is no longer valid.")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     _show_paired(reply)
 
 
-def _reachable_host(status: Status) -> str:
-    """Where another device would find this one: what the daemon listens on, if that is one address."""
-    host, _, _ = status.listen.rpartition(":")
-    return _own_host() if host in WILDCARDS else host
+def _show_code(event: Wire) -> None:
+    if isinstance(event, PairCode):
+        say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
+        say("On the other device type:")
+        say(f"  meshtrain pair {event.code}")
+        say("or, where the network hides devices from each other:")
+        for number, host in enumerate(event.addresses[:ADDRESSES_SHOWN]):
+            other = "" if number == 0 else "    (or this address)"
+            say(f"  meshtrain pair {event.code} --at {printable(_to_type(host, event.port))}{other}")
+        say(TRUST)
+        say("Waiting; ctrl-C stops it.")
 
 
-def _own_host() -> str:
-    """The address of the interface that faces other machines; connecting a datagram socket sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737): only the route is asked for
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
+def _to_type(host: str, port: int) -> str:
+    """HOST[:PORT] as `--at` takes it, without the port that it fills in."""
+    address = Address(host=host, port=port)
+    if port != DEFAULT_PORT:
+        return str(address)
+    return str(address).removesuffix(f":{port}")
+
+
+def _show_progress(event: Wire) -> None:
+    if isinstance(event, PairProgress):
+        say(printable_lines(event.text))
 
 
 def _show_paired(reply: Paired) -> None:

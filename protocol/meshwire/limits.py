@@ -16,7 +16,7 @@ REFUSED_FIELD_CHARS_MAX = 64  # of the name of a wrong field in that reason
 HANDSHAKE_TIMEOUT_S = 10.0  # TLS and hello together; a slow-drip client is closed at this point
 LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
-HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses
+HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses; guests of a pairing are among them
 
 # Mesh and jobs
 MEMBERS_MAX = 64  # contributors are one u64 bitmap by rank
@@ -103,8 +103,17 @@ IDENTITY_FILE_BYTES_MAX = 16 * KIB  # certificate and key as PEM; our own are un
 PAIRING_FRAME_BYTES_MAX = 4 * KIB  # a certificate and an element of the curve, with room
 PAIRING_LIFETIME_S = 300.0  # a code that nobody used dies
 PAIRING_TRIES_MAX = 3  # wrong codes before it dies: 3 in 10**6 to guess it
-PAIRING_EXCHANGE_TIMEOUT_S = 15.0  # one connection to the pairing listener, from accept to close
-PAIRING_CONNECTIONS_MAX = 32  # at once; the oldest is closed for a new one, so idle ones cannot keep a guest out
+PAIRING_ANSWERS_MAX = 50  # of one code, right or wrong: how often its holder's computing can be timed before it dies
+PAIRING_ANSWER_DELAY_S = 0.25  # from request to answer, whatever was computed, which takes 0.1 s on a slow laptop
+PAIRING_EXCHANGE_TIMEOUT_S = 15.0  # one guest, from the end of its handshake to the last frame
+PAIRING_DIAL_TIMEOUT_S = 5.0  # to one address: TCP and TLS; a firewall that drops says nothing
+PAIRING_SEARCH_S = 10.0  # how long a guest looks for the device that shows a code; mDNS takes 2 s after a start
+PAIRING_SEARCH_MORE_S = 3.0  # how long it goes on looking when one has answered that the code is not its own
+PAIRING_DIALS_MAX = 128  # at once: anybody can announce addresses where nobody answers
+PAIRING_ADDRESSES_MAX = 4  # of one device that announces that it shows a code
+PAIRING_PLACES_MAX = 1024  # addresses that one search knows: those of DEVICES_SEEN_MAX devices
+PAIRING_GUESSES_MAX = 16  # devices that may answer one typed code; each false one has a chance of 1 in 10**6
+PAIRING_GUESSES_PER_HOST_MAX = 2  # of them from one IP address, so that one machine cannot be all that answer
 
 assert CHUNK_BYTES <= FRAME_PAYLOAD_BYTES_MAX
 assert SEGMENT_VALUES_MAX * 4 <= FRAME_PAYLOAD_BYTES_MAX, "a dense segment must fit into one frame"

@@ -58,6 +58,10 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         await asyncio.sleep(0.01)
 
 
+def unheard(event: Wire) -> None:
+    """For what is told to a person."""
+
+
 async def pair(host: App, guest: App) -> None:
     codes: asyncio.Queue[PairCode] = asyncio.Queue()
 
@@ -67,7 +71,7 @@ async def pair(host: App, guest: App) -> None:
 
     hosting = asyncio.get_running_loop().create_task(host.mesh.host_pairing(on_code), name="hosting")
     shown = await asyncio.wait_for(codes.get(), TIMEOUT_S)
-    await guest.mesh.join_pairing(PairJoin(code=shown.code, at=f"127.0.0.1:{shown.port}"))
+    await guest.mesh.join_pairing(PairJoin(code=shown.code, at=f"127.0.0.1:{shown.port}"), unheard)
     await asyncio.wait_for(hosting, TIMEOUT_S)
 
 
@@ -139,12 +143,36 @@ async def test_daemons_that_know_each_other_and_start_together_hold_one_link(tmp
 
 
 @pytest.mark.asyncio
-async def test_the_code_is_the_pairing(tmp_path: Path) -> None:
+async def test_the_code_is_the_pairing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "PAIRING_SEARCH_S", 0.1)
     async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
         with pytest.raises(RequestError, match="no device on this network shows a pairing code"):
-            await bert.mesh.join_pairing(PairJoin(code="123-456", at=None))
+            await bert.mesh.join_pairing(PairJoin(code="123-456", at=None), unheard)
         with pytest.raises(RequestError, match="six digits"):
-            await bert.mesh.join_pairing(PairJoin(code="12-34", at=anna.mesh.listen))
+            await bert.mesh.join_pairing(PairJoin(code="12-34", at=anna.mesh.listen), unheard)
+        with pytest.raises(RequestError, match="shows no code now: run `meshtrain pair` there"):
+            await bert.mesh.join_pairing(PairJoin(code="123-456", at=anna.mesh.listen), unheard)
+        with pytest.raises(RequestError, match="port 0 cannot be dialled"):
+            await bert.mesh.join_pairing(PairJoin(code="123-456", at="127.0.0.1:0"), unheard)
+
+
+@pytest.mark.asyncio
+async def test_a_code_is_shown_with_where_to_type_it(tmp_path: Path) -> None:
+    """The port is the daemon's one; the addresses are those at which it listens. Not to be typed where it is shown."""
+    codes: asyncio.Queue[Wire] = asyncio.Queue()
+    async with running(config(tmp_path, "anna")) as (anna,):
+        work = anna.mesh.host_pairing(codes.put_nowait)
+        hosting = asyncio.get_running_loop().create_task(work, name="hosting")
+        shown = await asyncio.wait_for(codes.get(), TIMEOUT_S)
+        assert isinstance(shown, PairCode)
+        assert anna.mesh.listen == f"127.0.0.1:{shown.port}"
+        assert shown.addresses == ("127.0.0.1",)
+        with pytest.raises(RequestError, match="this device itself shows that code"):
+            await anna.mesh.join_pairing(PairJoin(code=shown.code, at=None), unheard)
+        with pytest.raises(RequestError, match="shows a pairing code already"):
+            await anna.mesh.host_pairing(unheard)
+        hosting.cancel()
+        await asyncio.wait({hosting})
 
 
 @pytest.mark.asyncio

@@ -20,6 +20,7 @@ from meshtrain.cli.followview import View, prefixes, status_text
 from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines
 from meshtrain.cli.terminal import human_seconds, printable_lines
 from meshwire import limits
+from meshwire.addresses import DEFAULT_PORT
 from meshwire.codec import FAMILIES, parse_codec
 from meshwire.files import FileManifest
 from meshwire.jobs import EXIT_CODES, JobState
@@ -47,6 +48,7 @@ from meshwire.messages.local import (
     Paired,
     PairHost,
     PairJoin,
+    PairProgress,
     Peers,
     PeerSummary,
     Resubmit,
@@ -316,18 +318,30 @@ def test_no_peers_say_how_to_add_one(endpoint: Endpoint) -> None:
     assert json.loads(run("peers", "--json").stdout) == []
 
 
-def test_pair_shows_the_code_and_both_ways_to_type_it(endpoint: Endpoint) -> None:
+def shown_by_pair(endpoint: Endpoint, port: int, *addresses: str) -> str:
     def host(_: Wire, emit: Emit) -> Wire:
-        emit(PairCode(code="483-917", port=7435, expires_s=300.0))
+        emit(PairCode(code="483-917", port=port, expires_s=300.0, addresses=addresses))
         return Paired(device=BERT, name="bert")
 
-    endpoint.answers[GetStatus] = STATUS
     endpoint.answers[PairHost] = host
     shown = run("pair")
     assert shown.stdout == "paired with bert (cdcdcdcd)\n"
-    assert "  meshtrain pair 483-917\n" in shown.stderr
-    assert re.search(r"  meshtrain pair 483-917 --at \S+:7435\n", shown.stderr)
-    assert "may run code on this one" in shown.stderr
+    return str(shown.stderr)
+
+
+def test_pair_shows_the_code_and_both_ways_to_type_it(endpoint: Endpoint) -> None:
+    """The default port is left out: `--at` fills it in."""
+    shown = shown_by_pair(endpoint, DEFAULT_PORT, "10.0.0.1", "10.8.0.1")
+    assert "  meshtrain pair 483-917\n" in shown
+    assert "  meshtrain pair 483-917 --at 10.0.0.1\n" in shown
+    assert "  meshtrain pair 483-917 --at 10.8.0.1    (or this address)\n" in shown
+    assert "may run code on this one" in shown
+
+
+def test_pair_names_another_port_than_the_usual_one(endpoint: Endpoint) -> None:
+    shown = shown_by_pair(endpoint, 7435, "10.0.0.1", "fd00::1")
+    assert "  meshtrain pair 483-917 --at 10.0.0.1:7435\n" in shown
+    assert "  meshtrain pair 483-917 --at [fd00::1]:7435    (or this address)\n" in shown
 
 
 @pytest.mark.parametrize("typed", ["483-917", "483917", "483 917"])
@@ -335,6 +349,15 @@ def test_pair_takes_a_code_however_it_is_typed(endpoint: Endpoint, typed: str) -
     endpoint.answers[PairJoin] = Paired(device=BERT, name="bert")
     assert run("pair", typed, "--at", "10.0.0.1").exit_code == 0
     assert endpoint.of_type(PairJoin) == [PairJoin(code="483-917", at="10.0.0.1")]
+
+
+def test_pair_says_what_it_waits_for(endpoint: Endpoint) -> None:
+    def join(_: Wire, emit: Emit) -> Wire:
+        emit(PairProgress(text="Looking for \x1b[31mit"))
+        return Paired(device=BERT, name="bert")
+
+    endpoint.answers[PairJoin] = join
+    assert run("pair", "483917").stderr.startswith("Looking for \\x1b[31mit\n")
 
 
 # --- jobs ---

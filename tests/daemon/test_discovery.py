@@ -117,7 +117,7 @@ async def test_daemons_see_each_other_and_nobody_sees_itself() -> None:
         for daemon in daemons:
             await daemon.until(lambda daemon=daemon: len(daemon.seen) == 2, "two others seen")  # type: ignore[misc]
             assert daemon.device_id not in daemon.seen
-        assert daemons[0].seen[device("bo")] == Sighting(device("bo"), ("127.0.0.1",), 4001, "bo", 1, None)
+        assert daemons[0].seen[device("bo")] == Sighting(device("bo"), ("127.0.0.1",), 4001, "bo", 1, False)
         late = Daemon("late")
         async with running(late):
             await daemons[0].until(lambda: device("late") in daemons[0].seen, "the late one seen", 2 * AIM_S)
@@ -152,11 +152,11 @@ async def test_stop_works_at_any_time() -> None:
 async def test_pairing_is_announced_while_it_lasts_and_again_the_next_time() -> None:
     a, b = Daemon("ada"), Daemon("bo")
     async with running(a, b):
-        for port in (5001, None, 5001, None):
-            b.discovery.announce_pairing(port)
+        for pairing in (True, False, True, False):
+            b.discovery.announce_pairing(pairing)
             await a.until(
-                lambda port=port: b.device_id in a.seen and a.seen[b.device_id].pair_port == port,  # type: ignore[misc]
-                f"pairing port {port} seen",
+                lambda now=pairing: b.device_id in a.seen and a.seen[b.device_id].pairing == now,  # type: ignore[misc]
+                f"pairing {pairing} seen",
             )
 
 
@@ -167,7 +167,12 @@ async def test_a_copied_identity_is_reported() -> None:
     async with running(original, witness):
         await witness.until(lambda: original.device_id in witness.seen, "the original seen")
         async with running(copy):
-            await _until_warned(copy, "another device announces the id")
+            await _until_warned(copy, "another machine announces the id")
+            advice = copy.discovery.warning or ""
+            assert "Keep this device's identity" in advice, "nobody can be made to throw it away by an announcement"
+            assert "--peer HOST[:PORT]" in advice
+            assert "Only if you copied this data folder" in advice
+            assert "of the copy, there" in advice
 
 
 @pytest.mark.asyncio
@@ -249,12 +254,25 @@ async def test_a_flood_of_bogus_names_stays_bounded_and_hides_nobody() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.asyncio
+async def test_inventions_at_one_address_crowd_out_their_own() -> None:
+    """Among hundreds of invented devices the one at another address stays known, although it is the oldest."""
+    a = Daemon("ada")
+    real = device("real")
+    invented = [device(f"crowd {i}") for i in range(limits.DEVICES_SEEN_MAX + 20)]
+    for device_id, host in ((real, "127.0.0.2"), *((device_id, "127.0.0.1") for device_id in invented)):
+        text = {"id": device_id, "v": "1", "name": "x"}
+        a.discovery._resolved(device_id[:16], announcement(device_id[:16], text, host=host))
+    assert real[:16] in a.discovery._sightings
+    assert len(a.discovery._sightings) == limits.DEVICES_SEEN_MAX
+
+
 GOOD = {"id": device("x"), "v": "1", "name": "x"}
 
 
 def test_a_well_formed_announcement_is_read() -> None:
-    sighting = parse_sighting(device("x")[:16], announcement(device("x")[:16], GOOD | {"pair": "77"}))
-    assert sighting == Sighting(device("x"), ("127.0.0.1",), 4000, "x", 1, 77)
+    sighting = parse_sighting(device("x")[:16], announcement(device("x")[:16], GOOD | {"pair": "1"}))
+    assert sighting == Sighting(device("x"), ("127.0.0.1",), 4000, "x", 1, True)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +302,7 @@ def test_a_strangers_name_cannot_draw_on_the_terminal() -> None:
     text = GOOD | {"name": "\x1b[31mred\x07\u202e" + "n" * 100, "pair": "0"}
     sighting = parse_sighting(device("x")[:16], announcement(device("x")[:16], text))
     assert sighting is not None
-    assert replace(sighting, name="") == Sighting(device("x"), ("127.0.0.1",), 4000, "", 1, None)
+    assert replace(sighting, name="") == Sighting(device("x"), ("127.0.0.1",), 4000, "", 1, False)
     assert sighting.name == ("[31mred" + "n" * 100)[: limits.NAME_CHARS_MAX]
 
 

@@ -5,7 +5,14 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from meshtraind.interfaces import Interface, InterfaceError, reachable_addresses, usable_interfaces
+from meshtraind import interfaces
+from meshtraind.interfaces import (
+    Interface,
+    InterfaceError,
+    likely_addresses,
+    reachable_addresses,
+    usable_interfaces,
+)
 
 State = namedtuple("State", "isup")
 Entry = namedtuple("Entry", "address")
@@ -65,13 +72,44 @@ def test_an_unknown_or_dead_interface_is_refused_and_the_usable_ones_are_named(n
 
 
 def test_this_machine_has_a_loopback_interface() -> None:
-    interfaces = [i for name in psutil.net_if_addrs() if name.startswith("lo") for i in usable_interfaces([name])]
-    assert any("127.0.0.1" in interface.addresses for interface in interfaces)
+    loopback = [i for name in psutil.net_if_addrs() if name.startswith("lo") for i in usable_interfaces([name])]
+    assert any("127.0.0.1" in interface.addresses for interface in loopback)
 
 
 def test_only_addresses_that_the_listener_is_bound_to_are_announced() -> None:
-    interfaces = [Interface("a", ("10.0.0.1", "fd00::1")), Interface("b", ("10.0.0.2",))]
-    assert reachable_addresses(interfaces, "::") == ("10.0.0.1", "fd00::1", "10.0.0.2")
-    assert reachable_addresses(interfaces, "0.0.0.0") == ("10.0.0.1", "10.0.0.2")
-    assert reachable_addresses(interfaces, "fd00:0::1") == ("fd00::1",)
-    assert reachable_addresses(interfaces, "127.0.0.1") == ()
+    two = [Interface("a", ("10.0.0.1", "fd00::1")), Interface("b", ("10.0.0.2",))]
+    assert reachable_addresses(two, "::") == ("10.0.0.1", "fd00::1", "10.0.0.2")
+    assert reachable_addresses(two, "0.0.0.0") == ("10.0.0.1", "10.0.0.2")
+    assert reachable_addresses(two, "fd00:0::1") == ("fd00::1",)
+    assert reachable_addresses(two, "127.0.0.1") == ()
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    ("present", "named", "listen_host", "on_route", "shown"),
+    [
+        (None, [], "0.0.0.0", "192.168.1.20", ("192.168.1.20", "10.7.0.1")),
+        (None, [], "::", "192.168.1.20", ("192.168.1.20", "10.7.0.1")),
+        (None, [], "0.0.0.0", "10.8.0.2", ("10.7.0.1", "192.168.1.20")),  # the route is a VPN's
+        (None, [], "0.0.0.0", None, ("10.7.0.1", "192.168.1.20")),
+        (None, ["wg0"], "0.0.0.0", "192.168.1.20", ("10.10.0.2",)),
+        (None, [], "192.168.1.20", None, ("192.168.1.20",)),
+        (None, [], "127.0.0.1", "192.168.1.20", ("127.0.0.1",)),
+        (["lo", "veth12"], [], "0.0.0.0", None, ("172.19.0.2",)),  # a machine that is a container itself
+        (["lo"], [], "0.0.0.0", None, ("127.0.0.1",)),
+        ([], [], "0.0.0.0", None, ("0.0.0.0",)),
+    ],
+)
+def test_addresses_for_people_are_such_that_others_can_reach(
+    monkeypatch: pytest.MonkeyPatch,
+    present: list[str] | None,
+    named: list[str],
+    listen_host: str,
+    on_route: str | None,
+    shown: tuple[str, ...],
+) -> None:
+    """Also where there is no default route; containers' and loopback only where there is nothing better."""
+    if present is not None:
+        monkeypatch.setattr(psutil, "net_if_addrs", lambda: {n: [Entry(a) for a in MACHINE[n]] for n in present})
+    monkeypatch.setattr(interfaces, "_address_on_default_route", lambda: on_route)
+    assert likely_addresses(named, listen_host) == shown

@@ -153,6 +153,7 @@ class Relay:
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(self._relay(reader, writer), name="relay")
+        task.add_done_callback(lambda _: writer.transport.abort())  # also when it is cancelled before its first step
         self._tasks.add(task)
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -160,7 +161,6 @@ class Relay:
         try:
             await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
         finally:
-            writer.transport.abort()
             there_writer.transport.abort()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -228,6 +228,29 @@ async def test_a_device_that_was_unpaired_meanwhile_is_sent_away(tmp_path: Path)
         anna.dial(bert.address)
         await until(lambda: anna.book.next_dial() is not None, "the failed dial")
         assert not bert.links.linked
+
+
+@pytest.mark.asyncio
+async def test_unpairing_between_the_handshake_and_the_hello_revokes_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        verified = asyncio.Event()
+        made: list[Link] = []
+        anna.links.on_link = made.append
+        verify = anna.links.verify
+
+        def noted(connection: Connection) -> None:
+            verify(connection)
+            verified.set()
+
+        monkeypatch.setattr(anna.links, "verify", noted)
+        async with stranger(anna, bert) as (reader, writer):
+            await asyncio.wait_for(verified.wait(), DEADLINE_S)
+            anna.pins.remove(bert.id)
+            writer.write(frame(Envelope(Role.NOTICE, 0, bert.hello)))
+            assert await is_closed(reader)
+        assert not made
 
 
 @pytest.mark.asyncio

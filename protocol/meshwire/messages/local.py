@@ -97,19 +97,27 @@ class PairHost(Wire):
 
 @message("pair.code")
 class PairCode(Wire):
-    """Event: the code to type on the other device."""
+    """Event: the code to type on the other device, and where that finds this one without mDNS."""
 
     code: str
     port: int
     expires_s: float
+    addresses: tuple[Text, ...]  # the likeliest first
 
 
 @message("pair.join")
 class PairJoin(Wire):
-    """Request: pair with the device that shows this code. Reply: `Paired`."""
+    """Request: pair with the device that shows this code. Events: `PairProgress`. Reply: `Paired`."""
 
     code: Annotated[str, Field(max_length=32)]
     at: Annotated[str, Field(max_length=300)] | None  # HOST[:PORT]; else every device that mDNS shows as pairing
+
+
+@message("pair.progress")
+class PairProgress(Wire):
+    """Event: what takes so long, or what else was noticed, for the person who typed the code."""
+
+    text: Text
 
 
 @message("paired")
