@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import re
 import socket
+import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,12 +30,24 @@ INSTANCE_CHARS = 16  # of the device id: 64 bits, so a clash means a copied data
 MDNS_PORT = 5353
 INTERFACE_POLL_S = 10.0
 RESOLVE_TIMEOUT_S = 3.0
+# Whatever TTL an announcement comes with, up to 136 years: after this the device is asked itself, and forgotten when it
+# does not answer. Host records ask for 120 s (RFC 6762, section 10); more keeps the radio quiet.
+SIGHTING_LIFETIME_S = 300.0
+ASKED_TIMES = 3  # multicast is lost easily on WiFi
 REGISTER_TIMEOUT_S = 15.0  # probing takes about a second; the rest is for a starved machine
 NAME_BYTES_MAX = 200  # one TXT string holds 255 bytes, key included
 
 _INSTANCE = re.compile(rf"([0-9a-f]{{{INSTANCE_CHARS}}})\.{re.escape(SERVICE_TYPE)}", re.IGNORECASE)
 _DEVICE_ID = re.compile(r"[0-9a-f]{64}")
 _USE_PEER = "connect devices with `--peer HOST[:PORT]` instead"
+
+
+@dataclass(slots=True)
+class _Confirmed:
+    """When a sighting was last confirmed, and how often it was asked for since."""
+
+    at_s: float
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +76,8 @@ class Discovery:
         listen_port: its actual port.
         interfaces: names from `--interface`; empty means all usable ones.
         on_seen: called with each new or changed sighting.
-        on_gone: called with the device id after a goodbye, an expiry, a change of this machine's network, or when
-            more than DEVICES_SEEN_MAX were seen since.
+        on_gone: called with the device id after a goodbye, an expiry, silence when it is asked again, a change of this
+            machine's network, or when more than DEVICES_SEEN_MAX were seen since.
     """
 
     def __init__(
@@ -95,6 +108,7 @@ class Discovery:
         self._mdns: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._sightings: dict[str, Sighting] = {}  # by instance name, oldest first
+        self._confirmed: dict[str, _Confirmed] = {}  # of the same
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._tasks = TaskSet("discovery")
@@ -123,6 +137,7 @@ class Discovery:
                     await self._wake.wait()
             except TimeoutError:
                 await self._follow_interfaces()
+                self._ask_again(time.monotonic())
             self._wake.clear()
 
     # Announcing
@@ -229,6 +244,7 @@ class Discovery:
         for sighting in self._sightings.values():
             self._on_gone(sighting.device_id)
         self._sightings.clear()
+        self._confirmed.clear()
 
     async def _close(self) -> None:
         for task in self._resolving.values():
@@ -279,7 +295,10 @@ class Discovery:
     def _resolved(self, instance: str, info: "AsyncServiceInfo") -> None:
         sighting = parse_sighting(instance, info)
         known = self._sightings.get(instance)
-        if sighting is None or sighting == known:
+        if sighting is None:
+            return
+        self._confirmed[instance] = _Confirmed(time.monotonic())
+        if sighting == known:
             return
         if known is not None and known.device_id != sighting.device_id:
             self._gone(instance)
@@ -289,9 +308,41 @@ class Discovery:
         self._on_seen(sighting)
 
     def _gone(self, instance: str) -> None:
+        self._confirmed.pop(instance, None)
         sighting = self._sightings.pop(instance, None)
         if sighting is not None:
             self._on_gone(sighting.device_id)
+
+    def _ask_again(self, now_s: float) -> None:
+        """Asks the network, and not its cache, for what was not confirmed for SIGHTING_LIFETIME_S."""
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        if self._mdns is None:
+            return
+        zeroconf = self._mdns.zeroconf
+        for instance, confirmed in list(self._confirmed.items()):
+            if now_s - confirmed.at_s < SIGHTING_LIFETIME_S or instance in self._resolving:
+                continue
+            name = f"{instance}.{SERVICE_TYPE}"
+            if confirmed.asked >= ASKED_TIMES:
+                _forget(zeroconf, name)
+                cache = zeroconf.cache
+                pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "").lower() == name]
+                cache.async_remove_records(pointers)  # kept until now: without it a goodbye would go unheard
+                self._gone(instance)
+            elif len(self._resolving) < limits.MDNS_RESOLVES_MAX:
+                confirmed.asked += 1
+                _forget(zeroconf, name)
+                work = self._resolve(zeroconf, instance, AsyncServiceInfo(SERVICE_TYPE, name))
+                self._resolving[instance] = self._tasks.spawn(work, f"resolve {instance}")
+
+
+def _forget(zeroconf: "Zeroconf", name: str) -> None:
+    """Removes what the cache knows of a device, so that it is asked for, and the answer is news."""
+    cache = zeroconf.cache
+    records = cache.entries_with_name(name)
+    hosts = {host for record in records if (host := getattr(record, "server_key", None)) is not None}
+    cache.async_remove_records([*records, *(record for host in hosts for record in cache.entries_with_name(host))])
 
 
 def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:
@@ -310,7 +361,7 @@ def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:
         return None
     return Sighting(
         device_id=device_id,
-        addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
+        addresses=addresses[: limits.ADDRESSES_PER_SIGHTING_MAX],
         port=info.port,
         name="".join(c for c in text.get("name", "") if c.isprintable())[: limits.NAME_CHARS_MAX],
         wire_version=wire_version,

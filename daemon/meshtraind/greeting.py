@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 class Greeting:
     """Handler of a connection before its hello.
 
+    Whoever was dialled says hello first. Whoever dials answers only where it makes a link: of several dials to one
+    device the other end then links the same one.
+
     The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read.
     """
 
@@ -30,14 +33,15 @@ class Greeting:
         self._dialled = dialled
         self._device: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def finish(self, hello: Hello) -> str:
-        """Verifies the other end, says hello, and waits for its hello. Returns the device.
+    async def finish(self, hello: Hello | None) -> str:
+        """Verifies the other end, says `hello` if given, and waits for its hello. Returns the device.
 
         Raises NotPinnedError or ConnectionLost; the caller sets the deadline. The connection is closed unless linked.
         """
         try:
             self._links.verify(self.connection)
-            self.connection.notify(hello)
+            if hello is not None:
+                self.connection.notify(hello)
             return await self._device
         except BaseException as error:
             self.connection.close(str(error) or "no hello in time")

@@ -18,7 +18,7 @@ from meshtraind.identity import load_or_create
 from meshtraind.links import Link, Links, ListenError
 from meshtraind.pins import Pin, PinTable
 from meshtraind.tls import Trust
-from meshwire import limits
+from meshwire import addressbook, limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header, Kind
@@ -130,10 +130,12 @@ def linked(one: Device, other: Device) -> bool:
 
 
 class Relay:
-    """A TCP hop on the way to `target` that can fall silent without closing anything."""
+    """A TCP hop on the way to `target`, with a delay each way, that can fall silent without closing anything."""
 
-    def __init__(self, target: Address) -> None:
+    def __init__(self, target: Address, there_s: float = 0.0, back_s: float = 0.0) -> None:
         self._target = target
+        self._there_s = there_s
+        self._back_s = back_s
         self._flows = asyncio.Event()
         self._flows.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -158,13 +160,16 @@ class Relay:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._target.host, self._target.port)
         try:
-            await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
+            await asyncio.gather(
+                self._copy(reader, there_writer, self._there_s), self._copy(there_reader, writer, self._back_s)
+            )
         finally:
             writer.transport.abort()
             there_writer.transport.abort()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
         while data := await reader.read(65536):
+            await asyncio.sleep(delay_s)
             await self._flows.wait()
             writer.write(data)
         writer.close()
@@ -217,6 +222,54 @@ async def test_identity_is_the_key_and_not_the_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_false_addresses_do_not_delay_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes connections and says nothing for longer than the test waits; the right one comes after them all."""
+    monkeypatch.setattr(meshtraind.links, "DIAL_TIMEOUT_S", 10 * DEADLINE_S)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert), AsyncExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        false = [Address(host="127.0.0.1", port=holder.getsockname()[1]) for holder in silent]
+        now_s = time.monotonic()
+        anna.book.learn(bert.id, bert.address, Source.GOSSIP, now_s)
+        anna.book.sighted(bert.id, false, now_s)
+        assert anna.book.addresses_of(bert.id)[-1] == bert.address
+        anna.links.dial_now()
+        await until(lambda: linked(anna, bert), "the link")
+        await until(lambda: not anna.links._dials, "the end of the other dials")
+        for holder in silent:  # they were dialled, and are left in order
+            holder.setblocking(False)
+            accepted, _ = holder.accept()
+            with accepted:
+                accepted.settimeout(DEADLINE_S)
+                with contextlib.suppress(ConnectionError):
+                    while accepted.recv(65536):
+                        pass
+        anna.links.drop(bert.id, "once more")
+        await until(lambda: anna.losses, "the end of the link")
+        assert anna.book.addresses_of(bert.id)[0] == bert.address, "it worked, and is dialled first"
+        await until(lambda: linked(anna, bert), "the second link")
+
+
+@pytest.mark.asyncio
+async def test_both_ends_keep_the_same_of_two_dials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cable and WiFi, say: what anna says arrives first on one way, what bert says on the other."""
+    monkeypatch.setattr(addressbook, "ATTEMPT_DELAY_S", 0.0)
+    async with (
+        devices(tmp_path, "anna", "bert") as (anna, bert),
+        Relay(bert.address, back_s=0.3) as one,
+        Relay(bert.address, there_s=0.2) as other,
+    ):
+        anna.book.sighted(bert.id, [one, other], time.monotonic())
+        anna.links.dial_now()
+        await until(lambda: linked(anna, bert), "the link")
+        await until(lambda: not anna.links._dials and not bert.links._welcoming, "the end of the other dial")
+        reply = await anna.link(bert).connection.request(GetJobs(prefix="y"), timeout_s=5, name="jobs")
+        assert reply == GetJobs(prefix="y")
+        assert linked(anna, bert)
+        assert not anna.losses
+        assert not bert.losses
+
+
+@pytest.mark.asyncio
 async def test_a_device_that_was_unpaired_meanwhile_is_sent_away(tmp_path: Path) -> None:
     """Un-pairing revokes at once, whatever a handshake began with."""
     async with devices(tmp_path, "anna", "bert") as (anna, bert):
@@ -226,7 +279,7 @@ async def test_a_device_that_was_unpaired_meanwhile_is_sent_away(tmp_path: Path)
         bert.links.drop(anna.id, "unpaired")
         await until(lambda: not bert.links.linked and not anna.links.linked, "the end")
         anna.dial(bert.address)
-        await until(lambda: anna.book.next_dial() is not None, "the failed dial")
+        await until(lambda: anna.book.next_dial(time.monotonic()) is not None, "the failed dial")
         assert not bert.links.linked
 
 
