@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.loglimit import caused_by
 from meshtraind.tls import NotPinnedError
 from meshwire.addresses import Address
 from meshwire.header import Header
@@ -61,7 +62,7 @@ class Greeting:
             self._links.verify(conn)
             self._device.set_result(self._links.greeted(conn, body, self._dialled))
         except (NotPinnedError, ConnectionLost) as error:
-            log.warning("%s", error)
+            log.warning("%s: %s", conn.name, error, extra=caused_by(conn.remote_host))
             conn.refuse(str(error))
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
 from meshtraind.greeting import Greeting
+from meshtraind.loglimit import caused_by
 from meshtraind.tasks import TaskSet
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -202,6 +203,7 @@ class Links:
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
                 self._make_room()
             greeting = Greeting(self, None)
+            greeting.connection.name = f"a connection from {host}"
             task = self._tasks.spawn(self._welcome(accepted, greeting), "welcome")
             self._welcoming[task] = host
             task.add_done_callback(functools.partial(self._welcomed, accepted, greeting))
@@ -228,7 +230,8 @@ class Links:
                 await loop.connect_accepted_socket(lambda: greeting.connection, accepted, ssl=context)
                 await greeting.finish(self._hello)
         except NOT_LINKED as error:
-            log.info("a connection was not let in: %s", error or type(error).__name__)
+            name = greeting.connection.name
+            log.info("%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(name))
 
     # Both
 

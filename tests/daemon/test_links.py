@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import ssl
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 import meshtraind.links
+from meshtraind import loglimit
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.identity import load_or_create
 from meshtraind.links import Link, Links, ListenError
+from meshtraind.loglimit import LimitedHandler
 from meshtraind.pins import Pin, PinTable
 from meshtraind.tls import Trust
 from meshwire import addressbook, limits
@@ -139,6 +142,7 @@ class Relay:
         self._flows = asyncio.Event()
         self._flows.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted: list[asyncio.StreamWriter] = []
 
     def fall_silent(self) -> None:
         self._flows.clear()
@@ -152,8 +156,11 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._accepted:  # also of a task that has not begun
+            writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._accepted.append(writer)
         task = asyncio.get_running_loop().create_task(self._relay(reader, writer), name="relay")
         self._tasks.add(task)
 
@@ -164,8 +171,8 @@ class Relay:
                 self._copy(reader, there_writer, self._there_s), self._copy(there_reader, writer, self._back_s)
             )
         finally:
-            writer.transport.abort()
             there_writer.transport.abort()
+            writer.transport.abort()
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
         while data := await reader.read(65536):
@@ -472,6 +479,33 @@ async def test_strangers_cannot_keep_a_peer_out(tmp_path: Path) -> None:
         for reader in readers[:4]:
             assert await is_closed(reader)
         assert not any(reader.at_eof() for reader in readers[4:])
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_junk_is_logged_with_its_address_and_not_line_by_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = LimitedHandler(caplog.handler)
+    logger = logging.getLogger("meshtraind")
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    try:
+        async with devices(tmp_path, "anna") as (anna,):
+            for _ in range(3 * loglimit.LINES_MAX):
+                async with stranger(anna, None) as (_, writer):
+                    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                    await writer.drain()
+            await until(lambda: not anna.links._welcoming, "the end of the flood")
+            handler.tell(all_kinds=True)
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    lines = [record.getMessage() for record in caplog.records]
+    assert all("a connection from 127.0.0.1 was not let in: " in line for line in lines)
+    assert 1 < len(lines) <= loglimit.LINES_PER_SOURCE_MAX + 1
+    assert lines[-1].startswith(f"... and {3 * loglimit.LINES_MAX - len(lines) + 1} more from 1 address")
 
 
 @pytest.mark.asyncio
