@@ -78,6 +78,9 @@ class Discovery:
         on_seen: called with each new or changed sighting.
         on_gone: called with the device id after a goodbye, an expiry, silence when it is asked again, a change of this
             machine's network, or when more than DEVICES_SEEN_MAX were seen since.
+
+    Attributes:
+        is_paired: whether a device is one of this person's own; those are not forgotten for the sake of others.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Discovery:
         self._interface_names = tuple(interfaces)
         self._on_seen = on_seen
         self._on_gone = on_gone
+        self.is_paired: Callable[[str], bool] = lambda _device: False
         self._pair_port: int | None = None
         self._announced_pair_port: int | None = None
         self._announced = False
@@ -303,7 +307,8 @@ class Discovery:
         if known is not None and known.device_id != sighting.device_id:
             self._gone(instance)
         if instance not in self._sightings and len(self._sightings) >= limits.DEVICES_SEEN_MAX:
-            self._gone(next(iter(self._sightings)))
+            others = (one for one, seen in self._sightings.items() if not self.is_paired(seen.device_id))
+            self._gone(next(others, next(iter(self._sightings))))
         self._sightings[instance] = sighting
         self._on_seen(sighting)
 

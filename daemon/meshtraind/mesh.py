@@ -86,6 +86,7 @@ class Mesh:
                 on_seen=self._seen,
                 on_gone=self._gone,
             )
+            self._discovery.is_paired = self._book.is_pinned
             await self._discovery.start()
 
     async def stop(self) -> None:

@@ -175,6 +175,10 @@ class AddressBook:
         """Devices that were seen but are not paired, most recently learned last."""
         return tuple(device for device in self._devices if device not in self._pinned)
 
+    def is_pinned(self, device: str) -> bool:
+        """Whether the device is paired."""
+        return device in self._pinned
+
     def gossip_for(self, device: str) -> tuple[KnownPeer, ...]:
         """What to tell a linked peer: first-hand addresses of paired devices other than itself.
 
