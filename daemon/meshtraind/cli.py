@@ -5,7 +5,6 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.app import App, Config, StartError
+from meshtraind.logfile import open_log
+from meshtraind.loglimit import LimitedHandler
+from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
 from meshwire.local import DATA_DIR_VARIABLE
@@ -56,6 +58,12 @@ def main(arguments: list[str] | None = None) -> int:
     run.add_argument("--name", help="how this device is called (default: the host name)")
     run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    run.add_argument(
+        "--log-file",
+        metavar="FILE",
+        type=Path,
+        help=f"log here and not to stderr; at {limits.LOG_FILE_BYTES_MAX // limits.MIB} MiB it becomes FILE.1",
+    )
     _add_replay(commands)
     options = parser.parse_args(arguments)
     if options.command == "replay":
@@ -63,11 +71,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         return run_replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
-    logging.basicConfig(
-        level=options.log_level.upper(),
-        # journald has timestamps of its own
-        format=("" if "JOURNAL_STREAM" in os.environ else "%(asctime)s ") + "%(levelname)s %(name)s: %(message)s",
-    )
+    try:
+        log = open_log(options.log_file, options.log_level)
+    except OSError as error:
+        parser.error(f"--log-file {options.log_file}: it cannot be written: {error.strerror or error}")
     try:
         config = Config.from_options(
             listen=options.listen,
@@ -82,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_run(config))
+            runner.run(_run(config, log))
     except StartError as error:
         print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
@@ -108,12 +115,17 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
-async def _run(config: Config) -> None:
+async def _run(config: Config, log: LimitedHandler) -> None:
     app = App(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.request_stop)
-    await app.run()
+    tasks = TaskSet("log")
+    tasks.spawn(log.keep_telling(), "tell what was left out")
+    try:
+        await app.run()
+    finally:
+        await tasks.close()
 
 
 def default_data_dir() -> Path:

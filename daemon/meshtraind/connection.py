@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, Protocol, cast
 
+from meshtraind.loglimit import caused_by
 from meshtraind.lossless import LinkRate, Lossless, unpack_into
 from meshtraind.requests import ConnectionLost, RequestError, Requests
 from meshtraind.tasks import TaskSet
@@ -242,7 +243,7 @@ class Connection(asyncio.BufferedProtocol):
             while event is not None and not self.closing:
                 event = self._take(event)
         except Exception:
-            log.exception("cannot handle what %s sent", self.name)
+            log.exception("cannot handle what %s sent", self.name, extra=caused_by(self.remote_host))
             self.refuse("meshtraind failed on what it received; its log has the traceback")
 
     def eof_received(self) -> bool:
@@ -347,7 +348,7 @@ class Connection(asyncio.BufferedProtocol):
         except RequestError as error:
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=str(error)[: limits.ERROR_CHARS_MAX])))
         except Exception as error:
-            log.exception("cannot answer %s of %s", asked, self.name)
+            log.exception("cannot answer %s of %s", asked, self.name, extra=caused_by(self.remote_host))
             text = f"meshtraind failed on {asked} ({type(error).__name__}); its log has the traceback"
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=text)))
 
@@ -363,7 +364,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def _violated(self, reason: str) -> None:
-        log.warning("%s broke the protocol: %s", self.name, reason)
+        log.warning("%s broke the protocol: %s", self.name, reason, extra=caused_by(self.remote_host))
         self.refuse(f"protocol violation: {reason}")
 
     def _ended_text(self) -> str:

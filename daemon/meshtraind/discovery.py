@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import re
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -30,12 +31,24 @@ INSTANCE_CHARS = 16  # of the device id: 64 bits, so a clash is a copied data fo
 MDNS_PORT = 5353
 INTERFACE_POLL_S = 10.0
 RESOLVE_TIMEOUT_S = 3.0
+# Whatever TTL an announcement comes with, up to 136 years: after this the device is asked itself, and forgotten when it
+# does not answer. Host records ask for 120 s (RFC 6762, section 10); more keeps the radio quiet.
+SIGHTING_LIFETIME_S = 300.0
+ASKED_TIMES = 3  # multicast is lost easily on WiFi
 REGISTER_TIMEOUT_S = 15.0  # probing takes about a second; the rest is for a starved machine
 NAME_BYTES_MAX = 200  # one TXT string holds 255 bytes, key included
 
 _INSTANCE = re.compile(rf"([0-9a-f]{{{INSTANCE_CHARS}}})\.{re.escape(SERVICE_TYPE)}", re.IGNORECASE)
 _DEVICE_ID = re.compile(r"[0-9a-f]{64}")
 _USE_PEER = "connect devices with `--peer HOST[:PORT]` instead"
+
+
+@dataclass(slots=True)
+class _Confirmed:
+    """When a sighting was last confirmed, and how often it was asked for since."""
+
+    at_s: float
+    asked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +77,11 @@ class Discovery:
         listen_port: its actual port.
         interfaces: names from `--interface`; empty means all usable ones.
         on_seen: called with each new or changed sighting.
-        on_gone: called with the device id after a goodbye, an expiry, a change of this machine's network, or when
-            more than DEVICES_SEEN_MAX were seen since.
+        on_gone: called with the device id after a goodbye, an expiry, silence when it is asked again, a change of this
+            machine's network, or when more than DEVICES_SEEN_MAX were seen since.
+
+    Attributes:
+        is_paired: whether a device is one of this person's own; those are not forgotten for the sake of others.
     """
 
     def __init__(
@@ -88,6 +104,7 @@ class Discovery:
         self._interface_names = tuple(interfaces)
         self._on_seen = on_seen
         self._on_gone = on_gone
+        self.is_paired: Callable[[str], bool] = lambda _device: False
         self._pairing = False
         self._announced_pairing = False
         self._announced = False
@@ -96,6 +113,7 @@ class Discovery:
         self._mdns: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._sightings: dict[str, Sighting] = {}  # by instance name, oldest first
+        self._confirmed: dict[str, _Confirmed] = {}  # of the same
         self._resolving: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
         self._tasks = TaskSet("discovery")
@@ -124,6 +142,7 @@ class Discovery:
                     await self._wake.wait()
             except TimeoutError:
                 await self._follow_interfaces()
+                self._ask_again(time.monotonic())
             self._wake.clear()
 
     # Announcing
@@ -233,6 +252,7 @@ class Discovery:
         for sighting in self._sightings.values():
             self._on_gone(sighting.device_id)
         self._sightings.clear()
+        self._confirmed.clear()
 
     async def _close(self) -> None:
         for task in self._resolving.values():
@@ -283,7 +303,10 @@ class Discovery:
     def _resolved(self, instance: str, info: "AsyncServiceInfo") -> None:
         sighting = parse_sighting(instance, info)
         known = self._sightings.get(instance)
-        if sighting is None or sighting == known:
+        if sighting is None:
+            return
+        self._confirmed[instance] = _Confirmed(time.monotonic())
+        if sighting == known:
             return
         if known is not None and known.device_id != sighting.device_id:
             self._gone(instance)
@@ -293,14 +316,49 @@ class Discovery:
         self._on_seen(sighting)
 
     def _most_crowded(self) -> str:
-        """The oldest sighting at the address that has the most, so that one machine's inventions crowd out its own."""
-        ((crowded, _),) = Counter(sighting.addresses[0] for sighting in self._sightings.values()).most_common(1)
-        return next(name for name, sighting in self._sightings.items() if sighting.addresses[0] == crowded)
+        """The oldest sighting at the address that has the most, so that one machine's inventions crowd out its own;
+        a paired device's only where there is no other."""
+        strangers = {name: seen for name, seen in self._sightings.items() if not self.is_paired(seen.device_id)}
+        among = strangers or self._sightings
+        ((crowded, _),) = Counter(sighting.addresses[0] for sighting in among.values()).most_common(1)
+        return next(name for name, sighting in among.items() if sighting.addresses[0] == crowded)
 
     def _gone(self, instance: str) -> None:
+        self._confirmed.pop(instance, None)
         sighting = self._sightings.pop(instance, None)
         if sighting is not None:
             self._on_gone(sighting.device_id)
+
+    def _ask_again(self, now_s: float) -> None:
+        """Asks the network, and not its cache, for what was not confirmed for SIGHTING_LIFETIME_S."""
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        if self._mdns is None:
+            return
+        zeroconf = self._mdns.zeroconf
+        for instance, confirmed in list(self._confirmed.items()):
+            if now_s - confirmed.at_s < SIGHTING_LIFETIME_S or instance in self._resolving:
+                continue
+            name = f"{instance}.{SERVICE_TYPE}"
+            if confirmed.asked >= ASKED_TIMES:
+                _forget(zeroconf, name)
+                cache = zeroconf.cache
+                pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "").lower() == name]
+                cache.async_remove_records(pointers)  # kept until now: without it a goodbye would go unheard
+                self._gone(instance)
+            elif len(self._resolving) < limits.MDNS_RESOLVES_MAX:
+                confirmed.asked += 1
+                _forget(zeroconf, name)
+                work = self._resolve(zeroconf, instance, AsyncServiceInfo(SERVICE_TYPE, name))
+                self._resolving[instance] = self._tasks.spawn(work, f"resolve {instance}")
+
+
+def _forget(zeroconf: "Zeroconf", name: str) -> None:
+    """Removes what the cache knows of a device, so that it is asked for, and the answer is news."""
+    cache = zeroconf.cache
+    records = cache.entries_with_name(name)
+    hosts = {host for record in records if (host := getattr(record, "server_key", None)) is not None}
+    cache.async_remove_records([*records, *(record for host in hosts for record in cache.entries_with_name(host))])
 
 
 def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:
@@ -319,7 +377,7 @@ def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:
         return None
     return Sighting(
         device_id=device_id,
-        addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
+        addresses=addresses[: limits.ADDRESSES_PER_SIGHTING_MAX],
         port=info.port,
         name="".join(c for c in text.get("name", "") if c.isprintable())[: limits.NAME_CHARS_MAX],
         wire_version=wire_version,

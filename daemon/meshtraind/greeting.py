@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.loglimit import caused_by
 from meshtraind.tls import PAIRING_ALPN, NotPinnedError
 from meshwire import limits
 from meshwire.addresses import Address
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 class Greeting:
     """Handler of a connection before its hello.
 
+    Whoever was dialled says hello first. Whoever dials answers only where it makes a link: of several dials to one
+    device the other end then links the same one.
+
     The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read.
     """
 
@@ -34,14 +38,15 @@ class Greeting:
         self._dialled = dialled
         self._device: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    async def finish(self, hello: Hello) -> str:
-        """Verifies the other end, says hello, and waits for its hello. Returns the device.
+    async def finish(self, hello: Hello | None) -> str:
+        """Verifies the other end, says `hello` if given, and waits for its hello. Returns the device.
 
         Raises NotPinnedError or ConnectionLost; the caller sets the deadline. The connection is closed unless linked.
         """
         try:
             self._links.verify(self.connection)
-            self.connection.notify(hello)
+            if hello is not None:
+                self.connection.notify(hello)
             return await self._device
         except BaseException as error:
             self.connection.close(str(error) or "no hello in time")
@@ -61,7 +66,7 @@ class Greeting:
             self._links.verify(conn)
             self._device.set_result(self._links.greeted(conn, body, self._dialled))
         except (NotPinnedError, ConnectionLost) as error:
-            log.warning("%s", error)
+            log.warning("%s: %s", conn.name, error, extra=caused_by(conn.remote_host))
             conn.refuse(str(error))
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:

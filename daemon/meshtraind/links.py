@@ -13,6 +13,7 @@ from typing import cast
 
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
 from meshtraind.greeting import Doorway, Greeting
+from meshtraind.loglimit import caused_by
 from meshtraind.tasks import TaskSet
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -28,7 +29,6 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_S = 1.0
 DIAL_TIMEOUT_S = 5.0
-DIALS_AT_ONCE = 8
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 RTT_WEIGHT = 0.25  # of the newest measurement
@@ -100,7 +100,7 @@ class Links:
         self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
         self._guests: set[asyncio.Task[None]] = set()
         self._dial_wanted = asyncio.Event()
-        self._dials = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._dials: dict[asyncio.Task[None], Dial] = {}  # under way
         self._tasks = TaskSet("links")
 
     @property
@@ -178,47 +178,41 @@ class Links:
 
     async def _dial_all(self) -> None:
         while True:
-            dial = self._book.next_dial()
-            wait_s = None if dial is None else dial.at_s - time.monotonic()
-            if dial is not None and wait_s is not None and wait_s <= 0:
-                self._book.dialling(dial, time.monotonic())
-                await self._dials.acquire()
-                self._tasks.spawn(self._dial(dial), f"dial {dial.address}")
+            now_s = time.monotonic()
+            dial = self._book.next_dial(now_s)
+            if dial is not None and dial.at_s <= now_s:
+                self._book.dialling(dial, now_s)
+                task = self._tasks.spawn(self._dial(dial), f"dial {dial.address}")
+                self._dials[task] = dial
+                task.add_done_callback(self._dialled)
                 continue
             self._dial_wanted.clear()
-            try:
-                async with asyncio.timeout(wait_s):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if dial is None else dial.at_s - now_s):
                     await self._dial_wanted.wait()
-            except TimeoutError:
-                continue
+
+    def _dialled(self, task: "asyncio.Task[None]") -> None:
+        # Not in the task itself: one that is cancelled before its first step never runs.
+        self._book.ended(self._dials.pop(task), time.monotonic())
+        self.dial_now()
 
     async def _dial(self, dial: Dial) -> None:
-        try:
-            device = await self._try(dial)
-        except NOT_LINKED as error:
-            log.debug("dialling %s: %s", dial.address, error)
-            self._book.failed(dial, time.monotonic())
-        else:
-            if dial.device not in (None, device):
-                self._book.failed(dial, time.monotonic())
-        finally:
-            self._dials.release()
-            self._dial_wanted.set()
-
-    async def _try(self, dial: Dial) -> str:
-        """Dials once. Returns who answered."""
+        """Dials once. A link is made when the other end's hello arrives, see `greeted`."""
         loop = asyncio.get_running_loop()
         context = self._trust.client_context if self._trust is not None else None
         greeting = Greeting(self, dial.address)
-        async with asyncio.timeout(DIAL_TIMEOUT_S):
-            await loop.create_connection(
-                lambda: greeting.connection,
-                dial.address.host,
-                dial.address.port,
-                ssl=context,
-                server_hostname="meshtrain" if context is not None else None,
-            )
-            return await greeting.finish(self._hello)
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                await loop.create_connection(
+                    lambda: greeting.connection,
+                    dial.address.host,
+                    dial.address.port,
+                    ssl=context,
+                    server_hostname="meshtrain" if context is not None else None,
+                )
+                await greeting.finish(None)
+        except NOT_LINKED as error:
+            log.debug("dialling %s: %s", dial.address, error)
 
     # Accepting
 
@@ -235,6 +229,7 @@ class Links:
             while len(self._welcoming) >= limits.HANDSHAKES_MAX:
                 self._make_room()
             door = Doorway(self)
+            door.greeting.connection.name = f"a connection from {host}"
             task = self._tasks.spawn(self._welcome(accepted, door, host), "welcome")
             self._welcoming[task] = host
             task.add_done_callback(functools.partial(self._welcomed, accepted, door))
@@ -265,7 +260,8 @@ class Links:
                 if door.guest is None:
                     await door.greeting.finish(self._hello)
         except NOT_LINKED as error:
-            log.info("a connection was not let in: %s", error or type(error).__name__)
+            name = door.greeting.connection.name
+            log.info("%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(host))
             return
         if door.guest is not None and self._serve_guest is not None:
             self._guests.add(cast("asyncio.Task[None]", asyncio.current_task()))
@@ -318,6 +314,8 @@ class Links:
                 connection.close("there is a link already")
                 return
         host = connection.remote_host or "localhost"
+        if dialled is not None:
+            connection.notify(self._hello)
         address = dialled or Address(host=host, port=hello.listen_port or self.port)
         link = Link(device, hello, connection, address, dialled_by)
         connection.name = f"{printable(hello.name)} ({device[:8]})"
@@ -327,9 +325,16 @@ class Links:
             there.connection.close("a better link has replaced it")
         log.info("linked with %s at %s", connection.name, address)
         self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
+        self._give_up_dials(device, dialled)
         for other in self._linked.values():
             self._gossip(other)
         self.on_link(link)
+
+    def _give_up_dials(self, device: str, winner: Address | None) -> None:
+        """There is a link now. No other dial has one: this end has not said hello there."""
+        for task, dial in self._dials.items():
+            if dial.device == device and dial.address != winner:
+                task.cancel("another dial was quicker")
 
     def _gossip(self, link: Link) -> None:
         known = self._book.gossip_for(link.device)

@@ -86,6 +86,7 @@ class Mesh:
                 on_seen=self._seen,
                 on_gone=self._gone,
             )
+            self._discovery.is_paired = self._book.is_pinned
             await self._discovery.start()
 
     async def stop(self) -> None:
@@ -242,8 +243,8 @@ class Mesh:
     def _seen(self, sighting: Sighting) -> None:
         self._sightings[sighting.device_id] = sighting
         now_s = time.monotonic()
-        for host in sighting.addresses:
-            self._book.learn(sighting.device_id, Address(host=host, port=sighting.port), Source.MDNS, now_s)
+        addresses = [Address(host=host, port=sighting.port) for host in sighting.addresses]
+        self._book.sighted(sighting.device_id, addresses, now_s)
         self._links.dial_now()
 
     def _gone(self, device: str) -> None:

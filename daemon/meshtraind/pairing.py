@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from meshtraind.identity import CertificateError, Identity, check_certificate, device_id_of
+from meshtraind.loglimit import caused_by
 from meshtraind.pairchannel import ProtocolError, canonical_ip, profile_of, receive, send
 from meshtraind.pairproof import (
     PROTOCOL,
@@ -154,14 +155,16 @@ class PairingHost:
             async with asyncio.timeout(limits.PAIRING_EXCHANGE_TIMEOUT_S):
                 await self._exchange(reader, writer, guest_ip)
         except (OSError, EOFError, ProtocolError) as error:  # TimeoutError and ssl.SSLError are OSErrors
-            log.info("pairing: a connection from %s came to nothing: %s", guest_ip, str(error) or type(error).__name__)
+            reason = str(error) or type(error).__name__
+            log.info("pairing: a connection from %s came to nothing: %s", guest_ip, reason, extra=caused_by(guest_ip))
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest_ip: str) -> None:
         offered = await receive(reader, Offer)
         if offered.protocol != PROTOCOL:
             return await self._refuse(reader, writer, Reason.VERSION)
         if offered.host_seen != self._identity.device_id:
-            log.warning("pairing: somebody between this device and %s ends TLS; refused", guest_ip)
+            wrong = "pairing: somebody between this device and %s ends TLS; refused"
+            log.warning(wrong, guest_ip, extra=caused_by(guest_ip))
             return await self._refuse(reader, writer, Reason.RELAYED)
         try:
             certificate_pem = check_certificate(offered.certificate_der)
@@ -194,7 +197,8 @@ class PairingHost:
         try:
             await reader.read(1)
         except OSError as error:
-            log.info("pairing: %s did not close its connection in order: %s", guest_ip, error)
+            unclosed = "pairing: %s did not close its connection in order: %s"
+            log.info(unclosed, guest_ip, error, extra=caused_by(guest_ip))
         finally:
             self._end(PairedDevice(device_id, guest.name, certificate_pem, address))
 

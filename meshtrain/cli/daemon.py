@@ -26,7 +26,6 @@ UP_TIMEOUT_S = 30.0  # a cold start reads some hundred files; a laptop that has 
 DOWN_TIMEOUT_S = 30.0  # learners get their grace, then are killed
 POLL_S = 0.05
 LOG_NAME = "daemon.log"
-LOG_BYTES_MAX = 8 * limits.MIB  # a larger one becomes daemon.log.1 at the next start
 LOG_TAIL_BYTES = 4 * limits.KIB
 LOG_TAIL_LINES = 15
 
@@ -100,8 +99,6 @@ def _start(folder: Path, options: Sequence[str]) -> Status:
     log = folder / LOG_NAME
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
-            log.replace(folder / f"{LOG_NAME}.1")
         log_offset = log.stat().st_size if log.exists() else 0
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
@@ -110,8 +107,10 @@ def _start(folder: Path, options: Sequence[str]) -> Status:
             "another one with --data-dir or MESHTRAIN_DATA_DIR",
         ) from error
     try:
+        # The daemon owns the file and begins a new one when it is full. What it says before it can do so, or in a
+        # crash, lands there too.
         process = subprocess.Popen(
-            [sys.executable, "-m", "meshtraind", "run", f"--data-dir={folder}", *options],
+            [sys.executable, "-m", "meshtraind", "run", f"--data-dir={folder}", f"--log-file={log}", *options],
             cwd=folder,  # `-m` would import a user's files from the current folder before installed packages
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
@@ -157,6 +156,8 @@ def _tail(log: Path, offset_bytes: int) -> str:
     """What the daemon wrote since its start, its last lines, for an error message."""
     with log.open("rb") as file:
         end_bytes = file.seek(0, os.SEEK_END)
+        if end_bytes < offset_bytes:
+            offset_bytes = 0  # the daemon has begun a new file since
         file.seek(max(offset_bytes, end_bytes - LOG_TAIL_BYTES))
         lines = file.read().decode(errors="replace").rstrip().splitlines()[-LOG_TAIL_LINES:]
     shown = "".join(f"\n  {line}" for line in lines) or "\n  (nothing)"

@@ -4,6 +4,7 @@ An address is only a candidate. Who answers there is decided by the pinned key i
 book (DESIGN section 10): a wrong or hostile entry costs one failed dial.
 """
 
+import math
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,10 +19,14 @@ AWAITED_BACKOFF_MAX_S = 2.0  # of a job's members: each has something to do as s
 # A link that broke sooner than this counts as a failed dial: otherwise a peer that accepts and then refuses
 # (another wire version, say) would be dialled four times a second for ever.
 STABLE_LINK_S = 5.0
+# Happy eyeballs (RFC 8305, section 8): the next candidate is dialled while earlier ones go on, so that silent addresses
+# cost this much each and not a time-out; after one that failed a little sooner.
+ATTEMPT_DELAY_S = 0.25
+ATTEMPT_DELAY_MIN_S = 0.1
 
 
 class Source(StrEnum):
-    """How an address became known, in the order in which they are believed."""
+    """How an address became known, in the order in which they are believed; see `_Device.in_order`."""
 
     MDNS = "mdns"  # being announced on this network now
     OBSERVED = "observed"  # an open link came from there
@@ -50,12 +55,10 @@ class _Schedule:
     not_before_s: float
     failures: int = 0
     last_dial_s: float = -BACKOFF_MAX_S
-    dialling: bool = False
-    delay_max_s: float = BACKOFF_MAX_S
 
-    def back_off(self, now_s: float) -> None:
+    def back_off(self, now_s: float, delay_max_s: float = BACKOFF_MAX_S) -> None:
         # The exponent is capped because a device may be away for months.
-        delay_s = min(BACKOFF_MIN_S * 2.0 ** min(self.failures, 16), self.delay_max_s)
+        delay_s = min(BACKOFF_MIN_S * 2.0 ** min(self.failures, 16), delay_max_s)
         self.failures += 1
         self.not_before_s = now_s + delay_s
 
@@ -66,30 +69,67 @@ class _Schedule:
 
 
 @dataclass(slots=True)
-class _Device:
+class _Candidate:
+    """One address of a device. Each has its own back-off: how silent ones do does not delay the others."""
+
     schedule: _Schedule
-    candidates: dict[Address, dict[Source, float]] = field(default_factory=dict)  # learned at, by source
-    tried: set[Address] = field(default_factory=set)  # in this pass over the candidates
+    sources: dict[Source, float] = field(default_factory=dict)  # learned at
+
+    @property
+    def worked_s(self) -> float:
+        """When a handshake there showed the device's key last."""
+        return self.sources.get(Source.REMEMBERED, -math.inf)
+
+
+@dataclass(slots=True)
+class _Device:
+    """`schedule`: of its links, which back off when they break young; `attempt_at_s`: the earliest next dial."""
+
+    schedule: _Schedule
+    attempt_at_s: float = -math.inf
+    candidates: dict[Address, _Candidate] = field(default_factory=dict)
     linked_since_s: float | None = None
+    delay_max_s: float = BACKOFF_MAX_S
 
     def in_order(self) -> list[Address]:
-        """Addresses seen on this network now come first, among them those that worked before."""
+        """What worked before and is seen on this network now; where it worked last; what else is seen now; the rest.
 
-        def key(address: Address) -> tuple[bool, bool, int, float, str]:
-            sources = self.candidates[address]
+        Anybody may announce false addresses: they come after the one that worked last, and no more than that one
+        comes before what is announced in a new network.
+        """
+        last_s = max((candidate.worked_s for candidate in self.candidates.values()), default=-math.inf)
+        last = next((a for a, candidate in self.candidates.items() if -math.inf < candidate.worked_s == last_s), None)
+
+        def key(address: Address) -> tuple[bool, bool, bool, bool, int, float]:
+            sources = self.candidates[address].sources
+            fresh, worked = not _FRESH.isdisjoint(sources), Source.REMEMBERED in sources
             return (
-                _FRESH.isdisjoint(sources),
-                Source.REMEMBERED not in sources,
+                not (fresh and worked),
+                address != last,
+                not fresh,
+                not worked,
                 min(_RANK[source] for source in sources),
                 -max(sources.values()),
-                str(address),
             )
 
         return sorted(self.candidates, key=key)
 
+    def next_address(self, busy: Collection[Address]) -> tuple[float, Address] | None:
+        """The candidate that is due first, the best of those that are due together. None: all are being dialled."""
+        due = [
+            (self.candidates[address].schedule.not_before_s, place, address)
+            for place, address in enumerate(self.in_order())
+            if address not in busy
+        ]
+        if not due:
+            return None
+        at_s, _, address = min(due, key=lambda one: one[:2])
+        return max(at_s, self.schedule.not_before_s, self.attempt_at_s), address
+
     def start_over(self, now_s: float) -> None:
-        self.tried.clear()
         self.schedule.start_over(now_s)
+        for candidate in self.candidates.values():
+            candidate.schedule.start_over(now_s)
 
 
 @dataclass(slots=True)
@@ -100,6 +140,9 @@ class _Configured:
 
 class AddressBook:
     """Candidate addresses of devices, and which of them to dial next. Only pinned devices are dialled.
+
+    Candidates of one device are dialled side by side, each begun a little after the one before; the first that makes
+    a link wins, and whoever dials gives up the others.
 
     Args:
         own_device: this device's id; neither it nor an address where it answered is ever dialled.
@@ -112,6 +155,7 @@ class AddressBook:
         self._pinned: frozenset[str] = frozenset()
         self._devices: dict[str, _Device] = {}  # unpinned ones: least recently learned first
         self._configured: dict[Address, _Configured] = {}
+        self._under_way: set[tuple[str | None, Address]] = set()  # dials, also to addresses withdrawn meanwhile
 
     # What is known
 
@@ -125,11 +169,15 @@ class AddressBook:
         entry = self._devices.get(device)
         if entry is None:
             return ()
-        return tuple(a for a in entry.in_order() if Source.REMEMBERED in entry.candidates[a])
+        return tuple(a for a in entry.in_order() if Source.REMEMBERED in entry.candidates[a].sources)
 
     def unpinned(self) -> tuple[str, ...]:
         """Devices that were seen but are not paired, most recently learned last."""
         return tuple(device for device in self._devices if device not in self._pinned)
+
+    def is_pinned(self, device: str) -> bool:
+        """Whether the device is paired."""
+        return device in self._pinned
 
     def gossip_for(self, device: str) -> tuple[KnownPeer, ...]:
         """What to tell a linked peer: first-hand addresses of paired devices other than itself.
@@ -147,7 +195,7 @@ class AddressBook:
             addresses = [
                 address
                 for address in entry.in_order()
-                if entry.candidates[address].keys() != {Source.GOSSIP}
+                if entry.candidates[address].sources.keys() != {Source.GOSSIP}
                 and not address.is_link_local
                 and (same_machine or not address.is_loopback)
             ]
@@ -168,6 +216,8 @@ class AddressBook:
             if configured.device in self._pinned - pinned:
                 configured.device = None
         self._pinned = pinned
+        for device in [d for d in self.unpinned() if not self._devices[d].candidates]:
+            del self._devices[device]
         self._drop_surplus_unpinned()
 
     def set_own_addresses(self, addresses: Iterable[Address]) -> None:
@@ -189,74 +239,98 @@ class AddressBook:
     def learn(self, device: str, address: Address, source: Source, now_s: float) -> bool:
         """Notes a candidate. Returns whether the set of addresses changed.
 
-        A sighting (mdns, observed) and any new address make the device due at once. Own, unspecified, multicast
-        and IPv6 link-local addresses (useless without this machine's zone) are ignored.
+        A sighting (mdns, observed) and any new address are due at once. Own, unspecified, multicast and IPv6
+        link-local addresses (useless without this machine's zone) are ignored.
         """
-        if device == self._own_device or self._is_own(address):
-            return False
-        ip = address.ip
-        if ip is not None and (ip.is_unspecified or ip.is_multicast or (ip.version == 6 and ip.is_link_local)):
-            return False
-        return self._note(device, address, source, now_s)
+        return self._is_candidate(device, address) and self._note(device, address, source, now_s)
+
+    def sighted(self, device: str, addresses: Iterable[Address], now_s: float) -> None:
+        """The device announces these addresses now (mDNS): they replace those of its earlier announcement.
+
+        What worked, or was learned otherwise, stays: anybody on the network can announce in a device's name.
+        """
+        announced = [address for address in addresses if self._is_candidate(device, address)]
+        entry = self._devices.get(device)
+        if entry is not None:
+            self._withdraw(entry, Source.MDNS, kept=announced)
+        for address in announced:
+            self._note(device, address, Source.MDNS, now_s)
+        self._drop_if_unknown(device)
 
     def withdraw(self, device: str, source: Source) -> None:
         """A source no longer vouches for its addresses (an mDNS goodbye). What worked before is kept."""
         entry = self._devices.get(device)
-        if entry is None:
-            return
-        for address, sources in list(entry.candidates.items()):
-            sources.pop(source, None)
-            if not sources:
-                del entry.candidates[address]
-        if not entry.candidates and entry.linked_since_s is None and not entry.schedule.dialling:
-            del self._devices[device]
+        if entry is not None:
+            self._withdraw(entry, source)
+            self._drop_if_unknown(device)
 
     # Dialling
 
-    def next_dial(self) -> Dial | None:
-        """The dial that is due first, or None when there is nothing to dial. Changes nothing."""
+    def next_dial(self, now_s: float) -> Dial | None:
+        """The dial that is due first, or None when there is none, or DIALS_MAX are under way. Changes nothing.
+
+        Of those that are due, the one to the device with the fewest dials under way: many candidates of some do not
+        keep others waiting.
+        """
+        if len(self._under_way) >= limits.DIALS_MAX:
+            return None
+        busy: dict[str | None, set[Address]] = {}
+        for device, address in self._under_way:
+            busy.setdefault(device, set()).add(address)
         dials = []
         for device, entry in self._devices.items():
-            if device not in self._pinned or entry.linked_since_s is not None or entry.schedule.dialling:
+            here = busy.get(device, set())
+            if device not in self._pinned or entry.linked_since_s is not None:
                 continue
-            order = entry.in_order()
-            address = next((a for a in order if a not in entry.tried), None) or next(iter(order), None)
-            if address is not None:
-                dials.append(Dial(device, address, entry.schedule.not_before_s))
+            if len(here) < limits.DIALS_PER_DEVICE_MAX and (due := entry.next_address(here)) is not None:
+                dials.append((len(here), Dial(device, due[1], due[0])))
         for address, configured in self._configured.items():
             # Once somebody answered there it is one of that device's candidates.
-            if configured.device is None and not configured.schedule.dialling and not self._is_own(address):
-                dials.append(Dial(None, address, configured.schedule.not_before_s))
-        return min(dials, key=lambda dial: (dial.at_s, dial.device or "", str(dial.address)), default=None)
+            if configured.device is None and address not in busy.get(None, ()) and not self._is_own(address):
+                dials.append((0, Dial(None, address, configured.schedule.not_before_s)))
+
+        def key(of: tuple[int, Dial]) -> tuple[float, int, float, str, str]:
+            others, dial = of
+            return (max(dial.at_s, now_s), others, dial.at_s, dial.device or "", str(dial.address))
+
+        return min(dials, key=key, default=(0, None))[1]
 
     def dialling(self, dial: Dial, now_s: float) -> None:
-        """The dial has begun; `failed` or `connected` ends it."""
-        schedule = self._schedule_of(dial)
-        if schedule is not None:
-            schedule.dialling = True
-            schedule.last_dial_s = now_s
-
-    def failed(self, dial: Dial, now_s: float) -> None:
-        """The dial reached nobody, or somebody else. Back-off grows with each pass over all candidates."""
-        schedule = self._schedule_of(dial)
-        if schedule is None:
-            return
-        schedule.dialling = False
+        """The dial has begun; `ended` ends it."""
+        self._under_way.add((dial.device, dial.address))
         if dial.device is None:
-            schedule.back_off(now_s)
+            configured = self._configured.get(dial.address)
+            if configured is not None:
+                configured.schedule.last_dial_s = now_s
             return
-        entry = self._devices[dial.device]
-        entry.tried.add(dial.address)
-        if entry.tried.issuperset(entry.candidates):
-            entry.tried.clear()
-            schedule.back_off(now_s)
+        entry = self._devices.get(dial.device)
+        if entry is not None:
+            entry.schedule.last_dial_s = now_s
+            entry.attempt_at_s = now_s + ATTEMPT_DELAY_S
+            if dial.address in entry.candidates:
+                entry.candidates[dial.address].schedule.last_dial_s = now_s
+
+    def ended(self, dial: Dial, now_s: float) -> None:
+        """The dial is over. Unless its device is linked now, the address backs off and the next one may be dialled."""
+        self._under_way.discard((dial.device, dial.address))
+        if dial.device is None:
+            configured = self._configured.get(dial.address)
+            if configured is not None and configured.device is None:
+                configured.schedule.back_off(now_s)
+            return
+        entry = self._devices.get(dial.device)
+        if entry is None or entry.linked_since_s is not None:
+            return
+        entry.attempt_at_s = min(entry.attempt_at_s, entry.schedule.last_dial_s + ATTEMPT_DELAY_MIN_S)
+        if dial.address in entry.candidates:
+            entry.candidates[dial.address].schedule.back_off(now_s, entry.delay_max_s)
 
     def awaits(self, devices: Collection[str], now_s: float) -> None:
         """From now on these devices, and no others, are dialled every AWAITED_BACKOFF_MAX_S at least."""
         for device, entry in self._devices.items():
-            schedule = entry.schedule
-            schedule.delay_max_s = AWAITED_BACKOFF_MAX_S if device in devices else BACKOFF_MAX_S
-            schedule.not_before_s = min(schedule.not_before_s, now_s + schedule.delay_max_s)
+            entry.delay_max_s = AWAITED_BACKOFF_MAX_S if device in devices else BACKOFF_MAX_S
+            for schedule in (entry.schedule, *(candidate.schedule for candidate in entry.candidates.values())):
+                schedule.not_before_s = min(schedule.not_before_s, now_s + entry.delay_max_s)
 
     def connected(self, device: str, now_s: float, dialled: Address | None = None) -> None:
         """A pinned handshake succeeded; `dialled` is where, when this side dialled.
@@ -267,7 +341,6 @@ class AddressBook:
         if dialled is not None:
             configured = self._configured.get(dialled)
             if configured is not None:
-                configured.schedule.dialling = False
                 configured.device = device
             for other, entry in self._devices.items():
                 if other != device:
@@ -281,46 +354,59 @@ class AddressBook:
             if dialled in self._configured:
                 self._note(device, dialled, Source.CONFIGURED, now_s)
         entry = self._devices.setdefault(device, _Device(_Schedule(now_s)))
-        entry.tried.clear()
-        entry.schedule.dialling = False
         entry.linked_since_s = now_s
 
     def disconnected(self, device: str, now_s: float) -> None:
-        """The link ended. It is dialled again after BACKOFF_MIN_S, later when links keep breaking young."""
+        """The link ended. Its device is dialled after BACKOFF_MIN_S, later when links keep breaking young."""
         entry = self._devices.get(device)
         if entry is None or entry.linked_since_s is None:
             return
         if now_s - entry.linked_since_s >= STABLE_LINK_S:
             entry.schedule.failures = 0
         entry.linked_since_s = None
-        entry.schedule.back_off(now_s)
+        for candidate in entry.candidates.values():
+            candidate.schedule = _Schedule(now_s)
+        entry.schedule.back_off(now_s, entry.delay_max_s)
 
     # Inside
 
     def _is_own(self, address: Address) -> bool:
         return address in self._own or address in self._found_self
 
-    def _schedule_of(self, dial: Dial) -> _Schedule | None:
-        """None when the entry was withdrawn or forgotten while the dial was under way."""
-        if dial.device is not None:
-            entry = self._devices.get(dial.device)
-            return None if entry is None else entry.schedule
-        configured = self._configured.get(dial.address)
-        return None if configured is None else configured.schedule
+    def _is_candidate(self, device: str, address: Address) -> bool:
+        if device == self._own_device or self._is_own(address):
+            return False
+        ip = address.ip
+        return ip is None or not (ip.is_unspecified or ip.is_multicast or (ip.version == 6 and ip.is_link_local))
 
     def _note(self, device: str, address: Address, source: Source, now_s: float) -> bool:
         entry = self._devices.pop(device, None) or _Device(_Schedule(now_s))
         self._devices[device] = entry  # at the end: the most recently learned
         new = address not in entry.candidates
-        entry.candidates.setdefault(address, {})[source] = now_s
+        candidate = entry.candidates.setdefault(address, _Candidate(_Schedule(now_s)))
+        candidate.sources[source] = now_s
         if len(entry.candidates) > limits.ADDRESSES_PER_PEER_MAX:
             least = entry.in_order()[-1]
             del entry.candidates[least]
             new = new and least != address
         if new or source in _FRESH:
-            entry.start_over(now_s)
+            entry.schedule.start_over(now_s)
+            candidate.schedule.start_over(now_s)
         self._drop_surplus_unpinned()
         return new
+
+    def _withdraw(self, entry: _Device, source: Source, kept: Collection[Address] = ()) -> None:
+        for address, candidate in list(entry.candidates.items()):
+            if address not in kept:
+                candidate.sources.pop(source, None)
+                if not candidate.sources:
+                    del entry.candidates[address]
+
+    def _drop_if_unknown(self, device: str) -> None:
+        """Nothing is left of a stranger's entry. A paired device's stays, with the spacing of its dials."""
+        entry = self._devices.get(device)
+        if entry is not None and not entry.candidates and device not in self._pinned:
+            del self._devices[device]
 
     def _drop_surplus_unpinned(self) -> None:
         surplus = len(strangers := self.unpinned()) - limits.DEVICES_SEEN_MAX

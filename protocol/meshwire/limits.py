@@ -15,6 +15,7 @@ REFUSAL_CHARS_MAX = 1000  # why a connection is closed
 REFUSED_FIELD_CHARS_MAX = 64  # of the name of a wrong field in that reason
 HANDSHAKE_TIMEOUT_S = 10.0  # TLS and hello together; a slow-drip client is closed at this point
 LOCAL_CONNECTIONS_MAX = 256  # clients and learners of this machine
+LOG_FILE_BYTES_MAX = 8 * MIB  # of the daemon; the one before is kept too. Weeks, as nobody can fill it by himself
 RUN_FILE_BYTES_MAX = 16 * KIB  # DATA/run/daemon.json
 HANDSHAKES_MAX = 32  # connections that have not said hello yet, over all addresses; guests of a pairing are among them
 
@@ -23,6 +24,9 @@ MEMBERS_MAX = 64  # contributors are one u64 bitmap by rank
 PEERS_MAX = 256  # pinned devices
 NAME_CHARS_MAX = 64
 ADDRESSES_PER_PEER_MAX = 16
+ADDRESSES_PER_SIGHTING_MAX = 8  # of one mDNS announcement: a false one leaves room for what is known otherwise
+DIALS_PER_DEVICE_MAX = 16  # at once: all its candidates, and no more where these keep being replaced
+DIALS_MAX = 64  # at once, to all devices together: what a default limit of open files (256 on macOS) has room for
 ADDRESSES_GOSSIPED_PER_PEER_MAX = 4  # the best ones: PEERS_MAX times this many host names fit into one message
 HOST_CHARS_MAX = 253  # a DNS name (RFC 1035)
 DEVICES_SEEN_MAX = 256  # unpaired devices that are remembered for display; anybody on the network can invent some

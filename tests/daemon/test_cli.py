@@ -727,6 +727,20 @@ def test_up_shows_why_the_daemon_did_not_start(tmp_path: Path) -> None:
     assert "nonsense:x" in shown.stderr
 
 
+def test_up_starts_a_daemon_that_keeps_its_log_bounded(tmp_path: Path) -> None:
+    """Also where an earlier one has left a full log."""
+    log = tmp_path / "data" / "daemon.log"
+    log.parent.mkdir()
+    log.write_bytes(b"x" * limits.LOG_FILE_BYTES_MAX)
+    command = [sys.executable, "-m", "meshtrain.cli"]
+    environment = os.environ | {"MESHTRAIN_DATA_DIR": str(log.parent)}
+    up = [*command, "up", "--listen", "127.0.0.1:0", "--interface", "lo"]
+    subprocess.run(up, check=True, capture_output=True, env=environment)
+    subprocess.run([*command, "down"], check=True, capture_output=True, env=environment)
+    assert "listens on 127.0.0.1" in log.read_text()
+    assert log.with_suffix(".log.1").stat().st_size == limits.LOG_FILE_BYTES_MAX
+
+
 def test_up_refuses_a_patience_out_of_range() -> None:
     shown = run("up", "--patience", "0.1")
     assert shown.exit_code == 2

@@ -98,10 +98,14 @@ async def stranger() -> AsyncIterator[AsyncZeroconf]:
         await mdns.async_close()
 
 
-def announcement(instance: str, text: dict[str, str], host: str = "127.0.0.1", port: int = 4000) -> AsyncServiceInfo:
+def announcement(
+    instance: str, text: dict[str, str], host: str = "127.0.0.1", port: int = 4000, ttl_s: int = 4500
+) -> AsyncServiceInfo:
     return AsyncServiceInfo(
         SERVICE_TYPE,
         f"{instance}.{SERVICE_TYPE}",
+        host_ttl=ttl_s,
+        other_ttl=ttl_s,
         parsed_addresses=[host],
         port=port,
         properties=text,
@@ -228,8 +232,12 @@ async def test_a_change_of_addresses_is_announced(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.asyncio
 async def test_a_flood_of_bogus_names_stays_bounded_and_hides_nobody() -> None:
     """Pointers to nothing, complete but invented devices, names that are not ours: all forgotten in time."""
-    a, b = Daemon("ada"), Daemon("bo")
+    a, b, own = Daemon("ada"), Daemon("bo"), device("own")
+    a.discovery.is_paired = lambda device_id: device_id == own
     async with running(a), stranger() as flood:
+        info = announcement(own[:16], {"id": own, "v": "1", "name": "own"})
+        flood.zeroconf.async_send(flood.zeroconf.generate_service_broadcast(info, None))
+        await a.until(lambda: own in a.seen, "the paired one seen")
         for i in range(10):
             pointers = DNSOutgoing(0x8400)
             for j in range(60):
@@ -248,6 +256,7 @@ async def test_a_flood_of_bogus_names_stays_bounded_and_hides_nobody() -> None:
                     await asyncio.sleep(0)
         async with running(b):
             await a.until(lambda: b.device_id in a.seen, "bo seen through the flood")
+        assert own in a.seen, "no stranger displaces a paired device"
         assert len(a.seen) <= limits.DEVICES_SEEN_MAX, "whoever follows is told who was forgotten"
         assert len(a.discovery._sightings) <= limits.DEVICES_SEEN_MAX
         assert len(a.discovery._resolving) <= limits.MDNS_RESOLVES_MAX
@@ -265,6 +274,45 @@ async def test_inventions_at_one_address_crowd_out_their_own() -> None:
         a.discovery._resolved(device_id[:16], announcement(device_id[:16], text, host=host))
     assert real[:16] in a.discovery._sightings
     assert len(a.discovery._sightings) == limits.DEVICES_SEEN_MAX
+
+
+FOR_EVER_S = 2**31 - 1
+
+
+@pytest.mark.asyncio
+async def test_who_does_not_answer_is_forgotten_whatever_the_announcement_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "INTERFACE_POLL_S", 0.05)
+    monkeypatch.setattr(discovery, "SIGHTING_LIFETIME_S", 0.3)
+    monkeypatch.setattr(discovery, "RESOLVE_TIMEOUT_S", 0.2)
+    a, ghost = Daemon("ada"), device("ghost")
+    async with running(a), stranger() as liar:
+        info = announcement(ghost[:16], {"id": ghost, "v": "1", "name": "ghost"}, ttl_s=FOR_EVER_S)
+        for _ in range(2):  # also when the same is announced again
+            liar.zeroconf.async_send(liar.zeroconf.generate_service_broadcast(info, None))
+            await a.until(lambda: ghost in a.seen, "the ghost seen")
+            await a.until(lambda: ghost not in a.seen, "the ghost forgotten")
+        assert ghost[:16] not in a.discovery._confirmed
+
+
+@pytest.mark.asyncio
+async def test_who_answers_is_not_forgotten_and_corrects_what_others_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "INTERFACE_POLL_S", 0.05)
+    monkeypatch.setattr(discovery, "SIGHTING_LIFETIME_S", 0.3)
+    a, b = Daemon("ada", 4000), Daemon("bo", 4001)
+    async with running(a, b), stranger() as liar:
+        await a.until(lambda: b.device_id in a.seen, "bo seen")
+        text = {"id": b.device_id, "v": "1", "name": "bo"}
+        info = announcement(b.device_id[:16], text, host="127.0.0.9", ttl_s=FOR_EVER_S)
+        liar.zeroconf.async_send(liar.zeroconf.generate_service_broadcast(info, None))
+        await a.until(lambda: "127.0.0.9" in a.seen[b.device_id].addresses, "what is not true")
+        await a.until(lambda: a.seen[b.device_id].addresses == ("127.0.0.1",), "the truth")
+        confirmed = a.discovery._confirmed[b.device_id[:16]]
+        async with asyncio.timeout(DEADLINE_S):
+            while a.discovery._confirmed[b.device_id[:16]] is confirmed:
+                await asyncio.sleep(0.02)
+        assert a.gone == []
 
 
 GOOD = {"id": device("x"), "v": "1", "name": "x"}
@@ -291,6 +339,15 @@ def test_a_well_formed_announcement_is_read() -> None:
 )
 def test_malformed_announcements_are_ignored(text: dict[str, str], why: str) -> None:
     assert parse_sighting(device("x")[:16], announcement(device("x")[:16], text)) is None, why
+
+
+def test_one_announcement_has_room_for_few_addresses() -> None:
+    """Or a false one would crowd out what is known of the device otherwise."""
+    info = announcement(device("x")[:16], GOOD)
+    info.addresses = [socket.inet_aton(f"10.9.0.{i}") for i in range(1, 40)]
+    sighting = parse_sighting(device("x")[:16], info)
+    assert sighting is not None
+    assert len(sighting.addresses) == limits.ADDRESSES_PER_SIGHTING_MAX < limits.ADDRESSES_PER_PEER_MAX
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "224.0.0.251", "fe80::1", "::"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import ssl
@@ -13,12 +14,14 @@ from pathlib import Path
 import pytest
 
 import meshtraind.links
+from meshtraind import loglimit
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.identity import load_or_create
 from meshtraind.links import Link, Links, ListenError
+from meshtraind.loglimit import LimitedHandler
 from meshtraind.pins import Pin, PinTable
 from meshtraind.tls import Trust
-from meshwire import limits
+from meshwire import addressbook, limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header, Kind
@@ -130,13 +133,16 @@ def linked(one: Device, other: Device) -> bool:
 
 
 class Relay:
-    """A TCP hop on the way to `target` that can fall silent without closing anything."""
+    """A TCP hop on the way to `target`, with a delay each way, that can fall silent without closing anything."""
 
-    def __init__(self, target: Address) -> None:
+    def __init__(self, target: Address, there_s: float = 0.0, back_s: float = 0.0) -> None:
         self._target = target
+        self._there_s = there_s
+        self._back_s = back_s
         self._flows = asyncio.Event()
         self._flows.set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepted: list[asyncio.StreamWriter] = []
 
     def fall_silent(self) -> None:
         self._flows.clear()
@@ -150,8 +156,11 @@ class Relay:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._accepted:  # also of a task that has not begun
+            writer.transport.abort()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._accepted.append(writer)
         task = asyncio.get_running_loop().create_task(self._relay(reader, writer), name="relay")
         task.add_done_callback(lambda _: writer.transport.abort())  # also when it is cancelled before its first step
         self._tasks.add(task)
@@ -159,12 +168,16 @@ class Relay:
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there_reader, there_writer = await asyncio.open_connection(self._target.host, self._target.port)
         try:
-            await asyncio.gather(self._copy(reader, there_writer), self._copy(there_reader, writer))
+            await asyncio.gather(
+                self._copy(reader, there_writer, self._there_s), self._copy(there_reader, writer, self._back_s)
+            )
         finally:
             there_writer.transport.abort()
+            writer.transport.abort()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
         while data := await reader.read(65536):
+            await asyncio.sleep(delay_s)
             await self._flows.wait()
             writer.write(data)
         writer.close()
@@ -217,6 +230,54 @@ async def test_identity_is_the_key_and_not_the_address(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_false_addresses_do_not_delay_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes connections and says nothing for longer than the test waits; the right one comes after them all."""
+    monkeypatch.setattr(meshtraind.links, "DIAL_TIMEOUT_S", 10 * DEADLINE_S)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert), AsyncExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        false = [Address(host="127.0.0.1", port=holder.getsockname()[1]) for holder in silent]
+        now_s = time.monotonic()
+        anna.book.learn(bert.id, bert.address, Source.GOSSIP, now_s)
+        anna.book.sighted(bert.id, false, now_s)
+        assert anna.book.addresses_of(bert.id)[-1] == bert.address
+        anna.links.dial_now()
+        await until(lambda: linked(anna, bert), "the link")
+        await until(lambda: not anna.links._dials, "the end of the other dials")
+        for holder in silent:  # they were dialled, and are left in order
+            holder.setblocking(False)
+            accepted, _ = holder.accept()
+            with accepted:
+                accepted.settimeout(DEADLINE_S)
+                with contextlib.suppress(ConnectionError):
+                    while accepted.recv(65536):
+                        pass
+        anna.links.drop(bert.id, "once more")
+        await until(lambda: anna.losses, "the end of the link")
+        assert anna.book.addresses_of(bert.id)[0] == bert.address, "it worked, and is dialled first"
+        await until(lambda: linked(anna, bert), "the second link")
+
+
+@pytest.mark.asyncio
+async def test_both_ends_keep_the_same_of_two_dials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cable and WiFi, say: what anna says arrives first on one way, what bert says on the other."""
+    monkeypatch.setattr(addressbook, "ATTEMPT_DELAY_S", 0.0)
+    async with (
+        devices(tmp_path, "anna", "bert") as (anna, bert),
+        Relay(bert.address, back_s=0.3) as one,
+        Relay(bert.address, there_s=0.2) as other,
+    ):
+        anna.book.sighted(bert.id, [one, other], time.monotonic())
+        anna.links.dial_now()
+        await until(lambda: linked(anna, bert), "the link")
+        await until(lambda: not anna.links._dials and not bert.links._welcoming, "the end of the other dial")
+        reply = await anna.link(bert).connection.request(GetJobs(prefix="y"), timeout_s=5, name="jobs")
+        assert reply == GetJobs(prefix="y")
+        assert linked(anna, bert)
+        assert not anna.losses
+        assert not bert.losses
+
+
+@pytest.mark.asyncio
 async def test_a_device_that_was_unpaired_meanwhile_is_sent_away(tmp_path: Path) -> None:
     """Un-pairing revokes at once, whatever a handshake began with."""
     async with devices(tmp_path, "anna", "bert") as (anna, bert):
@@ -226,7 +287,7 @@ async def test_a_device_that_was_unpaired_meanwhile_is_sent_away(tmp_path: Path)
         bert.links.drop(anna.id, "unpaired")
         await until(lambda: not bert.links.linked and not anna.links.linked, "the end")
         anna.dial(bert.address)
-        await until(lambda: anna.book.next_dial() is not None, "the failed dial")
+        await until(lambda: anna.book.next_dial(time.monotonic()) is not None, "the failed dial")
         assert not bert.links.linked
 
 
@@ -442,6 +503,33 @@ async def test_strangers_cannot_keep_a_peer_out(tmp_path: Path) -> None:
         for reader in readers[:4]:
             assert await is_closed(reader)
         assert not any(reader.at_eof() for reader in readers[4:])
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_junk_is_logged_with_its_address_and_not_line_by_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    handler = LimitedHandler(caplog.handler)
+    logger = logging.getLogger("meshtraind")
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    try:
+        async with devices(tmp_path, "anna") as (anna,):
+            for _ in range(3 * loglimit.LINES_MAX):
+                async with stranger(anna, None) as (_, writer):
+                    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+                    await writer.drain()
+            await until(lambda: not anna.links._welcoming, "the end of the flood")
+            handler.tell(all_kinds=True)
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = True
+        logger.setLevel(logging.NOTSET)
+    lines = [record.getMessage() for record in caplog.records]
+    assert all("a connection from 127.0.0.1 was not let in: " in line for line in lines)
+    assert 1 < len(lines) <= loglimit.LINES_PER_SOURCE_MAX + 1
+    assert lines[-1].startswith(f"... and {3 * loglimit.LINES_MAX - len(lines) + 1} more from 1 address")
 
 
 @pytest.mark.asyncio
