@@ -161,7 +161,7 @@ class App:
                 history=history,
                 data_dir=config.data_dir,
                 endpoint=lambda: endpoint.address,
-                token=rundir.token,
+                learners=endpoint.learners,
                 software=software,
                 patience_s=config.patience_s,
             )

@@ -46,10 +46,10 @@ def test_a_new_data_folder_is_its_users_alone_and_nothing_is_said(tmp_path: Path
 
 def test_an_old_data_folder_is_narrowed_in_one_sentence(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    for folder in ("identity", "run", "jobs/1kx3m9q2v7bd/out", "jobs/1kx3m9q2v7be"):
-        (data / folder).mkdir(parents=True)
-    for file in ("jobs.db", "daemon.log"):
-        (data / file).touch()
+    for name in ("identity", "run", "jobs/1kx3m9q2v7bd/out", "jobs/1kx3m9q2v7be"):
+        (data / name).mkdir(parents=True)
+    for name in ("jobs.db", "daemon.log"):
+        (data / name).touch()
     (data / "identity").chmod(0o700)
     data.chmod(0o755)
     with RunDir(data) as run:

@@ -34,6 +34,7 @@ from meshtraind.threads import Check, Stopped
 from meshtraind.trace import Trace
 from meshwire import limits
 from meshwire.checkpoint import unit_file
+from meshwire.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched
 
 JOB = "1kx3m9q2v7bd"
@@ -202,7 +203,7 @@ async def test_a_folder_that_is_exchanged_for_a_link_in_the_middle_of_a_walk_lea
         return opened_file(path, flags, *args, dir_fd=dir_fd)
 
     with monkeypatch.context() as patch:
-        patch.setattr(meshtraind.below.os, "open", swap_before)
+        patch.setattr(os, "open", swap_before)
         with pytest.raises(RequestError):
             await output(job, store, "model.pt")
 
@@ -237,7 +238,7 @@ async def test_listing_looks_at_a_bounded_number_of_entries(job: Path, monkeypat
     for number in range(30):
         (job / "out/0" / f"link{number}").symlink_to("nowhere")
     looked = 0
-    checked = meshtraind.fetch.check_path
+    checked = check_path
 
     def counted(path: str) -> str | None:
         nonlocal looked
