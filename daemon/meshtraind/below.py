@@ -49,8 +49,9 @@ def open_folder(folder: int, name: str) -> int:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
-            raise _refused(name, status.st_mode, "folder") from error
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if not stat.S_ISDIR(found.st_mode):  # else it has become one in between
+                raise _refused(name, found.st_mode, "folder") from error
         raise
 
 

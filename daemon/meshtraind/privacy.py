@@ -40,14 +40,15 @@ def protect_data(data_dir: Path) -> tuple[str, ...]:
         _check_ours(data_dir)
     mode = stat.S_IMODE(data_dir.stat().st_mode) if data_dir.is_dir() else FOLDER_MODE
     was_open = make_private(data_dir)
-    narrowed = sum(make_private(data_dir / name) for name in FOLDERS)
-    narrowed += sum(_narrow(folder, FOLDER_MODE) for folder in (data_dir / "jobs").iterdir() if _is_folder(folder))
-    narrowed += sum(_narrow(data_dir / name, FILE_MODE) for name in FILES if os.path.lexists(data_dir / name))
-    if was_open:
-        return (f"others than you could look into {data_dir} (mode {mode:03o}); now only you can",)
-    if narrowed:
-        return (f"{narrowed} files or folders in {data_dir} were open to others than you, who cannot use them now",)
-    return ()
+    for name in FOLDERS:
+        make_private(data_dir / name)
+    for folder in (data_dir / "jobs").iterdir():
+        if folder.is_dir() and not folder.is_symlink():  # a link that a person made leads to a folder of theirs
+            _narrow(folder, FOLDER_MODE)
+    for name in FILES:
+        if os.path.lexists(data_dir / name):
+            _narrow(data_dir / name, FILE_MODE)
+    return (f"others than you could look into {data_dir} (mode {mode:03o}); now only you can",) if was_open else ()
 
 
 def _check_ours(data_dir: Path) -> None:
@@ -77,8 +78,3 @@ def _narrow(path: Path, mode: int) -> bool:
             f"{path} stays open to others than you: its file system keeps no modes; choose a --data-dir on another one"
         )
     return True
-
-
-def _is_folder(path: Path) -> bool:
-    """A link that a person made leads to a folder of theirs."""
-    return path.is_dir() and not path.is_symlink()

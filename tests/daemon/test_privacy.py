@@ -61,9 +61,8 @@ def test_an_old_data_folder_is_narrowed_in_one_sentence(tmp_path: Path) -> None:
         assert run.notes == ()
     (data / "jobs/1kx3m9q2v7bd").chmod(0o750)
     (data / "jobs.db").chmod(0o640)
-    assert protect_data(data) == (
-        f"2 files or folders in {data} were open to others than you, who cannot use them now",
-    )
+    assert protect_data(data) == (), "nobody could come so far"
+    assert (mode(data / "jobs/1kx3m9q2v7bd"), mode(data / "jobs.db")) == (0o700, 0o600)
 
 
 @pytest.mark.parametrize("what", ["shared by all", "with other things"])
