@@ -43,7 +43,7 @@ class LocalDaemon:
     def __init__(self, name: str, data_dir: Path, prefix: Sequence[str] = (), patience_s: float | None = None) -> None:
         self.name = name
         self.data_dir = data_dir
-        data_dir.mkdir(parents=True)
+        data_dir.mkdir(mode=0o700, parents=True)
         self.log_path = data_dir / "daemon.log"
         self.client: Client | None = None
         run = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]

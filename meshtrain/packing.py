@@ -1,7 +1,7 @@
 """What a job ships: a folder on this machine as a manifest of its files.
 
-Which files git would leave out is decided in `ignoring.py`; whether other systems can take their names, in
-`meshwire.files`.
+Which files git would leave out is decided in `ignoring.py`, which ones look like secrets in `secretnames.py`; whether
+other systems can take their names, in `meshwire.files`.
 """
 
 import hashlib
@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtrain import secretnames
 from meshtrain.ignoring import Ignored, IgnoreError, git_rules, glob_rules
+from meshtrain.secretnames import SecretNames
 from meshwire import limits
 from meshwire.files import FileEntry, FileManifest, check_manifest, check_path, human_bytes
 
@@ -71,10 +73,12 @@ def scan(
     exclude: Sequence[str] = (),
     on_progress: OnProgress | None = None,
 ) -> Packed:
-    """The source folder of a job, as git sees it: what .gitignore files name stays here.
+    """The source folder of a job, as git sees it: what .gitignore files name stays here, and so do secrets.
 
     Args:
-        include: patterns in .gitignore's notation, relative to `root`, that ship although git ignores them.
+        include: patterns in .gitignore's notation, relative to `root`, that ship although git ignores them. Secrets
+            do if a pattern names them or the folder of secrets that they lie in; one that names just any folder above
+            them does not mean them.
         exclude: patterns that stay here in any case.
         on_progress: called about ten times a second, in this thread.
 
@@ -85,10 +89,17 @@ def scan(
     return _pack(root, include, exclude, True, limits.SOURCE_BYTES_MAX, hint, on_progress)
 
 
-def scan_data(root: Path, on_progress: OnProgress | None = None) -> Packed:
-    """A data folder, whole: data sets are what .gitignore files name. Raises PackError as `scan` does."""
+def scan_data(root: Path, on_progress: OnProgress | None = None, include: Sequence[str] = ()) -> Packed:
+    """A data folder, whole: data sets are what .gitignore files name. Only what can be nothing but a secret stays here.
+
+    Args:
+        include: patterns, relative to `root`, of such secrets that ship nevertheless.
+
+    Raises:
+        PackError: as `scan` does.
+    """
     hint = "move what the job does not need out of the data folder"
-    return _pack(root, (), (), False, limits.DATA_BYTES_MAX, hint, on_progress)
+    return _pack(root, include, (), False, limits.DATA_BYTES_MAX, hint, on_progress)
 
 
 def _pack(
@@ -105,7 +116,8 @@ def _pack(
     root = root.resolve()
     report = _Reporter(on_progress)
     try:
-        walk = _Walk(root, glob_rules(include, "--include"), glob_rules(exclude, "--exclude"), hint, report)
+        rules = glob_rules(include, "--include"), glob_rules(exclude, "--exclude")
+        walk = _Walk(root, *rules, SecretNames(in_code=honour_git), hint, report)
         walk.run(git_rules(root) if honour_git else None)
     except IgnoreError as error:
         raise PackError(str(error)) from error
@@ -125,6 +137,11 @@ def _pack(
     reason = check_manifest(manifest, bytes_max)
     if reason is not None:
         raise PackError(f"{root} cannot be shipped: {reason}. Rename one, or {hint}.")
+    where = "" if honour_git else " of the data folder"
+    if walk.secrets_left_out:
+        walk.notes.append(secretnames.left_out(sorted(walk.secrets_left_out), where))
+    if walk.secrets_shipped:
+        walk.notes.append(secretnames.shipped(sorted(walk.secrets_shipped), where and " in the data folder"))
     return Packed(root, manifest, tuple(walk.notes))
 
 
@@ -141,14 +158,16 @@ class _Folder:
 
     Attributes:
         git: git's rules above it, or None where git is not asked.
-        left_out: git ignores it, and only what is included by name ships from it.
+        left_out: git ignores it or it is a secret, and only what is included by name ships from it.
         included: `--include` names it or a folder above it.
+        secret: it holds secrets by its own name, or a folder above it does.
     """
 
     path: str
     git: Ignored | None
     left_out: bool
     included: bool
+    secret: bool = False
 
 
 class _Walk:
@@ -159,15 +178,19 @@ class _Walk:
         root: Path,
         include: Ignored,
         exclude: Ignored,
+        secrets: SecretNames,
         hint: str,
         report: "_Reporter",
     ) -> None:
         self.found: list[_Found] = []
         self.problems: list[str] = []
         self.notes: list[str] = []
+        self.secrets_left_out: list[str] = []
+        self.secrets_shipped: list[str] = []
         self._root = root
         self._include = include
         self._exclude = exclude
+        self._secrets = secrets
         self._hint = hint
         self._report = report
         self._pending: list[_Folder] = []
@@ -206,10 +229,18 @@ class _Walk:
             if not left_out:
                 self.notes.append(f"{_shown(path)} was left out: a virtual environment works on this machine only")
             return
+        secret = parent.secret or self._secrets.names(path, is_folder)
+        meant = verdict or (verdict is None and parent.secret and parent.included)
+        if secret and not meant:
+            if not left_out:
+                self.secrets_left_out.append(_shown(path) + ("/" if is_folder else ""))
+            left_out, included = True, False
         if is_folder:
             if not left_out or self._include.rules:  # a file deep inside may be included
-                self._pending.append(_Folder(path, git, left_out, included))
+                self._pending.append(_Folder(path, git, left_out, included, secret))
         elif not left_out:
+            if secret:
+                self.secrets_shipped.append(_shown(path))
             self._file(entry, path)
 
     def _file(self, entry: os.DirEntry[str], path: str) -> None:

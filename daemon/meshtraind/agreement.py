@@ -13,7 +13,7 @@ from pathlib import Path
 from meshtraind.blobs import BlobStore
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
-from meshtraind.startstate import Emit, GiverLink, fetch_units, ingest
+from meshtraind.startstate import Emit, GiverLink, clear, fetch_units, ingest
 from meshwire import limits
 from meshwire.manifest import first_difference
 from meshwire.messages.founding import Model, StateIndex, StateOffer, StateReady, StateWant
@@ -174,6 +174,7 @@ class Agreement:
         self._exported = tuple(sorted({unit for wanted in self._wants.values() for unit in wanted}))
         if unknown := set(self._exported) - set(range(len(units))):
             raise RequestError(f"a member asked for unit {min(unknown)} of {len(units)}")
+        await asyncio.to_thread(clear, folder, self._exported)
         return StateTask(units=self._exported, folder=str(folder), write=True)
 
     async def _take(

@@ -115,6 +115,8 @@ class App:
             rundir = RunDir(config.data_dir)
         except (RunDirError, InterfaceError) as error:
             raise StartError(str(error)) from error
+        for note in rundir.notes:
+            log.warning("%s", note)
         with rundir:
             try:
                 await self._run(rundir)
@@ -159,7 +161,7 @@ class App:
                 history=history,
                 data_dir=config.data_dir,
                 endpoint=lambda: endpoint.address,
-                token=rundir.token,
+                learners=endpoint.learners,
                 software=software,
                 patience_s=config.patience_s,
             )
@@ -170,7 +172,7 @@ class App:
             links.handler = PeerSide(self.board, questions)
             links.on_link = self.board.link_made
             self.board.on_members = links.awaits
-            endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop)
+            endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
                 await links.start()

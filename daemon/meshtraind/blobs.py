@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from meshtraind.below import read_below
 from meshtraind.blobwriter import (
     BINARY,
     COPY_BYTES,
@@ -155,7 +156,7 @@ class BlobStore:
         """The blob for reading. Raises BlobError if it is not here."""
         path = self.blob_path(sha256)
         try:
-            return path.open("rb")
+            return read_below(self.path, path.parts[-2:])
         except FileNotFoundError:
             raise BlobError(f"blob {sha256.hex()[:12]} is not in {self.path}") from None
         except OSError as error:
@@ -213,7 +214,7 @@ class BlobStore:
         if self.has(sha256, size_bytes):
             return
         try:
-            reader = source.open("rb")
+            reader = read_below(source.parent, (source.name,))
         except OSError as error:
             raise explain(error, "read", source) from error
         with reader, self.writer(sha256, size_bytes, resume=False) as writer:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.below import folder_below, open_below
 from meshtraind.blobwriter import BINARY, COPY_BYTES, NO_FOLLOW, explain, write_all
 from meshtraind.threads import Check
 from meshwire import limits
@@ -201,10 +202,12 @@ class CheckpointStore:
         return None
 
     def _rounds(self) -> list[int]:
-        if not self.path.is_dir():
-            return []
         with _explained("list", self.path):
-            return sorted((int(name) for name in os.listdir(self.path) if _ROUND.fullmatch(name)), reverse=True)
+            try:
+                with folder_below(self.path.parents[1], self.path.parts[-2:]) as folder:
+                    return sorted((int(name) for name in os.listdir(folder) if _ROUND.fullmatch(name)), reverse=True)
+            except FileNotFoundError:
+                return []
 
     def _read(self, round_: int) -> Checkpoint | Rejected:
         folder = self.path / str(round_)
@@ -283,11 +286,7 @@ def _hashed(path: Path, check: Check, *, synced: bool) -> UnitRecord:
 
 def _open_regular(path: Path, mode: int) -> int:
     """Opens what neither is a link nor makes its reader wait."""
-    handle = os.open(path, mode | NO_FOLLOW | BINARY | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
-        raise OSError(f"{path} is no file")
-    return handle
+    return open_below(path.parents[3], path.parts[-4:], mode)  # below the folder of all jobs
 
 
 def _sync_folder(folder: Path) -> None:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from meshtraind.below import read_below
 from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobDamagedError, explained
+from meshtraind.blobwriter import BlobDamagedError, BlobError, explained
 from meshtraind.checkpoints import Checkpoint
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import Pace, fetch_blob
@@ -39,7 +40,7 @@ def store_state(job: str, folder: Path, units: int, store: BlobStore) -> tuple[B
     refs = []
     for unit in range(units):
         path = folder / unit_file(unit)
-        with explained("read", path), path.open("rb") as file:
+        with explained("read", path), read_below(folder.parents[2], path.parts[-4:]) as file:  # below that of all jobs
             sha256 = hashlib.file_digest(file, "sha256").digest()
             size_bytes = os.fstat(file.fileno()).st_size
         refs.append(BlobRef(sha256=sha256, size_bytes=size_bytes))
@@ -85,6 +86,9 @@ def lend(owner: str, path: Path, blob: BlobRef, store: BlobStore, *, passing: bo
         os.link(path, place)
     except OSError:  # no such links on this disk
         store.ingest(path, blob.sha256, blob.size_bytes)
+    if not store.has(blob.sha256, blob.size_bytes):
+        place.unlink(missing_ok=True)
+        raise BlobError(f"{path} was exchanged while it was read")
 
 
 # The joiner

@@ -54,5 +54,6 @@ def _remove(folder: Path) -> None:
         return
     try:
         shutil.rmtree(folder)
-    except OSError as error:  # a job may have made folders that nobody may write; they lie there until a person helps
+    except (OSError, RecursionError) as error:
+        # A job may have made folders that nobody may write, or a thousand in each other; there a person has to help.
         log.warning("cannot delete %s: %s; delete it by hand", folder, error)

@@ -1,7 +1,8 @@
 """The local endpoint: where this machine's command line and learners talk to the daemon.
 
-A Unix socket, or loopback TCP where there is none. The first message is `Attach` with the daemon's token; whoever has
-another first message, a wrong token or nothing to say is sent away.
+A Unix socket, or loopback TCP where there is none. The first message is `Attach`, from a command with the daemon's
+token, from a learner with its own; whoever has another first message, a wrong token or nothing to say is sent away.
+What a learner may say after that is listed (`LEARNER_ASKS`, `LEARNER_TELLS`), and concerns its own job only.
 """
 
 import asyncio
@@ -12,10 +13,12 @@ import socket
 from collections.abc import Callable
 
 from meshtraind.connection import Connection, Handler, RequestError
+from meshtraind.learnertokens import LearnerTokens
 from meshtraind.rundir import RunDir
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.header import Header
+from meshwire.messages.learner import LEARNER_ASKS, LEARNER_TELLS
 from meshwire.messages.local import Attach
 from meshwire.wiretypes import Wire
 
@@ -34,11 +37,13 @@ class Endpoint:
     Attributes:
         handler: gets what arrives once a connection has attached; its first request is the `Attach` itself.
         address: `unix:PATH` or `tcp:HOST:PORT`, once started.
+        learners: what they show; whoever starts one asks for a token there.
     """
 
     def __init__(self, rundir: RunDir) -> None:
         self.handler: Handler
         self.address = ""
+        self.learners = LearnerTokens()
         self._rundir = rundir
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
@@ -110,13 +115,45 @@ class _Guard:
         if not isinstance(body, Attach):
             conn.refuse("the first message must be Attach")
             raise RequestError("the first message must be Attach")
-        if not hmac.compare_digest(body.token.encode(), self._token.encode()):
+        if body.role == "learner":
+            right = body.job is not None and self._endpoint.learners.job_of(body.token) == body.job
+        else:
+            right = hmac.compare_digest(body.token.encode(), self._token.encode())
+        if not right:
             conn.refuse("wrong token: meshtraind was restarted, or runs on another data folder")
             raise RequestError("wrong token")
         conn.attached = body
         conn.name = f"the learner of job {body.job}" if body.role == "learner" else "a client"
-        conn.handler = self._endpoint.handler
-        return await conn.handler.request(conn, header, body, emit)
+        handler = self._endpoint.handler
+        conn.handler = _LearnerGuard(handler) if body.role == "learner" else handler
+        return await handler.request(conn, header, body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
         """It never attached: nobody has heard of it."""
+
+
+class _LearnerGuard:
+    """Handler of a learner's connection: lets through what a learner may say."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return self._handler.chunk_announced(conn, header)
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        self._handler.chunk_received(conn, header)
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        if isinstance(body, LEARNER_TELLS):
+            self._handler.notice(conn, header, body)
+        else:
+            conn.refuse(f"a learner does not send {type(body).__name__}")
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if not isinstance(body, LEARNER_ASKS):
+            raise RequestError(f"a learner may not ask for {type(body).__name__}")
+        return await self._handler.request(conn, header, body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self._handler.lost(conn, reason)

@@ -1,18 +1,22 @@
 """Pulls blobs from a peer, piece by piece, and serves pieces of blobs, outputs and logs."""
 
 import asyncio
+import logging
 import os
+import stat
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from meshtraind.below import folder_below, open_below
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobBusyError, BlobWriter
 from meshtraind.connection import Connection, RequestError
+from meshtraind.diskthreads import DiskThreads
 from meshtraind.fetchwindow import window_of
 from meshtraind.tasks import TaskSet, told_elsewhere
 from meshtraind.threads import Check, in_thread
@@ -20,11 +24,20 @@ from meshwire import limits
 from meshwire.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched, OutputFile
 
+log = logging.getLogger(__name__)
+
+OUT, LOGS = "out", "logs"  # below a job's folder
 PIECE_TIMEOUT_S = 60.0
 PIECES_IN_FLIGHT = 4
 BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts end that sooner
 BUSY_POLL_S = 0.2
 LOG_POLL_S = 0.1
+BLOB_READ_TIMEOUT_S = 50.0  # less than the peer waits, which then learns why
+RESULT_READ_TIMEOUT_S = 8.0  # likewise
+
+# Apart: a job may have mounted something in its output folder that no longer answers.
+_BLOBS = DiskThreads("reads blobs", 4)
+_RESULTS = DiskThreads("reads outputs and logs", 8)
 
 
 class Pace(Protocol):
@@ -148,66 +161,105 @@ async def serve(body: Fetch, store: BlobStore, job_folder: Path, *, ended: Calla
         if body.what == "blob":
             if body.sha256 is None:
                 raise RequestError("a blob is asked for by its sha256")
-            return await asyncio.to_thread(_read_piece, store.blob_path(body.sha256), body, True)
+            name = body.sha256.hex()
+            blob = partial(_read_piece, store.path, (name[:2], name), body, True)
+            return await _BLOBS.run(blob, timeout_s=BLOB_READ_TIMEOUT_S, name=f"reading blob {name[:12]}")
         if body.what == "log":
-            return await _serve_log(body, log_path(job_folder, body.rank), ended)
+            return await _serve_log(body, job_folder, ended)
         path = body.path or ""
         if (wrong := check_path(path)) is not None:
             raise RequestError(f"output path {path!r} {wrong}")
-        root = output_folder(job_folder, body.rank)
-        return await asyncio.to_thread(_read_piece, root.joinpath(*path.split("/")), body, True)
+        parts = (job_folder.name, OUT, str(body.rank), *path.split("/"))
+        output = partial(_read_piece, job_folder.parent, parts, body, True)
+        return await _RESULTS.run(output, timeout_s=RESULT_READ_TIMEOUT_S, name=f"reading {path}")
     except OSError as error:
         raise RequestError(f"cannot read the {body.what} of job {body.job}: {error.strerror or error}") from error
 
 
-async def _serve_log(body: Fetch, path: Path, ended: Callable[[], bool]) -> Fetched:
+async def _serve_log(body: Fetch, job_folder: Path, ended: Callable[[], bool]) -> Fetched:
     """Waits up to `wait_s` for bytes behind the offset; the end is the job's end."""
     until_s = time.monotonic() + body.wait_s
     while True:
         over = ended()  # asked before reading: what is written until then is read
-        piece = await asyncio.to_thread(_read_log, path, body)
+        read = partial(_read_log, job_folder, body)
+        piece = await _RESULTS.run(read, timeout_s=RESULT_READ_TIMEOUT_S, name="reading the log")
         at_end = body.offset_bytes + len(piece.data) >= piece.total_bytes
         if piece.data or over or time.monotonic() >= until_s:
             return piece.model_copy(update={"end": over and at_end})
         await asyncio.sleep(LOG_POLL_S)
 
 
-def _read_log(path: Path, body: Fetch) -> Fetched:
-    if not path.exists():
+def _read_log(job_folder: Path, body: Fetch, check: Check) -> Fetched:
+    try:
+        return _read_piece(job_folder.parent, (job_folder.name, LOGS, f"{body.rank}.log"), body, False, check)
+    except FileNotFoundError:
         return Fetched(data=b"", total_bytes=0, end=False)
-    return _read_piece(path, body, False)
 
 
-def _read_piece(path: Path, body: Fetch, ends: bool) -> Fetched:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0))
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+def _read_piece(root: Path, parts: Sequence[str], body: Fetch, ends: bool, _check: Check) -> Fetched:
+    descriptor = open_below(root, parts)
+    try:
         total_bytes = os.fstat(descriptor).st_size
-        file.seek(body.offset_bytes)
-        data = file.read(body.max_bytes)
+        behind = body.offset_bytes >= total_bytes  # perhaps by more than a system call takes
+        data = b"" if behind else os.pread(descriptor, body.max_bytes, body.offset_bytes)
+    finally:
+        os.close(descriptor)
     return Fetched(data=data, total_bytes=total_bytes, end=ends and body.offset_bytes + len(data) >= total_bytes)
 
 
 def log_path(job_folder: Path, rank: int) -> Path:
     """Where a rank's output to the terminal goes."""
-    return job_folder / "logs" / f"{rank}.log"
+    return job_folder / LOGS / f"{rank}.log"
 
 
 def output_folder(job_folder: Path, rank: int) -> Path:
     """Where a rank's script leaves its results."""
-    return job_folder / "out" / str(rank)
+    return job_folder / OUT / str(rank)
 
 
-def list_outputs(job_folder: Path, rank: int) -> tuple[OutputFile, ...]:
-    """Regular files below a rank's output folder, whose names every device can hold. Blocking."""
-    root = output_folder(job_folder, rank)
-    found = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = Path(folder) / name
-            relative = path.relative_to(root).as_posix()
-            if path.is_symlink() or not path.is_file() or check_path(relative) is not None:
-                continue
-            found.append(OutputFile(rank=rank, path=relative, size_bytes=path.stat().st_size))
-            if len(found) >= limits.OUTPUTS_LISTED_MAX:
-                return tuple(found)
+async def list_outputs(job_folder: Path, rank: int) -> tuple[OutputFile, ...]:
+    """Regular files below a rank's output folder, whose names every device can hold.
+
+    Raises RequestError when the folder cannot be read.
+    """
+    name = f"listing the outputs of rank {rank}"
+    try:
+        return await _RESULTS.run(partial(_list_outputs, job_folder, rank), timeout_s=RESULT_READ_TIMEOUT_S, name=name)
+    except OSError as error:
+        raise RequestError(f"{name} of job {job_folder.name}: {error.strerror or error}") from error
+
+
+def _list_outputs(job_folder: Path, rank: int, check: Check) -> tuple[OutputFile, ...]:
+    """What links lead to is not listed, as it is not served."""
+    top = (job_folder.name, OUT, str(rank))
+    found: list[OutputFile] = []
+    pending: list[tuple[str, ...]] = [()]
+    seen = 0
+    while pending:
+        check()
+        parts = pending.pop()
+        try:
+            with folder_below(job_folder.parent, (*top, *parts)) as folder, os.scandir(folder) as entries:
+                for entry in entries:
+                    if seen >= limits.OUTPUT_ENTRIES_MAX or len(found) >= limits.OUTPUTS_LISTED_MAX:
+                        return _sorted(found)
+                    seen += 1
+                    path = "/".join((*parts, entry.name))
+                    if check_path(path) is not None:
+                        continue
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(status.st_mode):
+                        pending.append((*parts, entry.name))
+                    elif stat.S_ISREG(status.st_mode):
+                        found.append(OutputFile(rank=rank, path=path, size_bytes=status.st_size))
+        except FileNotFoundError:
+            continue  # nothing was written yet, or it was deleted meanwhile
+        except OSError as error:
+            if not parts:
+                raise
+            log.info("job %s: outputs in %s are not listed: %s", job_folder.name, "/".join(parts), error)
+    return _sorted(found)
+
+
+def _sorted(found: list[OutputFile]) -> tuple[OutputFile, ...]:
     return tuple(sorted(found, key=lambda file: file.path))

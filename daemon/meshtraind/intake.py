@@ -10,6 +10,7 @@ from meshtraind.cleanup import DATA, RESUME, SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.courtesy import Courtesy
 from meshtraind.fetch import fetch_blob
+from meshtraind.privacy import PrivacyError, make_private
 from meshtraind.tasks import TaskSet, told_elsewhere
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
@@ -76,6 +77,10 @@ class Intake:
         self._done_bytes = 0  # those of the manifests are not in the sum
         self._total_bytes = missing_bytes + written_bytes
         await self._fetch_all(missing)
+        try:
+            await asyncio.to_thread(make_private, self._folder)
+        except PrivacyError as error:
+            raise RequestError(str(error)) from error
         for manifest, target in manifests:
             await self._write_out(manifest, target)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgpack
 from pydantic import ValidationError
 
+from meshtraind.below import open_below, read_below
 from meshwire import limits
 from meshwire.messages.job import JobSpec, Member
 from meshwire.wiretypes import Wire
@@ -15,6 +16,7 @@ from meshwire.wiretypes import Wire
 log = logging.getLogger(__name__)
 
 NAME = "job.msgpack"
+_PART = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class JobFile(Wire):
@@ -27,7 +29,7 @@ class JobFile(Wire):
     def save(self, folder: Path) -> None:
         """Writes it into the job's folder, whole or not at all. Raises OSError."""
         part = folder / f"{NAME}.part"
-        with part.open("wb") as file:
+        with os.fdopen(open_below(folder.parent, (folder.name, part.name), _PART), "wb") as file:
             file.write(self.pack())
             file.flush()
             os.fsync(file.fileno())
@@ -43,11 +45,12 @@ def load_all(folders: Iterable[Path]) -> dict[str, JobFile]:
     """The jobs in these folders that have not ended, by id; what cannot be read is named in the log and left out."""
     found = {}
     for folder in folders:
-        path = folder / NAME
         try:
-            if path.stat().st_size > limits.JOB_FILE_BYTES_MAX:
+            with read_below(folder.parent, (folder.name, NAME)) as file:
+                packed = file.read(limits.JOB_FILE_BYTES_MAX + 1)
+            if len(packed) > limits.JOB_FILE_BYTES_MAX:
                 raise ValueError("it is too large")
-            job = JobFile.load(msgpack.unpackb(path.read_bytes(), strict_map_key=True))
+            job = JobFile.load(msgpack.unpackb(packed, strict_map_key=True))
         except FileNotFoundError:
             continue
         except (OSError, ValueError, ValidationError) as error:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from meshtraind.below import open_below, read_below
 from meshtraind.memory import SharedMemory
 from meshwire.local import MEMORY_FD_VARIABLE
 
@@ -64,7 +65,7 @@ class Learner:
     async def start(self, environment: Mapping[str, str]) -> None:
         """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        descriptor = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -133,9 +134,14 @@ def explain_exit(code: int, log: Path, device: str) -> str:
     return text
 
 
+def _below_jobs(log: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder of all jobs, and the way from there: JOB/logs/RANK.log, which an earlier process may have replaced."""
+    return log.parents[2], log.parts[-3:]
+
+
 def _last_text(log: Path, max_bytes: int) -> str:
     try:
-        with log.open("rb") as file:
+        with read_below(*_below_jobs(log)) as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - max_bytes))
             return file.read().decode(errors="replace")

@@ -61,6 +61,7 @@ class LearnerLife:
         self._memory = memory
         self._learner: Learner | None = None
         self._ended = False
+        self._token = ""
         self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
         self._rounds_before = 0
         self.restarts = 0
@@ -89,14 +90,20 @@ class LearnerLife:
             environment = learner_environment(
                 job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
             )
-            endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._node.token}
+            self._revoke()
+            self._token = self._node.learners.issue(job.spec.job)
+            endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._token}
             await self._learner.start({**environment, **endpoint})
             return True
 
     async def wait(self) -> int:
         """The exit code of the process that was started last."""
-        assert self._learner is not None
-        return await self._learner.wait()
+        learner, token = self._learner, self._token
+        assert learner is not None
+        code = await learner.wait()
+        if token == self._token:  # else another has been started meanwhile
+            self._revoke()
+        return code
 
     def after(self, code: int, rounds: int) -> Ending:
         """What follows from the exit code. `rounds`: that this device's learners were in."""
@@ -120,6 +127,10 @@ class LearnerLife:
         learner = await self._started()
         if learner is not None:
             await learner.stop(now=now)
+        self._revoke()
+
+    def _revoke(self) -> None:
+        self._node.learners.revoke(self._token)
 
     async def _started(self) -> Learner | None:
         """The newest process, of which there is one to end."""

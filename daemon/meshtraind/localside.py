@@ -42,13 +42,22 @@ class LocalSide:
 
     Args:
         shutdown: begins the daemon's end.
+        warnings: from its start, which a person should know.
     """
 
-    def __init__(self, mesh: Mesh, board: Board, questions: Questions, shutdown: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        board: Board,
+        questions: Questions,
+        shutdown: Callable[[], None],
+        warnings: tuple[str, ...] = (),
+    ) -> None:
         self._mesh = mesh
         self._board = board
         self._questions = questions
         self._shutdown = shutdown
+        self._warnings = warnings
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return "chunks travel between daemons only"
@@ -141,7 +150,7 @@ class LocalSide:
             peers_linked=len(mesh.node.links),
             peers_paired=mesh.paired,
             jobs_running=self._board.running,
-            warnings=mesh.warnings,
+            warnings=(*self._warnings, *mesh.warnings),
             patience_s=node.patience_s,
             rtt_s=rtt_s,
             timeouts=tuple(timeouts.describe().items()),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshtraind.blobs import BlobStore
 from meshtraind.history import JobHistory
+from meshtraind.learnertokens import LearnerTokens
 from meshtraind.links import Link
 from meshwire.messages.job import Member
 from meshwire.messages.link import Software
@@ -17,7 +18,8 @@ class Node:
 
     Attributes:
         links: the linked peers by device id; live.
-        endpoint, token: where this daemon's learners find it.
+        endpoint: where this daemon's learners find it.
+        learners: gives them their tokens.
         software: asked for when needed, because finding torch's version takes a moment.
         patience_s: silence after which a peer is lost; the user's one setting of time.
     """
@@ -30,7 +32,7 @@ class Node:
     history: JobHistory
     data_dir: Path
     endpoint: Callable[[], str]
-    token: str
+    learners: LearnerTokens
     software: Software
     patience_s: float
 

@@ -5,12 +5,14 @@ Answered from here, or from the linked device that knows.
 
 import asyncio
 import logging
+from functools import partial
 
 from meshtraind.blobwriter import BlobError
 from meshtraind.board import Board
 from meshtraind.checkpoints import CheckpointError, list_checkpoints
 from meshtraind.checkpointsearch import READ_TIMEOUT_S, ship
 from meshtraind.connection import ConnectionLost, RequestError
+from meshtraind.diskthreads import DiskThreads
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.history import HistoryError
 from meshtraind.job import Way, summary_of
@@ -40,10 +42,13 @@ from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
 
+_CHECKPOINTS = DiskThreads("reads checkpoints", 2)
+
 CANCEL_TIMEOUT_S = 30.0
 PEER_CANCEL_TIMEOUT_S = 60.0  # it saves a checkpoint before
 PEER_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 1.0
+CHECKPOINTS_TIMEOUT_S = READ_TIMEOUT_S - 10.0  # less than a peer waits, which then learns why
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
@@ -169,7 +174,7 @@ class Questions:
         omitted = 0
         for rank, member in enumerate(summary.members):
             if member.device == self._node.device:
-                found += await asyncio.to_thread(list_outputs, self._node.job_folder(body.job), rank)
+                found += await list_outputs(self._node.job_folder(body.job), rank)
             elif forward:
                 reply = await self._ask(member, body, PEER_TIMEOUT_S)
                 if isinstance(reply, Outputs):
@@ -186,8 +191,12 @@ class Questions:
             if member.device == self._node.device:
                 folder = self._node.job_folder(body.job)
                 try:
-                    found += await in_thread(lambda check: list_checkpoints(folder, body.job, rank, check))  # noqa: B023
-                except CheckpointError as error:
+                    found += await _CHECKPOINTS.run(
+                        partial(list_checkpoints, folder, body.job, rank),
+                        timeout_s=CHECKPOINTS_TIMEOUT_S,
+                        name="reading the checkpoints",
+                    )
+                except (CheckpointError, TimeoutError) as error:
                     raise RequestError(str(error)) from error
             elif forward:
                 try:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from meshtraind.below import read_below
 from meshtraind.cleanup import RESUME
 from meshtraind.connection import RequestError
 from meshtraind.roundhistory import Entry
@@ -32,7 +33,8 @@ class Resuming:
         self._point = point
         self._name = f"the checkpoint of job {point.job} after round {point.round}"
         try:
-            self._manifest = CheckpointManifest.decode((self.folder / MANIFEST_FILE).read_bytes())
+            with read_below(folder.parent, (folder.name, RESUME, MANIFEST_FILE)) as file:
+                self._manifest = CheckpointManifest.decode(file.read())
         except (OSError, ValueError) as error:
             raise RequestError(f"{self._name} cannot be read: {error}") from error
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from meshtraind.privacy import PrivacyError, protect_data
+
 SOCKET_PATH_BYTES_MAX = 107  # sun_path on Linux, without its end
 TOKEN_BYTES = 32
 
@@ -23,10 +25,11 @@ class RunDir:
     """Held while the daemon runs.
 
     Args:
-        data_dir: made when it is missing.
+        data_dir: made when it is missing; from then on this user's alone, with all that lies in it.
 
     Attributes:
-        token: what clients and learners show; new at every start.
+        token: what clients show; new at every start.
+        notes: what a person should know about who could look into the folder until now.
         socket_path: in the runtime folder, for a data folder's path may be too long for a socket's.
 
     Raises:
@@ -41,8 +44,7 @@ class RunDir:
         self._token_path = self._path / "token"
         self._lock = -1
         try:
-            data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._path.mkdir(mode=0o700, exist_ok=True)
+            self.notes = protect_data(data_dir)
             self._take_lock()
             self.socket_path = _runtime_folder() / f"{hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]}.sock"
             self.socket_path.unlink(missing_ok=True)  # of a daemon that was killed; the lock says that it is gone
@@ -53,6 +55,8 @@ class RunDir:
                 f"the data folder {data_dir} cannot be used: {error.strerror or error}; "
                 "make it writable for your user, or choose another with --data-dir"
             ) from error
+        except PrivacyError as error:
+            raise RunDirError(str(error)) from error
         except BaseException:
             self._release()
             raise

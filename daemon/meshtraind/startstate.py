@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshtraind.below import read_below
 from meshtraind.blobs import BlobStore
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.fetch import fetch_blob
@@ -78,14 +80,20 @@ async def _fetch(job: str, unit: BlobRef, giver: GiverLink, store: BlobStore) ->
     return False
 
 
+def clear(folder: Path, units: Sequence[int]) -> None:
+    """Before the learner writes these units: what came of another giver's are links into the store. Blocking."""
+    for unit in units:
+        (folder / f"{unit}.safetensors").unlink(missing_ok=True)
+
+
 def ingest(job: str, folder: Path, units: Sequence[int], store: BlobStore) -> dict[int, BlobRef]:
     """Stores the units that the giver's learner has written. Blocking."""
     refs = {}
     for unit in units:
         path = folder / f"{unit}.safetensors"
-        with path.open("rb") as file:
+        with read_below(folder.parents[1], path.parts[-3:]) as file:  # below the folder of all jobs
             sha256 = hashlib.file_digest(file, "sha256").digest()
-        size_bytes = path.stat().st_size
+            size_bytes = os.fstat(file.fileno()).st_size
         store.hold(job, [sha256], passing=True)
         store.ingest(path, sha256, size_bytes)
         path.unlink()

@@ -6,11 +6,13 @@ between, with the times at which they were given to their links. Bytes are {"hex
 
 import json
 import logging
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from meshtraind.below import open_below
 from meshwire.header import Header
 from meshwire.wiretypes import Wire
 
@@ -29,7 +31,8 @@ class Trace:
         self._path = path
         self._file: TextIO | None = None
         try:
-            self._file = path.open("w", buffering=BUFFER_BYTES, encoding="ascii")
+            descriptor = open_below(path.parents[1], path.parts[-2:], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            self._file = os.fdopen(descriptor, "w", buffering=BUFFER_BYTES, encoding="ascii")
         except OSError as error:
             self._end(error)
 

@@ -1,5 +1,6 @@
 """`jobs`, `cancel` and `leave`; how commands find a job by its id prefix, and how they describe one."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -16,7 +17,7 @@ from meshtrain.errors import RequestError
 from meshwire.jobs import TERMINAL_STATES, JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import Cancel, GetJobs, Leave, Watch, Watched
+from meshwire.messages.local import Cancel, GetJobs, GetStatus, Leave, Status, Watch, Watched
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
@@ -157,18 +158,23 @@ def leave(
 def cancel(
     ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids, or prefixes of them.")],
     now: Annotated[bool, typer.Option("--now", help="Save nothing, kill the learners.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, also where this device has no part in the job.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """End jobs, on all their devices.
 
     On a device that computes for the job its state is saved first, unless it has --checkpoint-every off: `meshtrain
     submit --resume JOB` goes on from there. With --now, from the last checkpoint.
+
+    Asks first where the job neither runs on this device nor was submitted here.
     """
     failed = False
     with connected(data_dir) as client:
         for prefix in ids:
             try:
-                _cancel_one(client, prefix, now)
+                failed |= not _cancel_one(client, prefix, now=now, sure=yes)
             except CliError as error:
                 show_error(str(error), error.hint)
                 failed = True
@@ -179,10 +185,35 @@ def cancel(
         raise typer.Exit(1)
 
 
-def _cancel_one(client: Client, prefix: str, now: bool) -> None:
+def _cancel_one(client: Client, prefix: str, *, now: bool, sure: bool) -> bool:
+    """Returns whether the job ends. Raises CliError where nobody can be asked."""
     job = find_job(client, prefix)
     if has_ended(job):
         say(f"job {job.job} has ended already: {job.state}")
-        return
+        return True
+    if not sure and not _is_of_this_device(client, job) and not _asked(job):
+        say(f"job {job.job} goes on")
+        return False
     ask(client, Cancel(job=job.job, now=now), Done, name=f"cancelling {job.job}", timeout_s=CANCEL_TIMEOUT_S)
     print(job.job)
+    return True
+
+
+def _is_of_this_device(client: Client, job: JobSummary) -> bool:
+    """Whether it takes part, or somebody submitted the job from here."""
+    here = ask(client, GetStatus(), Status, name="status").device
+    return here == job.submitter or any(member.device == here for member in job.members)
+
+
+def _asked(job: JobSummary) -> bool:
+    """Whether the person says yes. Raises CliError without a terminal."""
+    where = ", ".join(printable(member.name) for member in job.members)
+    fact = f"job {job.job} ({printable(job.name)}) has nothing to do with this device: it runs on {where}"
+    if not at_terminal():
+        raise CliError(fact, f"meshtrain cancel --yes {job.job}")
+    return typer.confirm(f"{fact}. Cancel it there?", err=True)
+
+
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

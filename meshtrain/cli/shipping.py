@@ -45,14 +45,14 @@ def pack(
         if data is not None:
             if not data.is_dir():
                 raise CliError(f"--data {data} is not a folder")
-            packed_data = scan_data(data, lambda at: show("the data folder", at))
+            packed_data = scan_data(data, lambda at: show("the data folder", at), include)
             exclude = (*exclude, *_anchored(root, data))
         source = scan(root, include, exclude, lambda at: show("the working directory", at))
     except PackError as error:
         raise CliError(str(error)) from error
     if not any(entry.path == script for entry in source.manifest.entries):
         raise CliError(
-            f"{script} would not be shipped: it is left out by --exclude or a .gitignore",
+            f"{script} would not be shipped: it is left out by --exclude, a .gitignore, or its name, as a secret",
             f"meshtrain submit --include {script} {script}",
         )
     return source, packed_data

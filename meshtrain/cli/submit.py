@@ -61,7 +61,10 @@ def submit(
         typer.Option("--data", metavar="DIR", help="Data folder to ship; ./data if there is one."),
     ] = None,
     include: Annotated[
-        list[str] | None, typer.Option("--include", metavar="GLOB", help="Ship these although git ignores them.")
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="GLOB", help="Ship these although git ignores them, or they look like secrets."
+        ),
     ] = None,
     exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="Do not ship these.")] = None,
     env: Annotated[
@@ -171,8 +174,9 @@ def submit(
 ) -> None:
     """Train SCRIPT on all linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
 
-    Ships the working directory without what .gitignore names. Everything after SCRIPT is the script's. The exit code
-    is the job's outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
+    Ships the working directory without what .gitignore names, and without secrets such as .env, .ssh or *.pem, of which
+    a line tells. Everything after SCRIPT is the script's. The exit code is the job's outcome: 0 succeeded, 1 failed, 3
+    lost, 130 cancelled.
     """
     count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:

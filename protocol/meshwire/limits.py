@@ -99,6 +99,7 @@ PATH_CHARS_MAX = 1024
 FETCH_BYTES_MAX = 256 * KIB  # one piece of a file: small enough for others to pass between two pieces
 FETCH_WAIT_S_MAX = 10.0
 OUTPUTS_LISTED_MAX = 5_000  # output files of one rank: their list fits into one message
+OUTPUT_ENTRIES_MAX = 200_000  # of all kinds that are looked at for that list: seconds on a slow disk
 OUTPUT_LIST_BYTES_MAX = 512 * KIB  # paths in one list of output files, all ranks together
 
 # Identity and pairing

@@ -24,6 +24,7 @@ from meshtraind.connection import Connection, RequestError
 from meshtraind.discovery import SERVICE_TYPE, parse_sighting
 from meshtraind.endpoint import Endpoint, _Guard
 from meshtraind.identity import CertificateError, Identity, check_certificate, load_or_create
+from meshtraind.learnertokens import LearnerTokens
 from meshtraind.pairchannel import ProtocolError, loaded, profile_of, receive_plain
 from meshtraind.pairproof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
 from meshwire import limits
@@ -208,7 +209,10 @@ def decode_local_stream(data: bytes) -> None:
 
     async def receive() -> bytes:
         wires = _Wires()
-        connection = Connection(_Guard(cast(Endpoint, SimpleNamespace(handler=_Attached())), TOKEN), name="a client")
+        connection = Connection(
+            _Guard(cast(Endpoint, SimpleNamespace(handler=_Attached(), learners=LearnerTokens())), TOKEN),
+            name="a client",
+        )
         connection.connection_made(wires)
         rest = data
         while rest and not connection.closing:

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from meshtrain.cli.app import app
 from meshtrain.cli.followview import View, prefixes, status_text
 from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines
 from meshtrain.cli.terminal import human_seconds, printable_lines
@@ -62,6 +64,7 @@ from meshwire.text import printable
 from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import (
+    ANNA,
     BERT,
     JOB,
     MEMBERS,
@@ -382,6 +385,7 @@ def test_json_has_no_nan(endpoint: Endpoint) -> None:
 def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> None:
     endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, job=OLDER), summary(JobState.RUNNING))
     endpoint.answers[Cancel] = Done()
+    endpoint.answers[GetStatus] = STATUS
     shown = run("cancel", "1KX2", "1kx", "9")
     assert shown.exit_code == 1  # one was cancelled, two could not be
     assert shown.stdout == f"{OLDER}\n"
@@ -413,6 +417,38 @@ def test_cancel_of_an_ended_job_says_so(endpoint: Endpoint) -> None:
     shown = run("cancel", "--now", JOB)
     assert (shown.exit_code, shown.stderr) == (0, f"job {JOB} has ended already: succeeded\n")
     assert endpoint.of_type(Cancel) == []
+
+
+@pytest.mark.parametrize("outside", [False, True])
+def test_a_job_of_other_devices_is_cancelled_when_somebody_has_said_yes(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, outside: bool
+) -> None:
+    """A mistyped prefix ends nobody else's night of training."""
+    others: dict[str, Any] = {"members": (member(BERT, "bert"),), "submitter": BERT if outside else ANNA}
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, ended_at_s=None, **others))
+    endpoint.answers[GetStatus] = STATUS
+    endpoint.answers[Cancel] = Done()
+
+    def cancelled() -> int:
+        count = len(endpoint.of_type(Cancel))
+        endpoint.asked.clear()
+        return count
+
+    shown = run("cancel", JOB)
+    if not outside:
+        assert (shown.exit_code, shown.stdout, cancelled()) == (0, f"{JOB}\n", 1), "submitted here"
+        return
+    assert (shown.exit_code, shown.stdout, cancelled()) == (1, "", 0)
+    assert f"job {JOB} (train) has nothing to do with this device: it runs on bert" in shown.stderr
+    assert f"try: meshtrain cancel --yes {JOB}" in shown.stderr
+    shown = run("cancel", "--yes", JOB)
+    assert (shown.exit_code, shown.stdout, cancelled()) == (0, f"{JOB}\n", 1)
+    monkeypatch.setattr("meshtrain.cli.jobs.at_terminal", lambda: True)
+    for answer, ends in (("y\n", True), ("n\n", False), ("\n", False), ("", False)):
+        shown = CliRunner().invoke(app, ["cancel", JOB], input=answer, catch_exceptions=False)
+        assert (shown.exit_code == 0, cancelled() == 1) == (ends, ends), answer
+        assert "Cancel it there? [y/N]" in shown.stderr
+        assert (f"job {JOB} goes on" in shown.stderr) == (not ends and answer != "")
 
 
 def test_leave_takes_this_device_out_of_a_job_that_runs(endpoint: Endpoint) -> None:

@@ -18,12 +18,14 @@ from meshtraind.endpoint import Endpoint, EndpointError
 from meshtraind.rundir import RunDir
 from meshwire import limits
 from meshwire.header import Header, Kind
+from meshwire.messages import learner
 from meshwire.messages.envelope import Done
-from meshwire.messages.learner import Stop
-from meshwire.messages.local import Attach, GetJobs
+from meshwire.messages.learner import LearnerApplied, LearnerReady, Stop
+from meshwire.messages.local import Attach, GetJobs, Shutdown
 from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0
+JOB = "1kx3m9q2v7bd"
 
 
 class App:
@@ -119,14 +121,44 @@ async def test_who_shows_the_token_is_heard_and_remembered(
         monkeypatch.delattr(socket, "AF_UNIX")
     async with serving(tmp_path) as (endpoint, app, token):
         assert endpoint.address.startswith("unix:" if unix else "tcp:127.0.0.1:")
-        attach = Attach(token=token, role="learner", job="0" * 12, pid=5)
+        attach = Attach(token=token, role="client", pid=5)
         async with connected(endpoint) as (connection, _):
             assert await ask(connection, attach) == Done()
             connection.notify(Stop(reason="x"))
             assert await ask(connection, GetJobs(prefix="a")) == Done()
             assert app.requests == [(attach, attach), (attach, GetJobs(prefix="a"))]
             assert app.notices == [Stop(reason="x")]
-        await until(lambda: app.lost_names == [f"the learner of job {'0' * 12}"])
+        await until(lambda: app.lost_names == ["a client"])
+
+
+@pytest.mark.asyncio
+async def test_a_learner_is_heard_where_it_speaks_as_learners_do(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (endpoint, app, _):
+        attach = Attach(token=endpoint.learners.issue(JOB), role="learner", job=JOB, pid=5)
+        async with connected(endpoint) as (connection, client):
+            assert await ask(connection, attach) == Done()
+            assert await ask(connection, LearnerReady()) == Done()
+            connection.notify(LearnerApplied(round=3))
+            with pytest.raises(RequestError, match="a learner may not ask for GetJobs"):
+                await ask(connection, GetJobs(prefix="a"))
+            assert app.requests == [(attach, attach), (attach, LearnerReady())]
+            assert app.notices == [LearnerApplied(round=3)]
+            connection.notify(Shutdown())
+            await until(lambda: client.reason is not None)
+            assert "a learner does not send Shutdown" in str(client.reason)
+        await until(lambda: app.lost_names == [f"the learner of job {JOB}"])
+        endpoint.learners.revoke(attach.token)
+        async with connected(endpoint) as (connection, _):
+            with pytest.raises((ConnectionLost, RequestError)):
+                await ask(connection, attach)
+        assert len(app.requests) == 2
+
+
+def test_what_learners_may_say_is_all_that_there_is_for_them() -> None:
+    """A message that is new and forgotten in the lists would end the job of everybody who sends it."""
+    theirs = {cls for name, cls in vars(learner).items() if name.startswith("Learner") and isinstance(cls, type)}
+    assert theirs - {learner.LearnerWelcome} == {*learner.LEARNER_ASKS, *learner.LEARNER_TELLS}
+    assert not set(learner.LEARNER_ASKS) & set(learner.LEARNER_TELLS)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="modes")

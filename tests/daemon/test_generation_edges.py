@@ -17,6 +17,7 @@ from meshtraind.generations import Generations
 from meshtraind.job import Job, Way
 from meshtraind.joining import Joining
 from meshtraind.learnerlife import LearnerLife
+from meshtraind.learnertokens import LearnerTokens
 from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.passage import Passage
 from meshtraind.roundhistory import Entry
@@ -294,10 +295,26 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerLife:
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     monkeypatch.setattr(SlowProcess, "alive", set())
     monkeypatch.setattr(SlowProcess, "started", 0)
-    spec = SimpleNamespace(script="train.py", args=())
+    spec = SimpleNamespace(job=JOB, script="train.py", args=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
-    node = SimpleNamespace(endpoint=lambda: "", token="")
+    node = SimpleNamespace(endpoint=lambda: "", learners=LearnerTokens())
     return LearnerLife(cast(Any, node), cast(Any, job), 1, "127.0.0.1", lambda: cast(Any, None))
+
+
+@pytest.mark.asyncio
+async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life: LearnerLife) -> None:
+    tokens = life._node.learners
+    assert await life.start(life.run)
+    first = life._token
+    assert tokens.job_of(first) == life._job.spec.job
+    life.run += 1
+    await life.kill()
+    assert await life.start(life.run)
+    assert tokens.job_of(first) is None, "of a process that was replaced"
+    assert tokens.job_of(life._token) == life._job.spec.job
+    await life.stop(now=True)
+    assert tokens.job_of(life._token) is None
+    assert not tokens._jobs
 
 
 async def begin(life: LearnerLife) -> None:

@@ -26,7 +26,9 @@ from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
 from meshwire.jobs import JobState, job_number
-from meshwire.messages.envelope import Envelope, Role, decode, encode
+from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
+from meshwire.messages.learner import LEARNER_ASKS
+from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 from meshwire.messages.rounds import Null, Seal
 from meshwire.wiretypes import Wire
@@ -221,12 +223,52 @@ async def test_any_request_of_a_local_client_is_answered(tmp_path: Path, caplog:
     asked = [body for name, body in every_message().items() if name not in NOT_ASKED]
     async with running(config(tmp_path, "anna")) as (anna,):
         node = anna.mesh.node
+        token = (node.data_dir / "run/token").read_text()
         reader, writer = await asyncio.open_unix_connection(node.endpoint().removeprefix("unix:"))
-        for number, body in enumerate([Attach(token=node.token, role="client"), *asked], 1):
+        for number, body in enumerate([Attach(token=token, role="client"), *asked], 1):
             writer.write(frame(Envelope(Role.REQUEST, number, body)))
         await answers(reader, 1 + len(asked))
         writer.transport.abort()
         assert not errors(caplog)
+
+
+@pytest.mark.asyncio
+async def test_a_learners_token_opens_nothing_that_a_learner_does_not_need(tmp_path: Path) -> None:
+    """It submits, pairs, cancels and stops nothing, of no job: a script's mistake stays in its job."""
+    asked = {name: body for name, body in every_message().items() if not isinstance(body, (*LEARNER_ASKS, Refuse))}
+    assert {"shutdown", "submit", "pair.host", "cancel", "leave", "unpair", "watch", "get.jobs"} <= asked.keys()
+    async with running(config(tmp_path, "anna")) as (anna,):
+        node = anna.mesh.node
+        own = Attach(token=node.learners.issue("0" * 12), role="learner", job="0" * 12)
+        reader, writer = await asyncio.open_unix_connection(node.endpoint().removeprefix("unix:"))
+        writer.write(frame(Envelope(Role.REQUEST, 1, own)))
+        assert await failure(reader) == "no job 000000000000 runs here"
+        for body in asked.values():
+            writer.write(frame(Envelope(Role.REQUEST, 2, body)))
+            assert await failure(reader) == f"a learner may not ask for {type(body).__name__}"
+        writer.transport.abort()
+        for attach in (
+            Attach(token=own.token, role="client"),
+            Attach(token=own.token, role="learner", job="1" * 12),
+            Attach(token=own.token, role="learner"),
+            Attach(token=(node.data_dir / "run/token").read_text(), role="learner", job="0" * 12),
+        ):
+            reader, writer = await asyncio.open_unix_connection(node.endpoint().removeprefix("unix:"))
+            writer.write(frame(Envelope(Role.REQUEST, 1, attach)))
+            assert "wrong token" in await failure(reader)
+            writer.transport.abort()
+        assert not anna._stopping.is_set()
+
+
+async def failure(reader: asyncio.StreamReader) -> str:
+    """With what the next request was refused, or the connection."""
+    async with asyncio.timeout(DEADLINE_S):
+        header = decode_header(await reader.readexactly(HEADER_BYTES))
+        assert isinstance(header, Header)
+        envelope = decode(await reader.readexactly(header.payload_bytes))
+    assert isinstance(envelope, Envelope), envelope
+    assert isinstance(envelope.body, Failure | Refuse), envelope
+    return envelope.body.error if isinstance(envelope.body, Failure) else envelope.body.reason
 
 
 @pytest.mark.asyncio

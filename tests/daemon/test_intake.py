@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,7 @@ async def test_many_small_files_are_fetched_together_but_within_what_a_peer_answ
         await intake.run()
     for name, content in files.items():
         assert (tmp_path / "job" / "src" / name).read_bytes() == content
+    assert stat.S_IMODE((tmp_path / "job").stat().st_mode) == 0o700, "what a job holds is its user's alone"
     assert 1 < peer.answering_most <= PIECES_PER_PEER
     total_bytes = 2 * sum(map(len, files.values()))
     assert seen[-1] == (total_bytes, total_bytes)

@@ -17,6 +17,7 @@ from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.progress import Stages
 from meshtraind.submission import Submission
 from meshwire.codec import FAMILIES, FP32, parse_codec
+from meshwire.files import FileManifest
 from meshwire.footprint import Measurement, ModelSize
 from meshwire.jobs import JobState
 from meshwire.manifest import ModelManifest, TensorSpec
@@ -58,6 +59,36 @@ def sent(endpoint: Endpoint, *options: str) -> Submit:
     assert run("submit", *options, "-d", "train.py").exit_code == 0
     body: Submit = endpoint.of_type(Submit)[-1]
     return body
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_secrets_stay_here_are_named_and_can_be_included(
+    endpoint: Endpoint, project: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (".env", "keys/id_ed25519", "data/.netrc", "data/a.csv"):
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text("hunter2")
+    seen: dict[str, FileManifest] = {}
+    endpoint.answers[Submit] = accepting(seen)
+    monkeypatch.setattr("meshtrain.cli.submit.measure", not_measured)
+
+    def submitted(*more: str) -> tuple[str, set[str]]:
+        seen.clear()
+        shown = run("submit", "--detach", *options, *more, "train.py")
+        assert shown.exit_code == 0, shown.stderr
+        return shown.stderr, {entry.path for manifest in seen.values() for entry in manifest.entries}
+
+    said, files = submitted()
+    assert "note: left out, they look like secrets: .env, keys/id_ed25519; --include PATTERN ships them\n" in said
+    assert "note: left out of the data folder, it looks like a secret: .netrc; --include PATTERN ships it\n" in said
+    assert not files & {".env", "keys/id_ed25519", ".netrc"}
+    said, files = submitted("--include", ".env", "--include", ".netrc")
+    assert files >= {".env", ".netrc"}
+    assert "left out, it looks like a secret: keys/id_ed25519;" in said
+
+
+def not_measured(*_: object) -> None:
+    raise NotMeasured("not in this test")
 
 
 @pytest.mark.usefixtures("project")

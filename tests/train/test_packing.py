@@ -153,6 +153,83 @@ def test_include_overrides_git_and_exclude_overrides_all(tmp_path: Path) -> None
     assert paths(tmp_path, exclude=("/d.py",)) == {".gitignore"}
 
 
+SECRETS = (
+    *(".env", ".env.local", "conf/prod.env", ".envrc", ".netrc", "_netrc", ".pgpass", ".pypirc", ".npmrc", ".htpasswd"),
+    *(".git-credentials", ".docker/config.json", "keys/id_ed25519", "keys/id_rsa", "keys/id_work", "ID_RSA"),
+    *("a.pem", "tls/server.key", "a.p12", "a.pfx", "a.kdbx", "credentials.json", "client_secret_12.json"),
+    *("service_account.json", "kaggle.json", "secrets.yaml", "huggingface/token", "data-a/identity/device.pem"),
+    *("kubeconfig", "rclone.conf", "Credentials.json"),
+)
+SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".azure", ".kube", "home/.config/gcloud", "home/.config/gh", ".kaggle")
+NO_SECRETS = (
+    *("train.py", ".env.example", ".env.template", "id_map.py", "id_tokens.json", "id_rsa.pub", "keys/id_ed25519.pub"),
+    *("secrets.py", "token.json", "tokenizer.json", "keys.py", "environment.yml", "credentials.py", "pem.py"),
+    *("id_images/0.png", ".docker/Dockerfile", "huggingface/tokenizer", "config/gcloud", "envs/.envs", "key"),
+)
+
+
+@pytest.mark.parametrize("path", [*SECRETS, *(f"{folder}/x/y" for folder in SECRET_FOLDERS)])
+def test_what_looks_like_a_secret_stays_here_and_is_named(tmp_path: Path, path: str) -> None:
+    """It once went to every device of the job, without a word."""
+    packed = scan(tree(tmp_path, {"train.py": "", path: "hunter2"}))
+    assert [entry.path for entry in packed.manifest.entries] == ["train.py"]
+    named = path.removesuffix("x/y")
+    assert packed.notes == (f"left out, it looks like a secret: {named}; --include PATTERN ships it",)
+    for pattern in (path, path.rpartition("/")[2], "*"):
+        packed = scan(tmp_path, [pattern])
+        assert path in {entry.path for entry in packed.manifest.entries}, pattern
+        assert packed.notes[-1] == f"shipped because of --include, though it looks like a secret: {path}"
+
+
+def test_what_scripts_need_is_no_secret(tmp_path: Path) -> None:
+    packed = scan(tree(tmp_path, dict.fromkeys(NO_SECRETS, "")))
+    assert {entry.path for entry in packed.manifest.entries} == set(NO_SECRETS)
+    assert packed.notes == ()
+
+
+def test_secrets_are_named_in_one_line_once(tmp_path: Path) -> None:
+    """Those that git leaves out anyway are nobody's surprise; those in a folder of secrets go with its name."""
+    files = {".gitignore": "*.key\nb\n", "a.key": "", "b/.env": "", ".env": "", ".ssh/id_rsa": "", ".ssh/config": ""}
+    tree(tmp_path, files | {"train.py": "", "keys/id_ed25519": "", "two\nlines.pem": ""})
+    (tmp_path / "link.pem").symlink_to("/etc/passwd")
+    packed = scan(tmp_path, exclude=[".env"])
+    assert {entry.path for entry in packed.manifest.entries} == {".gitignore", "train.py"}
+    names = ".ssh/, keys/id_ed25519, link.pem, 'two\\nlines.pem'"
+    assert packed.notes == (
+        f"left out, they look like secrets: {', '.join(sorted(names.split(', ')))}; --include PATTERN ships them",
+    )
+    many = scan(tree(tmp_path / "many", dict.fromkeys(["a", *(f"{n:02}.pem" for n in range(13))], "")))
+    assert many.notes[0].count(".pem") == 10
+    assert "09.pem and 3 more; --include" in many.notes[0]
+
+
+def test_a_pattern_ships_the_secrets_that_it_names_and_no_others(tmp_path: Path) -> None:
+    """`--include build/` is said of a build that git ignores."""
+    tree(tmp_path, {".gitignore": "build\n", "build/a.so": "", "build/.env": "", "build/.ssh/id_rsa": "", "t.py": ""})
+    tree(tmp_path, {".ssh/config": "", ".ssh/deep/id_rsa": "", ".aws/credentials": ""})
+    assert paths(tmp_path, ("build/",)) == {".gitignore", "build/a.so", "t.py"}
+    assert "build/.env, build/.ssh/" in scan(tmp_path, ["build/"]).notes[0]
+    assert paths(tmp_path, ("build/", ".env")) == {".gitignore", "build/.env", "build/a.so", "t.py"}
+    assert paths(tmp_path, ("/.ssh/",)) == {".gitignore", ".ssh/config", ".ssh/deep/id_rsa", "t.py"}
+    assert paths(tmp_path, (".ssh/config",)) == {".gitignore", ".ssh/config", "t.py"}
+    assert paths(tmp_path, ("/.ssh", "!.ssh/deep")) == {".gitignore", ".ssh/config", "t.py"}
+    assert paths(tmp_path, ("/.ssh",), ("id_rsa",)) == {".gitignore", ".ssh/config", "t.py"}
+
+
+def test_a_data_folder_keeps_back_only_what_can_be_nothing_else(tmp_path: Path) -> None:
+    """Images may be called id_0001 and sensors' files *.key; nobody trains on a folder called .ssh."""
+    data = {"id_0001": "", "a.key": "", "certificates/b.pem": "", "credentials.json": ""}
+    tree(tmp_path, data | {".env": "", "home/.ssh/id_rsa": "", "id_ed25519": ""})
+    packed = scan_data(tmp_path)
+    assert {entry.path for entry in packed.manifest.entries} == set(data)
+    assert packed.notes == (
+        "left out of the data folder, they look like secrets: .env, home/.ssh/, id_ed25519; "
+        "--include PATTERN ships them",
+    )
+    packed = scan_data(tmp_path, include=["*"])
+    assert len(packed.manifest.entries) == len(data) + 3
+
+
 def test_a_link_is_refused_by_name_unless_left_out(tmp_path: Path) -> None:
     """A link means another file elsewhere, or none: it is never shipped and never followed."""
     tree(tmp_path, {"train.py": "", "real/x": ""})

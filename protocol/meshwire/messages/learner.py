@@ -265,3 +265,20 @@ class Stop(Wire):
     """Notice to the learner: the job ends; raise in the training loop."""
 
     reason: Text
+
+
+# All that a learner may say to its daemon once it has attached, as requests and as notices.
+LEARNER_ASKS = (LearnerModel, LearnerState, LearnerReady)
+LEARNER_TELLS = (
+    LearnerApplied,
+    LearnerBack,
+    LearnerBarrier,
+    LearnerBucket,
+    LearnerEncoder,
+    LearnerHash,
+    LearnerIdle,
+    LearnerLog,
+    LearnerSaved,
+    LearnerSealed,
+    LearnerStepped,
+)

@@ -21,7 +21,10 @@ AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)] 
 
 @message("attach")
 class Attach(Wire):
-    """Request: the token of DATA/run, and who asks. Reply: `Done` for a client, `LearnerWelcome` for a learner."""
+    """Request: who asks, and a token: a client's is that of DATA/run, a learner's is good for its job alone.
+
+    Reply: `Done` for a client, `LearnerWelcome` for a learner.
+    """
 
     token: Annotated[str, Field(max_length=128)]
     role: Literal["client", "learner"]
