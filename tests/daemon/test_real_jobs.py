@@ -173,7 +173,7 @@ FAILURES = {
     "by differing models": (
         SLOW.replace(
             PREPARE,
-            "model[2] = torch.nn.Linear(32, 1, bias=os.environ['RANK'] == '0')\n"
+            "model[2] = torch.nn.Linear(32, 1, bias=mt.rank() == 0)\n"
             "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + PREPARE,
         ),
         ["differ", "2.bias"],
