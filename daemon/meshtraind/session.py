@@ -180,6 +180,7 @@ class Session:
         self._why_ended = None
         why = self._named(explained)
         self._metrics.failure = self._metrics.failure or why
+        self._tell_report()  # before the others learn that nobody computes any more
         founding = self.passage.founding
         if (founding and self._agreement.broken) or not self.passage.learner_died():
             self._metrics.exit_code = code
