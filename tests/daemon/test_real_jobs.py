@@ -168,7 +168,7 @@ FAILURES = {
     "at import": ("import no_such_package_here", ["rank ", "ModuleNotFoundError", "Install no_such_package_here"]),
     "at its first step": (
         SLOW.replace(ZERO, f"{ZERO}\n        raise KeyError('boom')"),
-        ["rank ", "exit code 1", "KeyError: 'boom'"],
+        ["rank ", "train.py, line ", "KeyError: 'boom'"],
     ),
     "by differing models": (
         SLOW.replace(
