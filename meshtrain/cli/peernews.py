@@ -6,6 +6,7 @@ from meshwire.jobs import JobState
 from meshwire.messages.job import JobSummary, RankReport
 from meshwire.text import printable
 
+AFTER_FAILURE = {"computes": "started again", "forwards": "not started again", "waits": "not started again"}
 UNDER_WAY = (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 
 
@@ -52,9 +53,9 @@ def outcome_notes(job: JobSummary) -> list[str]:
         if names := absent(job, part):
             notes.append(f"it ended without {joined(names)}, which {_were(names)} {text}")
     notes += [
-        f"{name_of(job, report.rank)}: {cause(job, report)}; it was started again"
+        f"{name_of(job, report.rank)}: {cause(job, report)}; it was {AFTER_FAILURE[report.part]}"
         for report in job.ranks
-        if report.failure and report.part == "computes"
+        if report.failure and report.part in AFTER_FAILURE
     ]
     return notes
 

@@ -147,6 +147,8 @@ def test_a_job_that_ended_well_says_without_whom_and_what_was_started_again() ->
     assert outcome_lines(left)[1:] == ["note: it ended without cleo, which was taken out of it"]
     again = job(3, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, failure=KILLED, restarts=1, exit_code=0))
     assert outcome_lines(again)[1:] == ["note: cleo: the script was killed by signal 9; it was started again"]
+    never = job(3, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, failure=KILLED, part="forwards"))
+    assert outcome_lines(never)[1:] == ["note: cleo: the script was killed by signal 9; it was not started again"]
     assert outcome_lines(job(4, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, exit_code=0)))[1:] == []
 
 
