@@ -352,6 +352,7 @@ async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
     assert any("to 64 cores: batch sizes follow" in note for note in told.notes)
 
 
+@pytest.mark.usefixtures("project")
 def test_a_job_whose_devices_train_by_themselves_is_asked_for(endpoint: Endpoint) -> None:
     """J4."""
     assert not sent(endpoint).independent
