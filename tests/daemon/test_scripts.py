@@ -66,7 +66,8 @@ def test_a_script_runs_as_by_python(tmp_path: Path) -> None:
     seen = Ended(
         tmp_path,
         """
-        import __main__, helper, os, pickle, sys
+        import __main__, helper, os, pickle, sys, trace
+        assert "meshtraind" not in trace.__file__
         class Sample:
             pass
         if __name__ == "__main__":
