@@ -74,7 +74,7 @@ def prepare(model: M, optimizer: O, *, scaler: "torch.amp.GradScaler | None" = N
 @overload
 def prepare(model: M, optimizer: O, loader: L, *, scaler: "torch.amp.GradScaler | None" = None) -> tuple[M, O, L]: ...
 def prepare(
-    model: M, optimizer: O, loader: L | None = None, *, scaler: "torch.amp.GradScaler | None" = None
+    model: M, optimizer: O, loader: L | None = None, *others: object, scaler: "torch.amp.GradScaler | None" = None
 ) -> tuple[M, O] | tuple[M, O, L]:
     """Makes model, optimizer and data loader take part in the job; call it once, before the training loop.
 
@@ -87,18 +87,22 @@ def prepare(
 
     Args:
         loader: a torch DataLoader; every peer gets other samples of the same order, `batch_size` of them a step.
-            Without it, or over an IterableDataset, each peer draws for itself and counts as one sample a step.
+            Without it, or over an IterableDataset, each peer draws for itself and counts as one sample a step; one that
+            seeds itself must do so by `rank()`, or all peers get the same samples. `len()` of the returned loader, by
+            which a scheduler may count steps, is that of one peer.
         scaler: the GradScaler that the script steps the optimizer with.
 
     Returns:
         The same model and optimizer, and a loader of the same kind.
 
     Raises:
+        UsageError: several models, optimizers or loaders, or a scheduler.
         NotSupported: sparse gradients, optimizers that need a closure, samplers that cannot be dealt.
         RequestError: the peers do not have the same model; the text names the first difference.
     """
     from meshtrain.train import api
 
+    api.check_given(model, optimizer, loader, others)
     if loader is None:
         return api.world().prepare(model, optimizer, scaler)
     return api.world().prepare_with_loader(model, optimizer, loader, scaler)

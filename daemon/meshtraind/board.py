@@ -152,7 +152,6 @@ class Board:
             for member in job.members
             if member.device != self._node.device and (link := self._node.links.get(member.device)) is not None
         ]
-        first = self._node.links.get(job.members[0].device)
         session = Session(
             self._node,
             job,
@@ -160,7 +159,6 @@ class Board:
             links,
             rtt_s=max((link.rtt_s or 0.0 for link in peers), default=0.0),
             threads=learner_threads(1 + sum(link.connection.same_host for link in peers)),
-            master_host=first.address.host if first is not None else "127.0.0.1",
         )
         self._sessions[job.spec.job] = session
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")

@@ -199,6 +199,12 @@ class Job:
         return max((report.metrics.round for report in self.reports.values()), default=0)
 
     @property
+    def should_have_exchanged(self) -> bool:
+        """Whether no round was completed where one belongs: on several devices that do not train by themselves."""
+        exchanged = any(report.metrics.round for report in self.reports.values())
+        return len(self.members) > 1 and not self.spec.independent and not exchanged
+
+    @property
     def gone(self) -> set[int]:
         """Ranks whose scripts have ended for good."""
         return {rank for rank, report in self.reports.items() if report.exit_code is not None}

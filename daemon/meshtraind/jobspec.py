@@ -71,6 +71,7 @@ def make_spec(
         checkpoint_every=body.checkpoint_every,
         resume=None if resumed is None else resumed.point,
         peers_max=body.peers_max,
+        independent=body.independent,
     )
 
 

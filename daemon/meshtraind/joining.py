@@ -132,7 +132,7 @@ class Joining:
             await asyncio.sleep(POLL_S)
         own = self._chains.get(saved.round) or self._rounds.chain_after(saved.round)
         if own != saved.chain:
-            raise _NotKeptError(f"round {saved.round} is not there what it is here (G4)")
+            raise _NotKeptError(f"round {saved.round} is not there what it is here")
 
     def round_complete(self, round_: int) -> None:
         """The next round is complete here."""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -12,18 +11,18 @@ from pathlib import Path
 
 from meshtraind.below import open_below, read_below
 from meshtraind.memory import SharedMemory
+from meshtraind.scripterror import RECORD_BYTES_MAX, ScriptError
 from meshwire.local import MEMORY_FD_VARIABLE
+from meshwire.messages.job import JobSpec
 
-TRACEBACK_BYTES_MAX = 4096
-TRACEBACK_START = "Traceback (most recent call last)"
-LINES_WITHOUT_TRACEBACK = 10
-MISSING_PACKAGE = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 KILL_TIMEOUT_S = 10.0
 STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
 
 log = logging.getLogger(__name__)
 
 LAUNCH = Path(__file__).with_name("launch.py")
+SCRIPT_RUN = Path(__file__).with_name("scriptrun.py")
+RECORD_SUFFIX = ".error"  # beside the log, until the process has ended
 
 # What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
 INHERITED = (
@@ -44,15 +43,15 @@ class Learner:
     """The process of one rank of one job.
 
     Args:
-        script: relative to `folder`, the job's working directory.
+        folder: the job's working directory, with the script in it.
         log: receives stdout and stderr.
         memory: inherited by descriptor; it survives the learner.
     """
 
-    def __init__(self, folder: Path, script: str, args: tuple[str, ...], log: Path, memory: SharedMemory) -> None:
+    def __init__(self, folder: Path, spec: JobSpec, log: Path, memory: SharedMemory) -> None:
         self._folder = folder
-        self._script = script
-        self._args = args
+        self._spec = spec
+        self._record = log.with_suffix(RECORD_SUFFIX)
         self._log = log
         self._memory = memory
         self._process: asyncio.subprocess.Process | None = None
@@ -64,6 +63,7 @@ class Learner:
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
+        self._record.unlink(missing_ok=True)
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -74,8 +74,11 @@ class Learner:
                 str(os.getpid()),
                 sys.executable,
                 "-u",
-                self._script,
-                *self._args,
+                str(SCRIPT_RUN),
+                str(self._record.absolute()),
+                "alone" if self._spec.independent else "",
+                self._spec.script,
+                *self._spec.args,
                 cwd=self._folder,
                 env={**inherited, **environment, MEMORY_FD_VARIABLE: str(self._memory.descriptor)},
                 stdin=asyncio.subprocess.DEVNULL,
@@ -93,6 +96,19 @@ class Learner:
         code = await self._process.wait()
         self._signal(signal.SIGKILL)  # what it started and left behind
         return code
+
+    def error(self) -> ScriptError | None:
+        """The exception by which the script of a process that has ended did so; None if it has told of none."""
+        try:
+            with read_below(*_below_jobs(self._record)) as file:
+                record = file.read(RECORD_BYTES_MAX)
+            self._record.unlink()
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            log.warning("what the script has told of its error cannot be read: %s", problem)
+            return None
+        return ScriptError.unpack(record)
 
     async def stop(self, *, now: bool) -> None:
         """Asks the process to end, then makes it. Returns when it has ended."""
@@ -116,34 +132,6 @@ class Learner:
             os.killpg(self._process.pid, number)
 
 
-def explain_exit(code: int, log: Path, device: str) -> str:
-    """Why a script ended, for a person: the traceback that its log ends with.
-
-    Args:
-        code: as `Learner.wait` returns it.
-        device: the name of this device, where a missing package is to be installed.
-    """
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    tail = _last_text(log, TRACEBACK_BYTES_MAX)
-    start = tail.rfind(TRACEBACK_START)
-    shown = tail[start:] if start >= 0 else "\n".join(tail.splitlines()[-LINES_WITHOUT_TRACEBACK:])
-    text = f"the script {how}\n{shown}".rstrip()
-    package = MISSING_PACKAGE.search(shown)
-    if package:
-        text += f"\nInstall {package[1]} into the Python environment of meshtraind on {device}."
-    return text
-
-
-def _below_jobs(log: Path) -> tuple[Path, tuple[str, ...]]:
+def _below_jobs(path: Path) -> tuple[Path, tuple[str, ...]]:
     """The folder of all jobs, and the way from there: JOB/logs/RANK.log, which an earlier process may have replaced."""
-    return log.parents[2], log.parts[-3:]
-
-
-def _last_text(log: Path, max_bytes: int) -> str:
-    try:
-        with read_below(*_below_jobs(log)) as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - max_bytes))
-            return file.read().decode(errors="replace")
-    except OSError as error:
-        return f"(its log cannot be read: {error})"
+    return path.parents[2], path.parts[-3:]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from meshtraind.cleanup import SOURCE
@@ -11,6 +12,7 @@ from meshtraind.learner import Learner
 from meshtraind.learnerenvironment import learner_environment
 from meshtraind.memory import SharedMemory
 from meshtraind.node import Node
+from meshtraind.scripterror import ScriptError
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 
 RESTARTS_MAX = 3
@@ -25,16 +27,30 @@ class Ending(Enum):
     FORWARD = "it is not started again: this peer forwards what the others send"
 
 
-def after_exit(code: int, restarts: int) -> Ending:
+def after_exit(code: int, restarts: int, *, hopeless: bool) -> Ending:
     """Decides. A script that is wrong fails everywhere, and with the last learner ends the job.
 
     Args:
         code: as `Learner.wait` returns it.
         restarts: so far.
+        hopeless: another process would end by the same error.
     """
     if code == 0:
         return Ending.DONE
-    return Ending.RESTART if restarts < RESTARTS_MAX else Ending.FORWARD
+    return Ending.RESTART if restarts < RESTARTS_MAX and not hopeless else Ending.FORWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A script's error, and how far its process had come."""
+
+    error: ScriptError
+    steps: int
+
+    def comes_again(self, before: "Failure | None") -> bool:
+        """Whether another process would end by it: by its kind, or because it has, at the same line and step."""
+        again = before is not None and self.error.same(before.error) and self.steps == before.steps
+        return self.error.hopeless or again
 
 
 class LearnerLife:
@@ -42,28 +58,29 @@ class LearnerLife:
 
     Args:
         threads: how many a learner may use (M3).
-        master_host: where rank 0 is, for scripts that read torchrun's variables.
         memory: that the next process shares with this daemon.
 
     Attributes:
         restarts: after failures, since the last one that was earned again.
+        error: of the process that has ended last, if its script ended by one.
+        hopeless: the script ends by the same error whenever it is started.
         starts: of processes, after failures and for other reasons.
         run: of processes that follow each other; whoever raises it ends the one before.
     """
 
-    def __init__(
-        self, node: Node, job: Job, threads: int, master_host: str, memory: Callable[[], SharedMemory]
-    ) -> None:
+    def __init__(self, node: Node, job: Job, threads: int, memory: Callable[[], SharedMemory]) -> None:
         self._node = node
         self._job = job
         self._threads = threads
-        self._master_host = master_host
         self._memory = memory
         self._learner: Learner | None = None
         self._ended = False
         self._token = ""
         self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
         self._rounds_before = 0
+        self._failure: Failure | None = None
+        self.error: ScriptError | None = None
+        self.hopeless = False
         self.restarts = 0
         self.starts = 0
         self.run = 0
@@ -86,10 +103,8 @@ class LearnerLife:
             if self._ended or run != self.run:
                 return False
             self.starts += 1
-            self._learner = Learner(job.folder / SOURCE, job.spec.script, job.spec.args, log, self._memory())
-            environment = learner_environment(
-                job.spec, job.rank, len(job.members), threads=self._threads, master_host=self._master_host
-            )
+            self._learner = Learner(job.folder / SOURCE, job.spec, log, self._memory())
+            environment = learner_environment(job.spec, threads=self._threads)
             self._revoke()
             self._token = self._node.learners.issue(job.spec.job)
             endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._token}
@@ -103,14 +118,24 @@ class LearnerLife:
         code = await learner.wait()
         if token == self._token:  # else another has been started meanwhile
             self._revoke()
+            self.error = learner.error()
         return code
 
-    def after(self, code: int, rounds: int) -> Ending:
-        """What follows from the exit code. `rounds`: that this device's learners were in."""
+    def after(self, code: int, rounds: int, steps: int) -> Ending:
+        """What follows from the exit code.
+
+        Args:
+            rounds: that this device's learners were in.
+            steps: of the process that has ended.
+        """
         if rounds - self._rounds_before >= PROGRESS_ROUNDS:
             self.restarts = 0
         self._rounds_before = rounds
-        ending = after_exit(code, self.restarts)
+        if code > 0 and self.error is not None:
+            failure = Failure(self.error, steps)
+            self.hopeless = failure.comes_again(self._failure)
+            self._failure = failure
+        ending = after_exit(code, self.restarts, hopeless=self.hopeless)
         if ending is Ending.RESTART:
             self.restarts += 1
         return ending

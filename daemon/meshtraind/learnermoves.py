@@ -86,7 +86,7 @@ class LearnerMoves:
     def applied(self, round_: int) -> None:
         """The learner has applied a round: the result slot is free for the next one."""
         if not self._turn.holds(round_):
-            self._fail(f"the learner has applied round {round_}, which it was not given (R1)")
+            self._fail(f"the learner has applied round {round_}, which it was not given")
             return
         effects = self._machine.learner_applied(round_, self._now())
         if self._machine.applied == round_:

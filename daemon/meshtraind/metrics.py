@@ -44,6 +44,15 @@ class MetricsKeeper:
         self.failure: str | None = None
         self.part: Part = "computes"
 
+    @property
+    def step(self) -> int:
+        """Steps that this learner's process has taken."""
+        return self._step
+
+    def begin_anew(self) -> None:
+        """Another process counts its steps from 1."""
+        self._step = 0
+
     def stepped(self, message: LearnerStepped) -> None:
         """A step has ended."""
         self._step = message.step
@@ -70,7 +79,7 @@ class MetricsKeeper:
     def why_none(self, job: Job) -> str:
         """Why no learner computes any more: the first failure here, or of the lowest rank that told of one."""
         told = [report.failure for _, report in sorted(job.reports.items()) if report.failure is not None]
-        return self.failure or next(iter(told), "The peers whose learners computed were lost.")
+        return self.failure or next(iter(told), "no device can run the script any more: those that computed were lost")
 
     def _snapshot(self, rounds: "Rounds | None") -> Metrics:
         sent_bytes, payload_bytes, counter = self._frozen or self._bytes()

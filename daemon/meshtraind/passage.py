@@ -316,7 +316,7 @@ class Passage:
 
     def nobody_learns(self) -> None:
         """No learner is left anywhere that holds the base."""
-        self._wishes.fail(f"no peer can run the script any more. {self._wishes.why_none()}")
+        self._wishes.fail(self._wishes.why_none())
 
     def _fail(self, reason: str) -> None:
         self._wishes.fail(f"rank {self._job.rank} ({self._node.name}): {reason}")

@@ -10,9 +10,7 @@ from meshtraind.agreement import Agreement
 from meshtraind.checkpointing import Checkpointing
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
-from meshtraind.fetch import log_path
 from meshtraind.job import Job
-from meshtraind.learner import explain_exit
 from meshtraind.learnerlife import Ending, LearnerLife
 from meshtraind.learnerlink import LearnerLink, Place
 from meshtraind.memberside import MemberSide
@@ -22,6 +20,7 @@ from meshtraind.node import Node
 from meshtraind.passage import LearnerWishes, Passage
 from meshtraind.preparation import Preparation
 from meshtraind.saving import Saving
+from meshtraind.scripterror import explain_end
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.jobs import JobEvent, JobState, job_number
@@ -36,7 +35,16 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
+SAME_ERROR_WAIT_S = 1.0  # an error on all members ends the job before any of them begins anew
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
+NOTHING_PREPARED = (
+    "nothing was exchanged: each device has trained by itself. Call mt.prepare(model, optimizer, loader), of `import "
+    "meshtrain as mt`, before the training loop; if each is meant to train by itself, meshtrain submit --independent"
+)
+NOTHING_EXCHANGED = (
+    "nothing was exchanged: the script has called mt.prepare, and no step of the optimizer that it gave there was "
+    "completed; if each device is meant to work by itself, meshtrain submit --independent"
+)
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
 
 
@@ -48,7 +56,6 @@ class Session:
         links: the connection to each other member, by rank.
         rtt_s: of the farthest member.
         threads: how many a learner may use (M3).
-        master_host: where rank 0 is, for scripts that read torchrun's variables.
     """
 
     def __init__(
@@ -60,7 +67,6 @@ class Session:
         *,
         rtt_s: float,
         threads: int,
-        master_host: str,
     ) -> None:
         self._node = node
         self.job = job
@@ -70,7 +76,7 @@ class Session:
         self._links = links
         self._dropping_out = False  # after an internal error
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._learners = LearnerLife(node, job, threads, master_host, lambda: self.passage.memory)
+        self._learners = LearnerLife(node, job, threads, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, lambda: job.gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
@@ -133,11 +139,14 @@ class Session:
         try:
             going_on = True
             while going_on and await self._learners.start(run):
+                self._metrics.begin_anew()
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
                 self._tell_report()
                 code = await self._learners.wait()
                 going_on = run == self._learners.run and self._goes_on_after(code)
+                if going_on and self._learners.error is not None:
+                    await asyncio.sleep(SAME_ERROR_WAIT_S)
         except OSError as error:
             self._cannot_start(self._named(f"could not start the script: {error}"))
         self._tell_report()
@@ -159,17 +168,19 @@ class Session:
         if job.state is not JobState.RUNNING:
             self._metrics.exit_code = code
             return False
-        ending = self._learners.after(code, rounds.contributions if rounds is not None else 0)
+        steps = self._metrics.step
+        ending = self._learners.after(code, rounds.contributions if rounds is not None else 0, steps)
         if ending is Ending.DONE:
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("its script has ended")
             job.advance(JobEvent.LEARNER_DONE)
             return False
-        explained = self._why_ended or explain_exit(code, log_path(job.folder, job.rank), self._node.name)
+        explained = self._why_ended or explain_end(code, self._learners.error)
         self._why_ended = None
         why = self._named(explained)
         self._metrics.failure = self._metrics.failure or why
+        self._tell_report()  # before the others learn that nobody computes any more
         founding = self.passage.founding
         if (founding and self._agreement.broken) or not self.passage.learner_died():
             self._metrics.exit_code = code
@@ -181,10 +192,12 @@ class Session:
             return False
         when = ", when the others have begun" if founding else ""
         log.warning("job %s: %s\n%s%s", job.spec.job, why, ending.value, when)
-        self._metrics.part = "forwards" if ending is Ending.FORWARD else "computes"
+        self._metrics.part = "forwards" if ending is Ending.FORWARD else "waits" if founding else "computes"
         return ending is Ending.RESTART and not founding
 
     def _begin_learner(self) -> None:
+        if self._learners.hopeless:
+            return
         if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
             self._learners.run += 1
             self._metrics.part = "computes"
@@ -257,9 +270,14 @@ class Session:
         job = self.job
         if job.state not in UNDER_WAY or job.generation is None or not job.others_succeeded:
             return
-        if job.state is JobState.RUNNING:
-            if job.generation.learning and job.rank not in job.generation.learning:
-                self._succeed()
+        running = job.state is JobState.RUNNING
+        if running and (not job.generation.learning or job.rank in job.generation.learning):
+            return
+        if job.should_have_exchanged:
+            self._fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
+            return
+        if running:
+            self._succeed()
             return
         job.advance(JobEvent.ALL_DONE)
         self._tell_report()
@@ -306,7 +324,7 @@ class Session:
         job = self.job
         log.error("job %s: after round %d the bases of the ranks %s differ", job.spec.job, round_, sorted(odd))
         if job.rank in odd and job.state is JobState.RUNNING:
-            self._why_ended = f"its base after round {round_} was not that of the others (O9)"
+            self._why_ended = f"its base after round {round_} was not that of the others"
             self._tasks.spawn(self._learners.kill(), "repair the replica")
 
     # Helpers

@@ -1,16 +1,20 @@
-"""Follows a job until its end: all ranks' logs and its state, each read on a connection of its own."""
+"""Follows a job until its end: all ranks' logs and its state, each read on a connection of its own.
+
+Of an error that ends a script the state tells, once for all ranks; it is left out of the logs.
+"""
 
 import functools
 import queue
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.followview import View
 from meshtrain.cli.jobs import watch_job
-from meshtrain.cli.logpieces import Lines, fetch_log, log_end, tail_offset
+from meshtrain.cli.logpieces import Lines, ScriptErrors, fetch_log, log_end, tail_offset
 from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.client import Client
 from meshtrain.errors import MeshtrainError, RequestError
@@ -64,6 +68,7 @@ class Follower:
         self._connect = connect
         self._job = job
         self._ranks = list(ranks)
+        self._errors: defaultdict[int, ScriptErrors] = defaultdict(ScriptErrors)
         self._newcomers = newcomers
         self._tail = tail
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
@@ -95,7 +100,7 @@ class Follower:
                 continue
             match item:
                 case _LogLines(rank, lines):
-                    view.lines(rank, lines)
+                    view.lines(rank, self._errors[rank].left_out(lines))
                 case _LogOver(rank, error):
                     reading.discard(rank)
                     if error is not None:

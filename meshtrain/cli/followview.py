@@ -1,18 +1,21 @@
 """How a followed job looks: log lines with the rank's name in front, and one line that says where the job stands."""
 
 import sys
+import time
 from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
-from meshtrain.cli.peernews import news
+from meshtrain.cli.peernews import news, script_failed
 from meshtrain.cli.peertable import waits
 from meshtrain.cli.terminal import console, human_step, say
+from meshwire.jobs import TERMINAL_STATES, JobState
 from meshwire.messages.job import JobSummary, Metrics
 from meshwire.text import printable
 
 STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
 VALUES_SHOWN = 3
+FAILURE_HOLD_S = 2.0  # news of a script that has failed waits so long: if it fails everywhere, the end tells it
 
 
 def prefixes(names: Sequence[str]) -> list[str]:
@@ -75,6 +78,8 @@ class View:
         self._console = console(stderr=self._logs is sys.stderr)
         self._live = None
         self._seen: JobSummary | None = None
+        self._held: list[str] = []  # news, in order
+        self._held_until_s = 0.0
         self._waits: dict[int, str] = {}  # when the job was shown last
         if self._console.is_terminal:
             from rich.live import Live
@@ -122,9 +127,23 @@ class View:
             self._live.update(Text(status_text(job, lasting), style="bold", overflow="ellipsis", no_wrap=True))
         elif self._seen is None or job.state != self._seen.state:
             say(f"job {job.job} {printable(job.state)}")
-        for line in news(self._seen, job) if self._seen is not None else ():
+        for line in self._news(job):
             if self._live is None:
                 say(line)
             else:
                 self._console.print(line, style="yellow")
         self._seen = job
+
+    def _news(self, job: JobSummary) -> list[str]:
+        """What is to be told now."""
+        now_s = time.monotonic()
+        if self._seen is not None:
+            if script_failed(self._seen, job):
+                self._held_until_s = now_s + FAILURE_HOLD_S
+            self._held += news(self._seen, job)
+        if job.state in (JobState.FAILING, JobState.FAILED):
+            self._held.clear()
+        elif now_s < self._held_until_s and job.state not in TERMINAL_STATES:
+            return []
+        told, self._held = self._held, []
+        return told

@@ -10,7 +10,7 @@ import typer
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported, show_error
 from meshtrain.cli.options import DataDir, Json
-from meshtrain.cli.peernews import name_of, outcome_notes
+from meshtrain.cli.peernews import failures, outcome_notes
 from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
@@ -86,13 +86,11 @@ def outcome_lines(job: JobSummary) -> list[str]:
     lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
     if job.state == JobState.SUCCEEDED:
         return lines + [f"note: {note}" for note in outcome_notes(job)]
-    if job.error:
-        lines.append(printable_lines(job.error.rstrip()))
-    for report in job.ranks:
-        if report.error and report.error != job.error:
-            lines.append(f"rank {report.rank} ({name_of(job, report.rank)}): {printable_lines(report.error.rstrip())}")
-        if report.failure and report.failure not in (job.error or ""):
-            lines.append(f"before that, {printable_lines(report.failure.rstrip())}")
+    if job.state == JobState.CANCELLED:
+        return [f"{lines[0]}, {printable(job.error.removeprefix('cancelled '))}"] if job.error else lines
+    lines += [printable_lines(text) for text in failures(job)]
+    if any(report.failure for report in job.ranks):
+        lines.append(f"All that the scripts said: meshtrain logs {job.job}")
     return lines
 
 

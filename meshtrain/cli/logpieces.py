@@ -1,12 +1,13 @@
 """A rank's log as lines: read piece by piece, from the start, the end, or as it grows."""
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from meshtrain.cli.connection import ask
 from meshtrain.client import Client
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched
+from meshwire.scriptlog import ERROR_BEGINS, ERROR_ENDS
 
 PIECE_TIMEOUT_S = 60.0  # as long as the daemons themselves wait for a piece from each other
 LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
@@ -31,6 +32,28 @@ class Lines:
         """What follows the last line end."""
         rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
         return [_as_shown(rest)] if rest else []
+
+
+class ScriptErrors:
+    """Tells the errors that end scripts from what a log holds besides."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def left_out(self, lines: Iterable[str]) -> list[str]:
+        """The lines without those errors; these may begin and end in other calls."""
+        shown = []
+        for line in lines:
+            if not self._inside and line.endswith(ERROR_BEGINS):
+                self._inside = True
+                line = line.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
+                if not line:
+                    continue
+            elif self._inside:
+                self._inside = line != ERROR_ENDS
+                continue
+            shown.append(line)
+        return shown
 
 
 def _as_shown(line: str) -> str:

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable
 
+from meshwire.jobs import JobState
 from meshwire.messages.job import JobSummary, RankReport
 from meshwire.text import printable
+
+AFTER_FAILURE = {"computes": "started again", "forwards": "not started again", "waits": "not started again"}
+UNDER_WAY = (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 
 
 def part_of(job: JobSummary, rank: int) -> str:
@@ -15,7 +19,10 @@ def part_of(job: JobSummary, rank: int) -> str:
     if not job.generation:
         return "-"
     if rank not in job.present:
-        return "left" if report is not None and report.part == "leaves" else "lost"
+        if report is not None and report.part == "leaves":
+            return "left"
+        gone = report is None or (report.state in UNDER_WAY and report.part == "computes")
+        return "lost" if gone else "ended"
     if rank in job.learning:
         return "back" if rank in job.returned else "in"
     return "forwards" if report is not None and report.part == "forwards" else "loading"
@@ -27,10 +34,16 @@ def absent(job: JobSummary, part: str) -> list[str]:
 
 
 def news(before: JobSummary, after: JobSummary) -> list[str]:
-    """What has happened to the job's members. Nothing of a job that had not begun, or that this device was not in."""
-    if not before.generation or not after.generation:
-        return []
+    """What has happened to the job's members. Nothing of a job that had not begun, that this device was not in, or that
+    is ending."""
+    if not before.generation or not after.generation or after.state not in UNDER_WAY:
+        return []  # how a job ends is told when it has ended
     return [*_departures(before, after), *_learners(before, after), *_arrivals(before, after)]
+
+
+def script_failed(before: JobSummary, after: JobSummary) -> bool:
+    """Whether this is of what `news` tells. If the script fails everywhere, the job's end tells it soon."""
+    return bool(news(before, after) and _learners(before, after))
 
 
 def outcome_notes(job: JobSummary) -> list[str]:
@@ -40,17 +53,40 @@ def outcome_notes(job: JobSummary) -> list[str]:
         if names := absent(job, part):
             notes.append(f"it ended without {joined(names)}, which {_were(names)} {text}")
     notes += [
-        f"{name_of(job, report.rank)}: {cause(report)}; it was started again"
+        f"{name_of(job, report.rank)}: {cause(job, report)}; it was {AFTER_FAILURE[report.part]}"
         for report in job.ranks
-        if report.failure and report.part == "computes"
+        if report.failure and report.part in AFTER_FAILURE
     ]
     return notes
 
 
-def cause(report: RankReport) -> str:
+def cause(job: JobSummary, report: RankReport) -> str:
     """The first line about the first learner that failed there, without saying where."""
-    _, _, text = (report.failure or "").partition(": ")
-    return printable(text.partition("\n")[0])
+    return printable(_of_whom(job, report.failure or "")[1].partition("\n")[0])
+
+
+def failures(job: JobSummary) -> list[str]:
+    """Why a job failed: each error once, with the devices that it was on, the one that ended the job first."""
+    told = [job.error, *(text for report in job.ranks for text in (report.failure, report.error))]
+    found: dict[str, set[int]] = {}
+    for text in filter(None, told):
+        rank, what = _of_whom(job, text.rstrip())
+        found.setdefault(what, set()).update(() if rank is None else (rank,))
+    shown = []
+    for what, ranks in found.items():
+        where = joined([name_of(job, rank) for rank in sorted(ranks)])
+        if len(ranks) == len(job.members) > 1:
+            where = "both devices" if len(ranks) == 2 else f"all {len(ranks)} devices"
+        shown.append(f"error on {where}: {what}" if where else f"error: {what}")
+    return shown
+
+
+def _of_whom(job: JobSummary, text: str) -> tuple[int | None, str]:
+    """A rank's daemon puts the rank and its device's name in front of what it says of its script."""
+    for rank, member in enumerate(job.members):
+        if text.startswith(before := f"rank {rank} ({member.name}): "):
+            return rank, text.removeprefix(before)
+    return None, text
 
 
 def name_of(job: JobSummary, rank: int) -> str:
@@ -82,9 +118,12 @@ def _learners(before: JobSummary, after: JobSummary) -> list[str]:
         past = earlier.get(report.rank)
         if past is None or report.failure is None:
             continue
-        told = f"{name_of(after, report.rank)}: {cause(report)}"
-        if report.part == "forwards" != past.part:
-            lines.append(f"{told}; it is not started again: this peer forwards what the others send")
+        told = f"{name_of(after, report.rank)}: {cause(after, report)}"
+        if report.part != past.part:
+            if report.part == "forwards":
+                lines.append(f"{told}; it is not started again: this peer forwards what the others send")
+            elif report.part == "waits":
+                lines.append(f"{told}; it is started again when the others have begun")
         elif report.restarts > past.restarts:
             lines.append(f"{told}; it is started again (restart {report.restarts})")
     return lines

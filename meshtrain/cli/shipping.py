@@ -18,6 +18,11 @@ def relative_script(root: Path, script: str) -> str:
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise CliError(f"{script} {what}; name the training script", "meshtrain init --example gpt, for one that works")
+    if path.suffix == ".ipynb":
+        raise CliError(
+            f"{script} is a notebook, and a job runs a Python script",
+            f"jupyter nbconvert --to script {script} && meshtrain submit {path.with_suffix('.py')}",
+        )
     try:
         return path.resolve().relative_to(root.resolve()).as_posix()
     except ValueError:

@@ -123,6 +123,13 @@ def submit(
             help="Go on from a job's newest checkpoint, or that after ROUND; without SCRIPT all is as it was.",
         ),
     ] = None,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            help="Each device may train by itself: a job that has exchanged nothing has succeeded, too.",
+        ),
+    ] = False,
     trace: Annotated[bool, typer.Option("--trace", help="Record what happens when, in the job's trace.jsonl.")] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and return.")] = False,
     dry_run: Annotated[
@@ -231,6 +238,7 @@ def submit(
             hash_every=hash_every,
             trace=trace,
             dry_run=dry_run,
+            independent=independent,
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )

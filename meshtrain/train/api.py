@@ -5,10 +5,13 @@ import os
 import signal
 import sys
 import threading
-import traceback
+from collections.abc import Sequence
 from types import FrameType
 
-from meshtrain.errors import JobStopped
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from meshtrain.errors import JobStopped, UsageError
 from meshtrain.train.alone import Alone
 from meshtrain.train.environment import Environment
 from meshtrain.train.measure import Measuring
@@ -24,6 +27,36 @@ def world() -> Alone | Session:
         environment = Environment.take()
         _world = (Measuring.take() or Alone()) if environment is None else _enter(environment)
     return _world
+
+
+def check_given(model: object, optimizer: object, loader: object, others: Sequence[object]) -> None:
+    """Raises UsageError for what `mt.prepare` does not take, with or without a job."""
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(
+            f"mt.prepare takes a torch.nn.Module as its model, not a {type(model).__name__}: put several models into "
+            "one nn.ModuleDict and prepare that"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"mt.prepare takes one torch optimizer, not a {type(optimizer).__name__}: {_ONE_OPTIMIZER}")
+    for other in (loader, *others):
+        if isinstance(other, torch.optim.Optimizer):
+            raise UsageError(f"mt.prepare takes one optimizer: {_ONE_OPTIMIZER}")
+        if isinstance(other, LRScheduler):
+            raise UsageError(
+                "mt.prepare takes no learning rate scheduler: make it after mt.prepare, of the optimizer that it "
+                "returns, and step it as without a job"
+            )
+    if others:
+        raise UsageError(
+            f"mt.prepare takes a model, an optimizer and a loader, not a {type(others[0]).__name__} too: other "
+            "loaders, for validation say, are used as they are"
+        )
+
+
+_ONE_OPTIMIZER = (
+    "a job trains one model with one; give each part of the model a param group of its own in it, e.g. "
+    "torch.optim.AdamW([{'params': a.parameters(), 'lr': 1e-3}, {'params': b.parameters(), 'lr': 1e-4}])"
+)
 
 
 def _enter(environment: Environment) -> Session:
@@ -43,7 +76,7 @@ def _at_exit(session: Session) -> None:
         session.finish()
     except Exception:
         # Python would print it and keep the script's exit code, which tells the daemon of a success.
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -147,6 +147,6 @@ class Untouched:
             raise UsageError(
                 f"{changed} between backward() and optimizer.step(). With a bound above 0 that has no effect: it has "
                 "been sent already, and what is applied are the means of rounds, later. To clip, call "
-                "mt.clip_grad_norm_(parameters, max_norm), which clips every round by the norm of its means (O4); else "
+                "mt.clip_grad_norm_(parameters, max_norm), which clips every round by the norm of its means; else "
                 "use --sync bsp"
             )

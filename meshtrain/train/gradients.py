@@ -116,7 +116,7 @@ class Gradients:
         if self._contribution.sealed:
             raise UsageError(
                 "a second backward() before optimizer.step(): to accumulate gradients, run all but the last "
-                "backward() of a step under `with mt.no_sync():` (O6)"
+                "backward() of a step under `with mt.no_sync():`"
             )
         self._task = task
         self._scale = self._parts.scaling.begin()
@@ -137,7 +137,7 @@ class Gradients:
         if gradient.layout is not torch.strided:
             raise NotSupported(
                 f"{self._spans[index].name} has a sparse gradient, which cannot be averaged: use sparse=False in its "
-                "module (O6)"
+                "module"
             )
         self._contribution.write(index, gradient, self._scale)
 

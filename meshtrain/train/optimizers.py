@@ -25,10 +25,10 @@ def check(optimizer: Optimizer) -> None:
     if isinstance(optimizer, torch.optim.LBFGS) or needs_closure:
         raise NotSupported(
             f"{name} evaluates the model several times in one step through a closure, which cannot be averaged: "
-            "use an optimizer that steps once per backward pass, e.g. torch.optim.AdamW (O6)"
+            "use an optimizer that steps once per backward pass, e.g. torch.optim.AdamW"
         )
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise NotSupported(f"{name} is for sparse gradients, which cannot be averaged: use torch.optim.Adam (O6)")
+        raise NotSupported(f"{name} is for sparse gradients, which cannot be averaged: use torch.optim.Adam")
 
 
 def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[Place, ...]) -> str:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
@@ -120,6 +121,7 @@ class Session:
             return model, optimizer, loader
         spec = self._welcome.spec
         deal = self._deal = Deal(given, self.world_size, spec.seed, spec.sync)
+        self._check_schedule(optimizer, given, deal)
         self._channel.route(Grant, lambda notice: deal.grant(notice.batches, notice.step))
         self._channel.route(EpochOver, lambda notice: self._epoch_over(deal, notice))
         self._drawn.start_counting(deal.bind)
@@ -136,6 +138,16 @@ class Session:
                 "nn.ModuleDict and prepare that"
             )
 
+    def _check_schedule(self, optimizer: torch.optim.Optimizer, given: DataLoader[Any], deal: Deal) -> None:
+        """A schedule by the steps of one machine ends in the middle, for each peer takes fewer."""
+        if "initial_lr" in optimizer.param_groups[0] and len(given) != len(deal) and self.rank == 0:
+            log.warning(
+                "a learning rate scheduler was made before mt.prepare: if it counts steps by len(loader), it expects "
+                "%d in an epoch, and each device takes %d; make it after mt.prepare, with the loader that this returns",
+                len(given),
+                len(deal),
+            )
+
     def _draw_apart(self, why: str) -> None:
         """X6: equal seeds would give all peers the same samples."""
         seed = epoch_seed(self._welcome.spec.seed, self.rank)
@@ -143,8 +155,9 @@ class Session:
         random.seed(seed)
         np.random.seed(seed % 2**32)
         log.warning(
-            "%s: this peer draws its own samples, seeded by its rank; each step weighs the same, and nothing ensures "
-            "that every sample is seen exactly once",
+            "%s: this device draws its own samples, and each step weighs the same. torch, numpy and random are seeded "
+            "by its rank; where the script or its data set seeds or orders samples itself, all devices get the same "
+            "ones: use mt.rank() in the seed, or every mt.world_size()-th sample from mt.rank() on",
             why,
         )
 

@@ -106,5 +106,5 @@ def _refuse_sparse(model: nn.Module) -> None:
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             raise NotSupported(
                 f"{name or type(module).__name__} makes sparse gradients, which cannot be averaged: "
-                f"create it with sparse=False (O6)"
+                f"create it with sparse=False"
             )

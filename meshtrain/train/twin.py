@@ -31,7 +31,7 @@ def twin(optimizer: Optimizer) -> Optimizer:
     except (TypeError, RuntimeError) as error:
         raise NotSupported(
             f"{type(optimizer).__name__} cannot be copied ({error}), and with a bound above 0 a copy of it takes this "
-            "peer's own gradients ahead of their rounds: submit with --own 0, or with --sync bsp (O2)"
+            "peer's own gradients ahead of their rounds: submit with --own 0, or with --sync bsp"
         ) from error
     vars(made).update(copied, _optimizer_step_pre_hooks=OrderedDict(), _optimizer_step_post_hooks=OrderedDict())
     return made

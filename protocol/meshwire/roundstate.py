@@ -120,7 +120,7 @@ class Round:
 
 def _told(poison: Poison) -> str:
     parameter = f"{poison.parameter}: " if poison.parameter else ""
-    return f"{parameter}{poison.reason} (bucket {poison.bucket})"
+    return f"{parameter}{poison.reason}"
 
 
 def _listed(numbers: list[int]) -> str:

@@ -61,7 +61,7 @@ class Model(torch.nn.Module):
 
 
 torch.manual_seed(0)
-pace_s = options["sample_s"] * options["slowness"][int(os.environ["RANK"])]
+pace_s = options["sample_s"] * options["slowness"][mt.rank()]
 model = Model()
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.utils.data.TensorDataset(torch.ones(30_000, 1))

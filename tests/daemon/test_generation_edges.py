@@ -284,6 +284,9 @@ class SlowProcess:
         await self._ended.wait()
         return -9
 
+    def error(self) -> None:
+        """It was killed."""
+
     async def stop(self, *, now: bool) -> None:
         self.alive.discard(self)
         self._ended.set()
@@ -298,7 +301,7 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerLife:
     spec = SimpleNamespace(job=JOB, script="train.py", args=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
     node = SimpleNamespace(endpoint=lambda: "", learners=LearnerTokens())
-    return LearnerLife(cast(Any, node), cast(Any, job), 1, "127.0.0.1", lambda: cast(Any, None))
+    return LearnerLife(cast(Any, node), cast(Any, job), 1, lambda: cast(Any, None))
 
 
 @pytest.mark.asyncio

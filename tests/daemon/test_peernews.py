@@ -1,11 +1,12 @@
 """What a person is told of who takes part in a job: losses, returns, restarts, and how it went on."""
 
 import io
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from meshtrain.cli.followview import View, status_text
+from meshtrain.cli.followview import FAILURE_HOLD_S, View, status_text
 from meshtrain.cli.jobs import outcome_lines
 from meshtrain.cli.peernews import joined, news, part_of
 from meshtrain.cli.peertable import peer_rows
@@ -146,15 +147,90 @@ def test_a_job_that_ended_well_says_without_whom_and_what_was_started_again() ->
     assert outcome_lines(left)[1:] == ["note: it ended without cleo, which was taken out of it"]
     again = job(3, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, failure=KILLED, restarts=1, exit_code=0))
     assert outcome_lines(again)[1:] == ["note: cleo: the script was killed by signal 9; it was started again"]
+    never = job(3, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, failure=KILLED, part="forwards"))
+    assert outcome_lines(never)[1:] == ["note: cleo: the script was killed by signal 9; it was not started again"]
     assert outcome_lines(job(4, (0, 1, 2), state=JobState.SUCCEEDED, cleo=report(2, exit_code=0)))[1:] == []
 
 
 def test_a_job_that_failed_names_what_learners_had_died_of_before() -> None:
     failed = job(3, (0, 1, 2), state=JobState.FAILED, cleo=report(2, failure=KILLED), error="rank 0 (anna): no memory")
     lines = outcome_lines(failed)[1:]
-    assert lines == ["rank 0 (anna): no memory", f"before that, {KILLED}"]
-    named = failed.model_copy(update={"error": f"no peer can run the script any more. {KILLED}"})
-    assert len(outcome_lines(named)) == 2
+    killed = "error on cleo: the script was killed by signal 9\nTraceback: no"
+    where = f"All that the scripts said: meshtrain logs {JOB}"
+    assert lines == ["error on anna: no memory", killed, where]
+    named = failed.model_copy(update={"error": KILLED})
+    assert outcome_lines(named)[1:] == [killed, where]
+
+
+WRONG = "train.py, line 6, in hook: KeyError: 'loss'\n    totals['loss'] += loss"
+
+
+@pytest.mark.parametrize(("ranks", "where"), [((0, 1, 2), "all 3 devices"), ((0, 2), "anna and cleo"), ((1,), "bert")])
+def test_the_same_error_is_shown_once_with_whom_it_was_on(ranks: tuple[int, ...], where: str) -> None:
+    """Each daemon tells it of its own rank, once as a failure and once as the job's end."""
+    names = ("anna", "bert", "cleo")
+    texts = {rank: f"rank {rank} ({names[rank]}): {WRONG}" for rank in ranks}
+    reports = tuple(
+        report(rank, state="failed", failure=texts.get(rank), error=texts.get(rank, texts[ranks[0]]))
+        for rank in range(3)
+    )
+    failed = summary(JobState.FAILED, members=THREE, ranks=reports, error=texts[ranks[0]])
+    assert outcome_lines(failed)[1:-1] == [f"error on {where}: {WRONG}"]
+
+
+def test_of_two_devices_both_are_all() -> None:
+    reports = tuple(report(rank, failure=f"rank {rank} ({name}): x") for rank, name in enumerate(("anna", "bert")))
+    failed = summary(JobState.FAILED, ranks=reports, error="rank 1 (bert): x")
+    assert outcome_lines(failed)[1:-1] == ["error on both devices: x"]
+    alone = summary(JobState.FAILED, members=MEMBERS[:1], ranks=reports[:1], error="rank 0 (anna): x")
+    assert outcome_lines(alone)[1:-1] == ["error on anna: x"]
+
+
+def test_a_cancelled_job_is_one_line() -> None:
+    cancelled = summary(
+        JobState.CANCELLED,
+        rounds=6,
+        error="cancelled on anna (abcd)",
+        ranks=(report(0, state="cancelled", error="cancelled on anna (abcd)"),),
+    )
+    assert [line.partition(" after ")[0] for line in outcome_lines(cancelled)] == [f"job {JOB} (train) cancelled"]
+    assert outcome_lines(cancelled)[0].endswith(", 6 rounds, on anna (abcd)")
+
+
+def test_who_has_ended_its_script_was_not_lost() -> None:
+    """Its daemon takes part no more once its script has failed, and is there all the same."""
+    failed = job(2, (0, 1), cleo=report(2, failure=KILLED, state="failed"))
+    assert news(FIRST, failed) == []
+    assert part_of(failed, 2) == "ended"
+    waits = job(2, (0, 1), cleo=report(2, failure=KILLED, part="waits"))
+    assert news(FIRST, waits) == [
+        "cleo: the script was killed by signal 9; it is started again when the others have begun"
+    ]
+    assert part_of(waits, 2) == "ended"
+
+
+def test_an_error_that_ends_the_job_is_told_by_its_end_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is held back for a moment; what has happened meanwhile is told after it, in order."""
+    now_s = 0.0
+    monkeypatch.setattr("meshtrain.cli.followview.time", SimpleNamespace(monotonic=lambda: now_s))
+    again = job(2, (0, 1, 2), (0, 1), cleo=report(2, failure=KILLED, restarts=1))
+    view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
+    for seen in (FIRST, again, job(2, (0, 1, 2), state=JobState.FAILED)):
+        view.status(seen)
+    assert capsys.readouterr().err.splitlines() == [f"job {JOB} running", f"job {JOB} failed"]
+    view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
+    back = job(3, (0, 1, 2), cleo=report(2, failure=KILLED, restarts=1))
+    for seen in (FIRST, again, back):
+        view.status(seen)
+    assert capsys.readouterr().err.splitlines() == [f"job {JOB} running"]
+    now_s = FAILURE_HOLD_S
+    view.status(back)
+    assert capsys.readouterr().err.splitlines() == [
+        "cleo: the script was killed by signal 9; it is started again (restart 1)",
+        "cleo computes again (generation 3)",
+    ]
 
 
 def test_jobs_shows_how_many_of_the_members_take_part(endpoint: Endpoint) -> None:

@@ -173,12 +173,12 @@ FAILURES = {
     "at import": ("import no_such_package_here", ["rank ", "ModuleNotFoundError", "Install no_such_package_here"]),
     "at its first step": (
         SLOW.replace(ZERO, f"{ZERO}\n        raise KeyError('boom')"),
-        ["rank ", "exit code 1", "KeyError: 'boom'"],
+        ["rank ", "train.py, line ", "KeyError: 'boom'"],
     ),
     "by differing models": (
         SLOW.replace(
             PREPARE,
-            "model[2] = torch.nn.Linear(32, 1, bias=os.environ['RANK'] == '0')\n"
+            "model[2] = torch.nn.Linear(32, 1, bias=mt.rank() == 0)\n"
             "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + PREPARE,
         ),
         ["differ", "2.bias"],

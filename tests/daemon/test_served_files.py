@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -26,7 +28,7 @@ from meshtraind.connection import RequestError
 from meshtraind.diskthreads import DiskThreads
 from meshtraind.fetch import list_outputs, serve
 from meshtraind.jobfile import NAME, load_all
-from meshtraind.learner import Learner, explain_exit
+from meshtraind.learner import Learner
 from meshtraind.memory import SharedMemory
 from meshtraind.startstate import clear, ingest
 from meshtraind.tasks import TaskSet
@@ -39,6 +41,7 @@ from meshwire.messages.job import BlobRef, Fetch, Fetched
 
 JOB = "1kx3m9q2v7bd"
 SECRET = b"-----BEGIN PRIVATE KEY-----"
+SPEC = cast(Any, SimpleNamespace(script="train.py", args=(), independent=False))
 PROMPT_S = 5.0  # what a hanging read would exceed
 
 
@@ -282,18 +285,33 @@ async def test_a_log_that_was_replaced_is_neither_served_nor_waited_for(
     pipes.make(log)
     with pytest.raises(RequestError, match=r"'0.log' is no file but a pipe"):
         await read_log(job, store)
-    assert "'0.log' is no file but a pipe" in explain_exit(1, log, "anna")
     memory = SharedMemory()
     try:
         with pytest.raises(OSError, match=r"'0.log' is no file but a pipe"):
-            await Learner(job, "train.py", (), log, memory).start({})
+            await Learner(job, SPEC, log, memory).start({})
     finally:
         memory.close()
     log.unlink()
     log.symlink_to(job.parents[1] / "identity/device.pem")
     with pytest.raises(RequestError, match=r"'0.log' is no file but a link"):
         await read_log(job, store)
-    assert SECRET.decode() not in explain_exit(1, log, "anna")
+
+
+def test_what_a_script_tells_of_its_error_is_read_from_a_file_only(
+    job: Path, pipes: Pipes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon reads it at the script's end, and would wait for ever for the other end of a pipe."""
+    memory = SharedMemory()
+    try:
+        pipes.make(job / "logs/0.error")
+        assert Learner(job, SPEC, job / "logs/0.log", memory).error() is None
+        assert "no file but a pipe" in caplog.text
+        (job / "logs/0.error").unlink()
+        (job / "logs/0.error").symlink_to(job.parents[1] / "identity/device.pem")
+        assert Learner(job, SPEC, job / "logs/0.log", memory).error() is None
+        assert "no file but a link" in caplog.text
+    finally:
+        memory.close()
 
 
 def test_a_trace_is_written_into_no_other_file(job: Path, pipes: Pipes, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header, Kind
 from meshwire.jobs import JobEvent, job_number, new_job_id
-from meshwire.messages.job import BarrierReached, BaseHash, Commit, Found, Generation, Member, RankReport
+from meshwire.messages.job import BarrierReached, BaseHash, Commit, Found, Generation, Member, Metrics, RankReport
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
@@ -339,3 +339,20 @@ def _jobs_of(daemon: LocalDaemon) -> list[str]:
     found = daemon.request(GetJobs(), jobs.TIMEOUT_S, "jobs")
     assert isinstance(found, Found)
     return [summary.job for summary in found.jobs]
+
+
+@pytest.mark.parametrize(
+    ("members", "rounds", "independent", "should"),
+    [("ab", (0, 0), False, True), ("ab", (0, 1), False, False), ("a", (0,), False, False), ("ab", (0, 0), True, False)],
+)
+def test_a_job_of_several_devices_has_exchanged_something(
+    members: str, rounds: tuple[int, ...], independent: bool, should: bool
+) -> None:
+    """J4: one of them that has seen a round is enough; one device alone has nobody to exchange with."""
+    reports = {
+        rank: RankReport(job=JOB, rank=rank, state="finishing", exit_code=0, metrics=Metrics(round=round_))
+        for rank, round_ in enumerate(rounds)
+    }
+    spec = SimpleNamespace(independent=independent)
+    job = SimpleNamespace(members=members, spec=spec, reports=reports)
+    assert Job.should_have_exchanged.fget(job) is should  # type: ignore[attr-defined]

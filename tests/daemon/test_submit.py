@@ -381,3 +381,20 @@ async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
     assert len(told.members) == 3
     assert any(note.startswith("codec topk:gather with 3 devices") for note in told.notes)
     assert any("to 64 cores: batch sizes follow" in note for note in told.notes)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_job_whose_devices_train_by_themselves_is_asked_for(endpoint: Endpoint) -> None:
+    """J4."""
+    assert not sent(endpoint).independent
+    assert sent(endpoint, "--independent").independent
+
+
+def test_a_notebook_is_refused_with_the_way_to_a_script(endpoint: Endpoint, project: Path) -> None:
+    """Python would stop at its first line, or at `null`."""
+    (project / "train.ipynb").write_text('{"cells": []}')
+    shown = run("submit", "train.ipynb")
+    assert shown.exit_code == 1
+    assert "error: train.ipynb is a notebook, and a job runs a Python script" in shown.stderr
+    assert "try: jupyter nbconvert --to script train.ipynb && meshtrain submit train.py" in shown.stderr
+    assert not endpoint.of_type(Submit)

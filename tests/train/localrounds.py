@@ -340,7 +340,7 @@ class LocalRounds:
 
     def _verdict(self, number: int, round_: LocalRound) -> RoundDone:
         poisons = sorted(round_.poisons.items())
-        told = [f"rank {rank}: {p.parameter}: {p.reason} (bucket {p.bucket})" for rank, p in poisons]
+        told = [f"rank {rank}: {p.parameter}: {p.reason}" for rank, p in poisons]
         void = bool(poisons) or not round_.binds
         wrong = any(poison.parameter and not poison.overflow for _, poison in poisons)
         seals = [seal for seal in round_.seals.values() if seal is not None]

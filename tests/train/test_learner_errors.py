@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler, TensorDataset
 
+import meshtrain as mt
 from meshtrain.errors import (
     ConnectionLost,
     JobStopped,
@@ -402,3 +403,60 @@ def test_loaders_that_cannot_be_dealt(loader: Any, error: type[MeshtrainError], 
 
     with LocalDaemon(2) as daemon, pytest.raises(error, match=re.compile(text)):
         daemon.run(script)
+
+
+# What prepare is given
+
+
+def two() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = net()
+    return model, sgd(model)
+
+
+prepare: Any = mt.prepare  # a type checker would find these
+
+WRONGLY_GIVEN: dict[str, tuple[Callable[[nn.Module, torch.optim.Optimizer], object], str]] = {
+    "a list of optimizers": (lambda m, o: prepare(m, [o, o], [1]), "one torch optimizer, not a list: .*param group"),
+    "two optimizers": (lambda m, o: prepare(m, o, sgd(m)), "takes one optimizer: .*param group"),
+    "two and a loader": (lambda m, o: prepare(m, o, sgd(m), [1]), "takes one optimizer"),
+    "a scheduler": (
+        lambda m, o: prepare(m, o, [1], torch.optim.lr_scheduler.StepLR(o, 3)),
+        "no learning rate scheduler: make it after mt.prepare",
+    ),
+    "two loaders": (lambda m, o: prepare(m, o, [1], [2]), "not a list too: other loaders"),
+    "two models": (lambda m, o: prepare([m, m], o), "as its model, not a list: .*ModuleDict"),
+    "the wrong order": (lambda m, o: prepare(o, m), "as its model, not a SGD"),
+}
+
+
+@pytest.mark.parametrize("what", WRONGLY_GIVEN)
+def test_prepare_says_what_it_takes(what: str) -> None:
+    """With or without a job, and before anything is sent."""
+    given, text = WRONGLY_GIVEN[what]
+    with pytest.raises(UsageError, match=text):
+        given(*two())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_schedule_by_the_steps_of_one_machine_is_named(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It would end in the middle of its curve, in silence: each of two devices takes half of the steps."""
+
+    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        model, optimizer = two()
+        loader = DataLoader(TensorDataset(torch.zeros(40, 6)), batch_size=4)
+        if when == "before":
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3 * len(loader))
+        model, optimizer, loader = session.prepare_with_loader(model, optimizer, loader)
+        assert len(loader) == 5
+        if when == "after":
+            torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=3 * len(loader))
+        session.finish()
+
+    with LocalDaemon(2) as daemon:
+        daemon.run(script)
+    told = [record.getMessage() for record in caplog.records]
+    if when == "after":
+        assert told == []
+    else:
+        (only,) = told
+        assert "expects 10 in an epoch, and each device takes 5; make it after mt.prepare" in only

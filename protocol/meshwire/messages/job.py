@@ -58,6 +58,7 @@ class JobSpec(Wire):
     checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
     resume: ResumePoint | None = None
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # ever in it; None: nobody joins
+    independent: bool = False  # each device may train by itself: a job without a round is none that has failed
 
 
 class Member(Wire):
@@ -200,7 +201,7 @@ class Metrics(Wire):
 
 
 Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
-Part = Literal["computes", "forwards", "leaves"]
+Part = Literal["computes", "forwards", "waits", "leaves"]
 
 
 @message("job.rank")
@@ -218,7 +219,9 @@ class RankReport(Wire):
     error: Text | None = None
     failure: Text | None = None
     restarts: Annotated[int, Field(ge=0)] = 0  # of the script here
-    part: Part = "computes"  # forwards: no further learner is started; leaves: by a person's wish
+    # forwards: no further learner is started; waits: the next one is, when the others have begun; leaves: by a person's
+    # wish
+    part: Part = "computes"
     metrics: Metrics = Metrics()
 
 

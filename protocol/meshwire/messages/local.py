@@ -183,6 +183,7 @@ class Submit(Wire):
     checkpoint_every: CheckpointEvery = CHECKPOINT_EVERY
     resume: ResumeFrom | None = None  # its seed is that of the job which goes on
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # as of `JobSpec`
+    independent: bool = False  # as of `JobSpec`
 
 
 @message("resubmit")

@@ -1,0 +1,364 @@
+"""A job's script in its process, without a daemon: it runs as by Python, and its end is told in few words."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from meshtrain.cli.logpieces import ScriptErrors
+from meshtraind import learner
+from meshtraind.learner import INHERITED, Learner
+from meshtraind.learnerenvironment import learner_environment
+from meshtraind.learnerlife import RESTARTS_MAX, Ending, LearnerLife
+from meshtraind.scripterror import CHARS_MAX, ScriptError, explain_end
+from meshwire.scriptlog import ERROR_BEGINS, ERROR_ENDS
+
+TIMEOUT_S = 30.0
+
+# A package that looks like torch to who imports it: the real one takes seconds.
+FAKE_TORCH = {
+    "torch/__init__.py": "",
+    "torch/distributed/__init__.py": "from torch.distributed.distributed_c10d import *\n",
+    "torch/distributed/distributed_c10d.py": "def init_process_group(backend):\n    return f'a group of {backend}'\n",
+}
+
+
+class Ended:
+    """A script that was run: its exit code, its log, what a follower sees of it, and what the daemon is told."""
+
+    def __init__(self, folder: Path, text: str, *args: str, alone: bool = False) -> None:
+        source = folder / "src"
+        source.mkdir(exist_ok=True)
+        (source / "train.py").write_text(textwrap.dedent(text))
+        record = folder / "record"
+        record.unlink(missing_ok=True)
+        command = [sys.executable, "-u", str(learner.SCRIPT_RUN), str(record), "alone" if alone else "", "train.py"]
+        done = subprocess.run(
+            [*command, *args], cwd=source, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+        self.code = done.returncode
+        self.out = done.stdout
+        self.log = done.stderr
+        self.shown = ScriptErrors().left_out(done.stderr.splitlines())
+        self.error = ScriptError.unpack(record.read_bytes()) if record.exists() else None
+
+    @property
+    def told(self) -> str:
+        return explain_end(self.code, self.error)
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def test_a_script_runs_as_by_python(tmp_path: Path) -> None:
+    """It is `__main__`, with its folder first on the path, its arguments, and what it defines can be pickled."""
+    write(tmp_path, {"helper.py": "NAME = __name__\n", "json.py": "raise SystemExit('the wrong json')\n"})
+    seen = Ended(
+        tmp_path,
+        """
+        import __main__, helper, os, pickle, sys, trace
+        assert "meshtraind" not in trace.__file__
+        class Sample:
+            pass
+        if __name__ == "__main__":
+            assert type(pickle.loads(pickle.dumps(Sample()))) is __main__.Sample
+            print(sys.argv, helper.NAME, os.path.relpath(__file__), sys.path[0] == os.path.dirname(__file__))
+        """,
+        "--epochs",
+        "3",
+    )
+    assert (seen.code, seen.out) == (0, "['train.py', '--epochs', '3'] helper train.py True\n"), seen.log
+    assert seen.error is None
+    assert not seen.log
+
+
+def test_what_it_spawns_finds_what_it_has_defined(tmp_path: Path) -> None:
+    """A DataLoader's workers, where they are not forked."""
+    seen = Ended(
+        tmp_path,
+        """
+        import multiprocessing
+        def double(number):
+            return 2 * number
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.map(double, [1, 2]))
+                pool.close()
+                pool.join()
+        """,
+    )
+    assert (seen.code, seen.out) == (0, "[2, 4]\n"), seen.log
+
+
+IN_A_HELPER = """
+import sys
+sys.path.insert(0, "parts")
+from loss import total
+try:
+    {}["a"]
+except KeyError:
+    pass
+print("begins", file=sys.stderr)
+total({"x": 1})
+"""
+
+
+def test_an_error_is_the_persons_file_and_line_and_the_whole_traceback_is_in_the_log_alone(tmp_path: Path) -> None:
+    """Innermost of theirs, under the path that they know; Python's own frames and the job's copy are not shown."""
+    write(tmp_path, {"parts/loss.py": "import json\ndef total(row):\n    return json.loads(row['loss'])\n"})
+    seen = Ended(tmp_path, IN_A_HELPER)
+    assert seen.told == "parts/loss.py, line 3, in total: KeyError: 'loss'\n    return json.loads(row['loss'])"
+    assert seen.shown == ["begins"]
+    assert "scriptrun" not in seen.log
+    lines = seen.log.splitlines()
+    assert lines[1:3] == [ERROR_BEGINS, "Traceback (most recent call last):"]
+    assert lines[-2:] == ["KeyError: 'loss'", ERROR_ENDS]
+    assert f'"{tmp_path}/src/parts/loss.py", line 3, in total' in seen.log
+    assert seen.code == 1
+
+
+INSIDE_PYTHON = "import json\n\n\ndef read():\n    return json.loads('{')\n\n\nread()\n"
+
+ENDS = {
+    "a library": (INSIDE_PYTHON, 1, "train.py, line 5, in read: json.decoder.JSONDecodeError: Expecting property name"),
+    "syntax": ("import os\ndef f(:\n    pass\n", 1, "train.py, line 2: SyntaxError: invalid syntax\n    def f(:"),
+    "no such package": (
+        "import os\nimport nosuchthing.parts\n",
+        1,
+        "train.py, line 2: ModuleNotFoundError: No module named 'nosuchthing'\n    import nosuchthing.parts\nInstall "
+        "nosuchthing into the Python environment of meshtraind there",
+    ),
+    "a chain": (
+        "try:\n    {}['a']\nexcept KeyError as error:\n    raise ValueError('no a') from error\n",
+        1,
+        "train.py, line 4: ValueError: no a\n    raise ValueError",
+    ),
+    "a code": ("import sys\nsys.exit(3)\n", 3, "train.py, line 2: the script ended with exit code 3\n    sys.exit(3)"),
+    "words": ("import sys\nsys.exit('no data')\n", 1, "train.py, line 2: no data\n    sys.exit('no data')"),
+    "no words": ("import os\nos._exit(7)\n", 7, "the script ended with exit code 7"),
+    "a signal": (
+        "import os\nos.kill(os.getpid(), 9)\n",
+        -9,
+        "the script was killed by signal 9 (SIGKILL); Linux does that when memory runs out",
+    ),
+    "ours": (
+        "import meshtrain as mt\ntry:\n    1 / 0\nfinally:\n    raise mt.UsageError('call it: once')\n",
+        1,
+        "train.py, line 5: call it: once\n    raise mt.UsageError('call it: once')",
+    ),
+    "a hook of its own": (
+        "import sys\nsys.excepthook = lambda *_: print('mine')\n{}['a']\n",
+        1,
+        "train.py, line 3: KeyError: 'a'\n    {}['a']",
+    ),
+    "a very long message": ("raise ValueError('x' * 100_000 + '\\n' * 99)\n", 1, "train.py, line 1: ValueError: xxx"),
+    "a message that cannot be encoded": ("raise ValueError('\\udcff')\n", 1, "train.py, line 1: ValueError: "),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_each_end_is_told_in_few_words_and_leaves_no_traceback_on_the_screen(tmp_path: Path, how: str) -> None:
+    script, code, told = ENDS[how]
+    seen = Ended(tmp_path, script)
+    assert seen.code == code
+    assert seen.told.startswith(told), seen.told
+    assert len(seen.told) < 2 * CHARS_MAX
+    assert seen.shown == []
+
+
+def test_a_script_that_the_daemon_stops_leaves_one_line(tmp_path: Path) -> None:
+    """Wherever it was, 45 frames deep in torch."""
+    seen = Ended(tmp_path, "import meshtrain as mt\nraise mt.JobStopped('the job ends: cancelled on anna')\n")
+    assert seen.log.splitlines() == [ERROR_BEGINS, "the job ends: cancelled on anna", ERROR_ENDS]
+    assert seen.error is None
+    assert seen.code == 1
+
+
+def test_only_the_scripts_own_process_tells(tmp_path: Path) -> None:
+    """What it forks may fail without it."""
+    seen = Ended(tmp_path, "import os\nif not os.fork():\n    raise ValueError('a child')\nos.wait()\n")
+    assert "ValueError: a child" in seen.log
+    assert (seen.code, seen.error) == (0, None)
+
+
+def test_a_process_group_is_refused_wherever_it_is_made(tmp_path: Path) -> None:
+    """torch trains over plain gloo outside the job with it, or waits for minutes. Each name that torch gives it."""
+    write(tmp_path, FAKE_TORCH)
+    for made in (
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\n",
+        "from torch.distributed import init_process_group\ninit_process_group(backend='gloo')\n",
+        "from torch.distributed.distributed_c10d import init_process_group as begin\nbegin('gloo')\n",
+    ):
+        seen = Ended(tmp_path, made)
+        assert seen.told.startswith("train.py, line 2: a job has no torch.distributed process group: call mt.prepare(")
+        assert seen.error is not None
+        assert seen.error.hopeless
+    trained = Ended(tmp_path, "import torch.distributed as dist\nprint(dist.init_process_group('gloo'))\n", alone=True)
+    assert trained.out == "a group of gloo\n"
+
+
+@pytest.mark.slow
+def test_torchs_process_group_is_refused(tmp_path: Path) -> None:
+    """The real one, also with one process and a file in place of MASTER_ADDR."""
+    seen = Ended(
+        tmp_path,
+        "import torch\nimport torch.distributed as dist\n"
+        "dist.init_process_group('gloo', init_method='file:///tmp/none', rank=0, world_size=1)\n",
+    )
+    assert seen.told.startswith("train.py, line 3: a job has no torch.distributed process group"), seen.log
+
+
+IN_A_WORKER = """KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 349, in _worker_loop
+    data = fetcher.fetch(index)
+           ^^^^^^^^^^^^^^^^^^^^
+  File "{root}/sets/images.py", line 12, in __getitem__
+    return self.rows[index]["label"]
+           ~~~~~~~~~~~~~~~~^^^^^^^^^
+  File "/venv/lib/python3.11/site-packages/pandas/core.py", line 9, in __getitem__
+    raise KeyError(key)
+KeyError: 'label'
+"""
+
+
+def test_an_error_in_a_loaders_worker_is_that_of_the_data_set(tmp_path: Path) -> None:
+    """torch hands on the worker's traceback as the message of another exception."""
+    error = ScriptError.of(RuntimeError(IN_A_WORKER.format(root=tmp_path)), tmp_path)
+    assert (
+        error.text()
+        == "sets/images.py, line 12, in __getitem__: KeyError: 'label'\n    return self.rows[index][\"label\"]"
+    )
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b"{}", b'{"kind": 1}', b"\xff", b"[" * 10_000])
+def test_a_record_that_is_none_is_not_believed(record: bytes) -> None:
+    assert ScriptError.unpack(record) is None
+
+
+def test_a_signal_without_a_name_is_a_number() -> None:
+    assert explain_end(-250, None) == "the script was killed by signal 250"
+
+
+def test_whoever_follows_sees_the_log_without_the_errors_that_end_scripts() -> None:
+    """Whole lines, in pieces as they come; what the script wrote of its last line is its own."""
+    errors = ScriptErrors()
+    assert errors.left_out(["step 1", f"loss {ERROR_BEGINS}", "Traceback"]) == ["step 1", "loss "]
+    assert errors.left_out(["KeyError: 'loss'", ERROR_ENDS, "again"]) == ["again"]
+    assert errors.left_out([ERROR_BEGINS]) == []
+    assert errors.left_out([ERROR_ENDS, f"said {ERROR_ENDS}"]) == [f"said {ERROR_ENDS}"]
+
+
+# What they find in the environment
+
+
+def test_no_script_finds_torchruns_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the daemon itself was started with them. What their owner asks for they get."""
+    torchruns = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "MASTER_ADDR")
+    for name in (*torchruns, "MASTER_PORT", "TORCHELASTIC_RUN_ID", "ACCELERATE_USE_CPU", "PMI_RANK"):
+        monkeypatch.setenv(name, "1")
+    spec = SimpleNamespace(job="1kx3000000aa", env=(("EPOCHS", "3"),))
+    found = {**{name: os.environ[name] for name in INHERITED if name in os.environ}}
+    found |= learner_environment(cast(Any, spec), threads=2)
+    assert not [name for name in found if "RANK" in name or "WORLD" in name or name.startswith(("MASTER", "TORCHEL"))]
+    assert found["EPOCHS"] == "3"
+
+
+# Whether they are started again
+
+KEY_ERROR = ScriptError("KeyError", "KeyError: 'a'", "train.py, line 6", "", hopeless=False)
+OTHER_LINE = ScriptError("KeyError", "KeyError: 'a'", "train.py, line 7", "", hopeless=False)
+SYNTAX = ScriptError("SyntaxError", "SyntaxError: no", "train.py, line 6", "", hopeless=True)
+
+
+@pytest.fixture
+def life() -> LearnerLife:
+    return LearnerLife(cast(Any, None), cast(Any, None), 1, lambda: cast(Any, None))
+
+
+def ends(life: LearnerLife, code: int, error: ScriptError | None = None, steps: int = 5) -> Ending:
+    life.error = error
+    return life.after(code, 0, steps)
+
+
+def test_an_error_that_comes_again_at_the_same_line_and_step_ends_the_restarts(life: LearnerLife) -> None:
+    """J3: restarts are for accidents."""
+    assert ends(life, 1, KEY_ERROR) is Ending.RESTART
+    assert ends(life, 1, KEY_ERROR) is Ending.FORWARD
+    assert life.hopeless
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda life: ends(life, 1, KEY_ERROR, steps=6),
+        lambda life: ends(life, 1, OTHER_LINE),
+        lambda life: ends(life, -9),
+        lambda life: ends(life, 7),
+    ],
+)
+def test_what_differs_may_be_an_accident(life: LearnerLife, second: Callable[[LearnerLife], Ending]) -> None:
+    assert ends(life, 1, KEY_ERROR) is Ending.RESTART
+    assert second(life) is Ending.RESTART
+    assert not life.hopeless
+
+
+def test_signals_are_accidents_until_there_were_too_many(life: LearnerLife) -> None:
+    endings = [ends(life, -9) for _ in range(RESTARTS_MAX + 1)]
+    assert endings == [*[Ending.RESTART] * RESTARTS_MAX, Ending.FORWARD]
+    assert not life.hopeless
+
+
+def test_a_script_that_cannot_run_is_started_once(life: LearnerLife) -> None:
+    assert ends(life, 1, SYNTAX) is Ending.FORWARD
+    assert life.hopeless
+
+
+@pytest.mark.parametrize(
+    ("error", "hopeless"),
+    [("import nosuchthing", True), ("from os import nosuchthing", True), ("def f(:", True), ("{}['a']", False)],
+)
+def test_errors_of_the_script_itself_are_known(tmp_path: Path, error: str, hopeless: bool) -> None:
+    seen = Ended(tmp_path, error).error
+    assert seen is not None
+    assert seen.hopeless is hopeless
+
+
+def test_data_that_does_not_parse_is_no_wrong_script(tmp_path: Path) -> None:
+    """`ast.literal_eval` raises SyntaxError of a text that is nobody's file."""
+    seen = Ended(tmp_path, "import ast\nast.literal_eval('{')\n")
+    assert seen.error is not None
+    assert not seen.error.hopeless
+    assert seen.told.startswith("train.py, line 2: ")
+
+
+@pytest.mark.asyncio
+async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path: Path) -> None:
+    """Each process's own, and nothing stays beside the log."""
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "train.py").write_text("import sys\nif sys.argv[1] == 'fail':\n    raise ValueError('x')\n")
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    try:
+        memory = cast(Any, SimpleNamespace(descriptor=descriptor))
+        for what, kind in (("fail", "ValueError"), ("pass", None)):
+            spec = cast(Any, SimpleNamespace(script="train.py", args=(what,), independent=False))
+            process = Learner(folder, spec, tmp_path / "rank0.log", memory)
+            await process.start({})
+            assert await process.wait() == (kind is not None)
+            found = process.error()
+            assert (found and found.kind) == kind
+            assert not list(tmp_path.glob("*.error"))
+            (tmp_path / "rank0.error").write_bytes(SYNTAX.pack())
+    finally:
+        os.close(descriptor)
