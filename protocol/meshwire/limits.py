@@ -9,6 +9,10 @@ CHUNK_BYTES = 256 * KIB  # what a sender aims at: the cheapest size for uvloop's
 CONTROL_BYTES_MAX = 1 * MIB  # one control message
 LINK_QUEUE_BYTES_MAX = 1 * MIB  # data queued on a link before the sender is held back, so that control can overtake
 LINK_BACKLOG_BYTES_MAX = 16 * MIB  # messages queued behind that; whoever lets more pile up does not read: it is dropped
+NUMBER_MAX = (
+    2**53
+)  # of either sign, where a field says nothing smaller: exact in JSON; a thousand add up in 64 bits
+SECONDS_MAX = 2**35  # a span, or a time since 1970 until the year 3058, as in a job's id: every clock can show it
 MESSAGE_FIELDS_MAX = 64  # of one map in a message, which is always a class: lists may be long, classes are not
 REQUESTS_PER_CONNECTION_MAX = 64  # being answered at once; more are refused one by one
 REFUSAL_CHARS_MAX = 1000  # why a connection is closed
