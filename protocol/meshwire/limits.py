@@ -9,9 +9,7 @@ CHUNK_BYTES = 256 * KIB  # what a sender aims at: the cheapest size for uvloop's
 CONTROL_BYTES_MAX = 1 * MIB  # one control message
 LINK_QUEUE_BYTES_MAX = 1 * MIB  # data queued on a link before the sender is held back, so that control can overtake
 LINK_BACKLOG_BYTES_MAX = 16 * MIB  # messages queued behind that; whoever lets more pile up does not read: it is dropped
-NUMBER_MAX = (
-    2**53
-)  # of either sign, where a field says nothing smaller: exact in JSON; a thousand add up in 64 bits
+NUMBER_MAX = 2**53  # of either sign, where a field says nothing smaller: exact in JSON; a thousand add up in 64 bits
 SECONDS_MAX = 2**35  # a span, or a time since 1970 until the year 3058, as in a job's id: every clock can show it
 MESSAGE_FIELDS_MAX = 64  # of one map in a message, which is always a class: lists may be long, classes are not
 REQUESTS_PER_CONNECTION_MAX = 64  # being answered at once; more are refused one by one
@@ -43,14 +41,18 @@ FILE_PATH_BYTES_MAX = 512  # UTF-8 of a relative path; leaves room for the job's
 FILE_NAME_BYTES_MAX = 255  # one part of a path: what ext4, APFS and NTFS take
 FOLDER_DEPTH_MAX = 32
 FILE_ENTRY_BYTES_MAX = 4 * KIB  # of a packed manifest; a path and its hash take far less
-MANIFEST_BYTES_MAX = 64 * MIB  # a packed manifest; it travels as a blob because it may exceed a control message
+MANIFEST_BYTES_MAX = 32 * MIB  # a packed manifest: FILES_MAX paths of 250 bytes; it travels as a blob
 SOURCE_BYTES_MAX = 512 * MIB  # the working directory, sent anew with every change; data goes with --data
 DATA_BYTES_MAX = 1024 * 1024 * MIB  # a --data folder: 1 TiB
 DISK_RESERVE_BYTES = 64 * MIB  # left free for the owner and for logs when a job's files are received
 BLOB_CACHE_BYTES_MAX = 20 * 1024 * MIB  # of blobs that no live job holds: shipped once, but not kept for ever
 
 # Job history
-JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job as JSON
+JOB_SPEC_BYTES_MAX = 64 * KIB  # arguments and environment of one job, packed or as JSON
+JOBS_REMEMBERED_MAX = 1000  # that have ended; no more are listed
+UNBEGUN_REMEMBERED_MAX = 100  # of them: that never began, so that offers in a loop drive out nothing that was trained
+JOBS_REMEMBERED_S_MAX = 180 * 86_400.0  # half a year after their end
+HISTORY_BYTES_MAX = 32 * MIB  # of DATA/jobs.db; a job that failed takes some 20 KiB with its traceback
 JOB_FILE_BYTES_MAX = CONTROL_BYTES_MAX  # one job's specification and members, as they travel in an offer
 JOBS_LISTED_MAX = 1000  # rows of one answer
 JOBS_LISTED_BYTES_MAX = CONTROL_BYTES_MAX // 2  # they travel in one message
