@@ -146,6 +146,8 @@ class Questions:
     async def fetch(self, body: Fetch, *, forward: bool) -> Fetched:
         """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
         if body.what == "blob":  # of any job, and asked for often: only the hash matters
+            if body.sha256 is not None and not self._node.blobs.may_serve(body.sha256):
+                raise RequestError(f"a job has written into blob {body.sha256.hex()[:12]} on {self._node.name}")
             return await serve(body, self._node.blobs, self._node.job_folder(body.job), ended=lambda: True)
         summary = await self._summary(body.job, ask_others=forward)
         if not 0 <= body.rank < len(summary.members):

@@ -101,7 +101,7 @@ class Submission:
         try:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
         except BlobError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(f"{node.name}: {error}") from error
         return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
@@ -177,7 +177,8 @@ class Submission:
             reports = [self.progress[device] for device in waiting if device in self.progress]
             if reports:
                 slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
-                text = f"sending files to {shown}"
+                travels = slowest.done_bytes < slowest.total_bytes
+                text = f"sending files to {shown}" if travels else f"putting files in place: {shown}"
                 self._emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
             self._changed.clear()
             try:

@@ -44,7 +44,10 @@ FILE_ENTRY_BYTES_MAX = 4 * KIB  # of a packed manifest; a path and its hash take
 MANIFEST_BYTES_MAX = 32 * MIB  # a packed manifest: FILES_MAX paths of 250 bytes; it travels as a blob
 SOURCE_BYTES_MAX = 512 * MIB  # the working directory, sent anew with every change; data goes with --data
 DATA_BYTES_MAX = 1024 * 1024 * MIB  # a --data folder: 1 TiB
-DISK_RESERVE_BYTES = 64 * MIB  # left free for the owner and for logs when a job's files are received
+DISK_RESERVE_BYTES_MIN = 1024 * MIB  # left free for the owner when a job's files are received, at least; systems swap,
+DISK_RESERVE_BYTES_MAX = 20 * 1024 * MIB  # update and log into less than this
+RESULTS_BYTES_MAX = 100 * 1024 * MIB  # of outputs, logs and checkpoints of ended jobs; beyond it the oldest are deleted
+RESULTS_S_MAX = 90 * 86_400.0  # after their end they are: a quarter to fetch what is worth keeping
 BLOB_CACHE_BYTES_MAX = 20 * 1024 * MIB  # of blobs that no live job holds: shipped once, but not kept for ever
 
 # Job history

@@ -151,7 +151,8 @@ def test_every_number_has_bounds_within_which_files_are_sought_and_sums_are_made
     for schema in schemas(MESSAGES[name].__pydantic_core_schema__):
         if schema["type"] == "int":
             low, high = schema.get("ge", schema.get("gt")), schema.get("le", schema.get("lt"))
-            assert low is not None
+            assert isinstance(low, int)
+            assert isinstance(high, int)
             assert -(2**63) <= low <= high <= 2**64
 
 

@@ -48,6 +48,7 @@ class JobSpec(Wire):
     env: tuple[tuple[str, str], ...]
     files: BlobRef  # packed FileManifest of the working directory
     data: BlobRef | None  # packed FileManifest of --data
+    data_path: RelativePath | None = None  # below the working directory, where the script looks for it
     sync: SyncSettings
     codec: str
     masks: MaskSettings | None = None  # None: all weights are kept
