@@ -41,6 +41,7 @@ SUBMIT_AGAIN = "submit the job again"
 RESUME = "to go on from its last checkpoint: meshtrain submit --resume {job}"
 _BUSY_TIMEOUT_S = 5.0  # somebody looks into the file with the sqlite3 tool
 _CANDIDATES_SHOWN = 5
+EXPIRED = "expired_s"  # in a record's spec: when the job's results were deleted here, Unix time
 _JOURNAL_BYTES_MAX = 4 * limits.MIB  # of jobs.db-wal, once its entries are in the file
 _ROW_BYTES = "length(spec) + length(members) + ifnull(length(error), 0) + 512"  # the rest of a row is small
 
@@ -173,6 +174,11 @@ class JobHistory:
             plain[column] = json.dumps(plain[column])
         marks = ", ".join(f":{column}" for column in _COLUMNS)
         self._db.execute(f"INSERT OR REPLACE INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", plain)
+
+    def expire(self, id_: str, now_s: float) -> None:
+        """Notes that a job's results were deleted. Raises HistoryError, also where the job is not known."""
+        record = self.find(id_)
+        self.put(record.model_copy(update={"spec": {**record.spec, EXPIRED: now_s}}))
 
     def newest(self, count: int = limits.JOBS_LISTED_MAX) -> tuple[JobRecord, ...]:
         """The latest `count` jobs, newest first."""

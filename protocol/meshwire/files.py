@@ -5,7 +5,6 @@ came from: the same manifest must mean the same tree on Linux, macOS and Windows
 its folder on any.
 """
 
-import io
 import re
 import unicodedata
 from typing import Annotated, Any, Self
@@ -54,7 +53,7 @@ class FileManifest(Wire):
         memory. Raises ValueError (pydantic's and msgpack's errors are such) otherwise."""
         if len(packed) > limits.MANIFEST_BYTES_MAX:
             raise ValueError(f"a manifest of {len(packed)} bytes, at most {limits.MANIFEST_BYTES_MAX} are read")
-        unpacker = msgpack.Unpacker(io.BytesIO(packed), read_size=_READ_BYTES, max_buffer_size=4 * _READ_BYTES)
+        unpacker = msgpack.Unpacker(_Slices(packed), read_size=_READ_BYTES, max_buffer_size=4 * _READ_BYTES)
         try:
             if not packed.startswith(_MANIFEST_BEGINS) or unpacker.read_map_header() != 1:
                 raise ValueError("not a manifest of files")
@@ -75,6 +74,19 @@ class FileManifest(Wire):
 _ENTRY = TypeAdapter(FileEntry)
 _READ_BYTES = 4 * limits.FILE_ENTRY_BYTES_MAX  # of a packed manifest that msgpack holds at once, instead of a copy
 _MANIFEST_BEGINS = msgpack.packb({"entries": None})[:-1]
+
+
+class _Slices:
+    """Hands out bytes a few at a time, for msgpack would copy them all at once."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+        self._offset = 0
+
+    def read(self, size_bytes: int) -> bytes:
+        """As a file does."""
+        self._offset += size_bytes
+        return self._packed[self._offset - size_bytes : self._offset]
 
 
 def _next_entry(unpacker: msgpack.Unpacker, packed: bytes) -> Any:

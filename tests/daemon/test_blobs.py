@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import resource
+import shutil
 import stat
 import subprocess
 import sys
@@ -506,7 +507,7 @@ def disk(monkeypatch: pytest.MonkeyPatch, store: BlobStore, total_bytes: int) ->
         used_bytes = sum((store.path / name).stat().st_size for name in files_below(store.path))
         return SimpleNamespace(total=total_bytes, used=used_bytes, free=total_bytes - used_bytes)
 
-    monkeypatch.setattr(diskspace.shutil, "disk_usage", usage)
+    monkeypatch.setattr(shutil, "disk_usage", usage)
 
 
 def test_what_nobody_holds_makes_room_before_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -285,6 +285,7 @@ class JobSummary(Wire):
     returned: Ranks = ()  # of those present: who was lost before
     waiting_for: Text | None = None  # what a change of the generation waits for
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
+    expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
 
 
 @message("job.found")
