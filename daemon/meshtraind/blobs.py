@@ -27,6 +27,7 @@ from meshtraind.blobwriter import (
     BINARY,
     COPY_BYTES,
     NO_FOLLOW,
+    PART_SUFFIX,
     SEALED_NS,
     BlobBusyError,
     BlobDamagedError,
@@ -180,7 +181,8 @@ class BlobStore:
             self.release(owner)
 
     def trim(self, bytes_max: int = limits.BLOB_CACHE_BYTES_MAX) -> int:
-        """Deletes what was not used for longest and nobody holds, until `bytes_max` are left. Returns bytes deleted.
+        """Deletes what was not used for longest and nobody holds, until `bytes_max` are left, and parts that nobody has
+        gone on receiving for long. Returns bytes deleted.
 
         Raises:
             BlobError: the store cannot be read, or a blob not deleted.
@@ -201,9 +203,11 @@ class BlobStore:
                         found.append((used_s, status.st_size, Path(file.path)))
         over_bytes = over(sum(size_bytes for _, size_bytes, _ in found))
         deleted_bytes = 0
-        for _, size_bytes, path in sorted(found):
-            if deleted_bytes >= over_bytes:
-                break
+        given_up_s = time.time() - limits.BLOB_PART_S_MAX
+        for used_s, size_bytes, path in sorted(found):
+            given_up = path.name.endswith(PART_SUFFIX) and used_s < given_up_s
+            if deleted_bytes >= over_bytes and not given_up:
+                continue
             if self._delete(bytes.fromhex(path.name.partition(".")[0]), path):
                 deleted_bytes += size_bytes
         return deleted_bytes

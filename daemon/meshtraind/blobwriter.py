@@ -139,7 +139,9 @@ class BlobWriter:
             self._whole = True
 
     def close(self) -> None:
-        """Stops receiving and keeps the part. Does nothing when closed already."""
+        """Stops receiving and keeps the part, unless nothing came. Does nothing when closed already."""
+        if self._handle is not None and os.fstat(self._handle).st_size == 0:
+            self.discard()
         if self._handle is not None:
             with self._closing():
                 self._close_handle()

@@ -10,11 +10,11 @@ import unicodedata
 from typing import Annotated, Any, Self
 
 import msgpack
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from meshwire import limits
-from meshwire.wiretypes import Digest, Wire
+from meshwire.wiretypes import Digest, Wire, what_is_wrong
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")  # Unicode category Cc
 # Windows opens a device for these, with any extension; superscript digits count as digits there.
@@ -62,6 +62,8 @@ class FileManifest(Wire):
             if count > limits.FILES_MAX:
                 raise ValueError(f"{count} files, at most {limits.FILES_MAX} are allowed")
             entries = tuple(_ENTRY.validate_python(_next_entry(unpacker, packed)) for _ in range(count))
+        except ValidationError as error:
+            raise ValueError(f"an entry is wrong: {what_is_wrong(error)}") from None
         except msgpack.OutOfData:
             raise ValueError("the manifest breaks off") from None
         except msgpack.BufferFull:
@@ -169,12 +171,25 @@ def _check_collisions(manifest: FileManifest) -> str | None:
     """Names that are one on some device: equal, differing in case only, or a file that must be a folder."""
     order = [_sort_key(entry.path) for entry in manifest.entries]
     before: FileEntry | None = None
+    folders = 0
     for at in sorted(range(len(order)), key=order.__getitem__):
         entry = manifest.entries[at]
         if before is not None and (reason := _collision(before.path, entry.path)) is not None:
             return reason
+        folders += _new_folders("" if before is None else before.path, entry.path)
         before = entry
+    if folders > limits.FOLDERS_MAX:
+        return f"{folders} folders, at most {limits.FOLDERS_MAX} are allowed"
     return None
+
+
+def _new_folders(before: str, path: str) -> int:
+    """How many folders the second of two neighbours has that the first has not."""
+    here, there = path.split("/")[:-1], before.split("/")[:-1]
+    shared = 0
+    while shared < min(len(here), len(there)) and here[shared] == there[shared]:
+        shared += 1
+    return len(here) - shared
 
 
 def _sort_key(path: str) -> bytes:

@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -373,6 +374,18 @@ def test_the_cache_is_bounded_by_deleting_what_was_not_used_for_longest(store: B
     store.release("job")
     assert store.trim(1500) == 1000
     assert store.has(digests[0], 1000) != store.has(digests[4], 1000)
+
+
+def test_of_blobs_that_never_come_nothing_stays(store: BlobStore) -> None:
+    """Whoever offers jobs in a loop leaves no files behind, not even empty ones."""
+    store.writer(SHA, len(CONTENT)).close()
+    assert files_below(store.path) == set()
+    with store.writer(SHA, len(CONTENT)) as writer:
+        writer.write(memoryview(CONTENT)[:10])
+    assert store.trim() == 0
+    part = store.path / files_below(store.path).pop()
+    os.utime(part, (0.0, time.time() - limits.BLOB_PART_S_MAX - 1))
+    assert store.trim() == 10
 
 
 def test_trimming_spares_what_is_being_received(store: BlobStore) -> None:

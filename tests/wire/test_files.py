@@ -117,8 +117,12 @@ def test_names_that_are_one_on_some_device_are_refused(paths: tuple[str, ...], w
     assert word in reason
 
 
-def test_limits_on_count_bytes_and_consistency() -> None:
+def test_limits_on_count_bytes_and_consistency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every size has a limit, and one content has one size."""
+    monkeypatch.setattr(limits, "FOLDERS_MAX", 4)
+    assert check_manifest(manifest("a/b/1", "a/b/2", "a/c/1", "d/1", "2")) is None
+    assert "5 folders, at most 4" in (check_manifest(manifest("a/b/1", "a/b/2", "a/c/1", "d/e/1", "2")) or "")
+    monkeypatch.undo()
     many = FileManifest.model_construct(entries=(entry("a"),) * (limits.FILES_MAX + 1))
     assert "files, at most" in (check_manifest(many) or "")
     two = FileManifest(entries=(entry("a", size_bytes=600), entry("b", size_bytes=600)))
