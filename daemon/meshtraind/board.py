@@ -85,7 +85,7 @@ class Board:
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
         self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
-        self._tasks.spawn(self._clean_up_regularly(past), "remove files of past jobs")
+        self._cleaned = self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     @property
     def running(self) -> int:
@@ -199,9 +199,12 @@ class Board:
         succeeded = session.job.state is JobState.SUCCEEDED
         await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs, succeeded=succeeded)
 
-    async def _clean_up_regularly(self, past: list[Path]) -> None:
-        """Begins with what a predecessor has left."""
-        await asyncio.to_thread(clean_up_all, past)
+    def keep_clean(self) -> None:
+        """From now on, until `close`, what has expired is deleted."""
+        self._tasks.spawn(self._clean_up_regularly(), "delete what has expired")
+
+    async def _clean_up_regularly(self) -> None:
+        await self._cleaned
         while True:
             try:
                 await self.expire_results()

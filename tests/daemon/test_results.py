@@ -87,6 +87,7 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         blobs=BlobStore(tmp_path / "blobs"),
     )  # fmt: skip
     board = Board(node)
+    board.keep_clean()
     try:
         async with asyncio.timeout(10):
             while (jobs / old.id).exists() or history.find(old.id).spec.get("expired_s") is None:
