@@ -196,7 +196,10 @@ def base() -> AbstractContextManager[None]:
 
 
 def data_dir() -> Path:
-    """The folder given to `meshtrain submit --data`; else $MESHTRAIN_DATA, ./data if there is one, or `.`."""
+    """The folder given to `meshtrain submit --data`; else $MESHTRAIN_DATA, ./data if there is one, or `.`.
+
+    A job's files in it are read-only: copy what the script wants to change.
+    """
     from meshtrain.train import api
 
     return api.world().data_dir

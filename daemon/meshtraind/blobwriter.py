@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from meshwire.files import human_bytes
 
 COPY_BYTES = 1 * limits.MIB  # one read or write; large enough that hashing dominates
 PART_SUFFIX = ".part"
+SEALED_NS = 10**18  # when a blob was written, says its file; any write to it says otherwise
 
 # Windows has no O_NOFOLLOW; only there O_BINARY exists, and keeps line ends as they are.
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -36,6 +38,10 @@ class BlobWriter:
 
     Use as a context manager: leaving it keeps what came, for the next attempt.
 
+    Args:
+        release: called once at the end, with whether the blob is in its place.
+        make_room: called with the size of what is about to be written; raises BlobError where that does not fit.
+
     Attributes:
         offset: bytes that are here; ask the sender for the rest from there.
     """
@@ -46,8 +52,9 @@ class BlobWriter:
         sha256: bytes,
         size_bytes: int,
         resume: bool,
-        release: Callable[[], None],
+        release: Callable[[bool], None],
         on_block: Callable[[], None],
+        make_room: Callable[[int], None],
     ) -> None:
         self.sha256 = sha256
         self.size_bytes = size_bytes
@@ -56,7 +63,9 @@ class BlobWriter:
         self._final = final
         self._part = part_path(final)
         self._release = release
+        self._make_room = make_room
         self._handle: int | None = None
+        self._whole = False
         with explained("write", self._part, size_bytes):
             self._final.parent.mkdir(mode=0o700, exist_ok=True)
             self._handle = os.open(self._part, os.O_RDWR | os.O_CREAT | NO_FOLLOW | BINARY, 0o600)
@@ -90,6 +99,7 @@ class BlobWriter:
                 f"blob {self.sha256.hex()[:12]} was announced with {self.size_bytes} bytes, more have come"
             )
         try:
+            self._make_room(data.nbytes)
             with explained("write", self._part, self.size_bytes - self.offset):
                 write_all(self._handle, data)
         except BlobError:
@@ -123,10 +133,15 @@ class BlobWriter:
             )
         with self._closing(), explained("write", self._final):
             self._close_handle()  # Windows renames no open file
+            self._part.chmod(0o444)
+            seal(self._part)
             self._part.replace(self._final)
+            self._whole = True
 
     def close(self) -> None:
-        """Stops receiving and keeps the part. Does nothing when closed already."""
+        """Stops receiving and keeps the part, unless nothing came. Does nothing when closed already."""
+        if self._handle is not None and os.fstat(self._handle).st_size == 0:
+            self.discard()
         if self._handle is not None:
             with self._closing():
                 self._close_handle()
@@ -145,7 +160,7 @@ class BlobWriter:
             yield
         finally:
             self._close_handle()
-            self._release()
+            self._release(self._whole)
 
     def _close_handle(self) -> None:
         if self._handle is not None:
@@ -162,6 +177,11 @@ class BlobWriter:
 def part_path(final: Path) -> Path:
     """Where what has come of a blob lies until it is whole."""
     return final.with_name(final.name + PART_SUFFIX)
+
+
+def seal(path: Path) -> None:
+    """Marks a file whose content is known. Jobs have links to blobs: who writes into one breaks the mark."""
+    os.utime(path, ns=(time.time_ns(), SEALED_NS), follow_symlinks=False)
 
 
 def write_all(handle: int, data: memoryview) -> None:

@@ -2,26 +2,32 @@
 
 import asyncio
 import logging
+import re
+import shutil
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import clean_up, clean_up_all
 from meshtraind.connection import Connection, RequestError
+from meshtraind.diskspace import results_bytes_max
 from meshtraind.enlisting import Enlisting
-from meshtraind.history import RESUME, HistoryError
-from meshtraind.job import Job, Way
+from meshtraind.history import RESUME, HistoryError, UnknownJobError
+from meshtraind.job import BEFORE_START, Job, Way
 from meshtraind.jobfile import JobFile, forget, load_all
 from meshtraind.jobspec import Emit
 from meshtraind.learnerenvironment import learner_threads
 from meshtraind.links import Link
 from meshtraind.node import Node
 from meshtraind.passage import Asked
+from meshtraind.results import expire
 from meshtraind.session import Session
 from meshtraind.submission import Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.header import Header
-from meshwire.jobs import JobEvent, JobState, job_number
+from meshwire.jobs import JOB_ID_PATTERN, JobEvent, JobState, job_number
 from meshwire.membershipevents import Message
 from meshwire.messages.generation import (
     AskIn,
@@ -55,8 +61,8 @@ OUTCOMES: dict[JobState, Outcome] = {  # all other ends are failures to those wh
     JobState.SUCCEEDED: "succeeded",
     JobState.CANCELLED: "cancelled",
 }
+EXPIRY_INTERVAL_S = 3600.0
 UNDER_WAY = (JobState.STARTING, JobState.RUNNING)
-BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
 
 
 class Board:
@@ -79,7 +85,7 @@ class Board:
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
         self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
-        self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
+        self._cleaned = self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     @property
     def running(self) -> int:
@@ -190,6 +196,58 @@ class Board:
         await asyncio.to_thread(forget, folder)
         succeeded = session.job.state is JobState.SUCCEEDED
         await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs, succeeded=succeeded)
+
+    def keep_clean(self) -> None:
+        """From now on, until `close`, what has expired is deleted."""
+        self._tasks.spawn(self._clean_up_regularly(), "delete what has expired")
+
+    async def _clean_up_regularly(self) -> None:
+        await self._cleaned
+        while True:
+            try:
+                await self.expire_results()
+                await asyncio.to_thread(self._node.blobs.trim)
+            except (OSError, BlobError) as error:
+                log.warning("what has expired could not be deleted: %s", error)
+            await asyncio.sleep(EXPIRY_INTERVAL_S)
+
+    async def expire_results(self) -> None:
+        """Deletes results of jobs that ended too long ago, or for which there is no room any more."""
+        jobs, now_s = self._node.job_folder(""), time.time()
+        here = [folder for folder in jobs.glob("*") if re.fullmatch(JOB_ID_PATTERN, folder.name)]
+        folders = {folder: ended_s for folder in here if (ended_s := self._ended_s(folder, now_s)) is not None}
+        if not folders:
+            return
+        bytes_max = results_bytes_max(shutil.disk_usage(jobs).total)
+        for id_ in await asyncio.to_thread(expire, folders, now_s, bytes_max, self._is_over):
+            job = self._jobs.get(id_)
+            if job is not None:
+                job.expire(now_s)
+                continue
+            try:
+                self._node.history.expire(id_, now_s)
+            except HistoryError as error:
+                log.info("job %s: that its results have expired is not recorded: %s", id_, error)
+
+    def _is_over(self, id_: str) -> bool:
+        job = self._jobs.get(id_)
+        return job is None or job.ended
+
+    def _ended_s(self, folder: Path, now_s: float) -> float | None:
+        """When a job whose folder lies here has ended, Unix time; None: it may go on. Raises OSError."""
+        id_ = folder.name
+        if (job := self._jobs.get(id_)) is not None:
+            return job.ended_at_s if id_ not in self._sessions else None
+        try:
+            ended_s = self._node.history.find(id_).ended_s
+        except UnknownJobError:
+            ended_s = folder.stat().st_mtime  # the history is new, or has forgotten it
+        except HistoryError as error:
+            log.warning("the results of job %s are kept: %s", id_, error)
+            return None
+        if self.enlisting.may_return(id_) and ended_s is not None and ended_s > now_s - limits.RESULTS_S_MAX:
+            return None
+        return ended_s
 
     def ended(self, end: End) -> None:
         """A member, the submitter or, before the start, a person here ends a job."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from meshtraind.below import read_below
 from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobDamagedError, BlobError, explained
+from meshtraind.blobwriter import BlobDamagedError, BlobError, explained, seal
 from meshtraind.checkpoints import Checkpoint
 from meshtraind.connection import Connection, RequestError
 from meshtraind.fetch import Pace, fetch_blob
@@ -84,6 +84,7 @@ def lend(owner: str, path: Path, blob: BlobRef, store: BlobStore, *, passing: bo
         place.parent.mkdir(mode=0o700, exist_ok=True)
         place.unlink(missing_ok=True)  # of another size
         os.link(path, place)
+        seal(place)
     except OSError:  # no such links on this disk
         store.ingest(path, blob.sha256, blob.size_bytes)
     if not store.has(blob.sha256, blob.size_bytes):

@@ -10,7 +10,7 @@ from meshtraind.blobwriter import BlobError
 from meshtraind.cleanup import clean_up, discard
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.intake import Intake
-from meshtraind.job import Job, Way
+from meshtraind.job import BEFORE_START, Job, Way
 from meshtraind.jobfile import JobFile
 from meshtraind.node import Node
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 RETURN_RETRY_S = 1.0
+EXPIRY_POLL_S = 0.1
 
 OnProgress = Callable[[int, int], None]
 
@@ -48,6 +49,7 @@ class Enlisting:
         self._tasks = tasks
         self._left = left
         self._promised: dict[str, Generation] = {}
+        self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
         self._submissions: dict[str, Submission] = {}  # on their way from here
         self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
@@ -64,6 +66,10 @@ class Enlisting:
     def promised(self, job: str) -> bool:
         """Whether this device waits for the start of a job."""
         return job in self._promised
+
+    def may_return(self, job: str) -> bool:
+        """Whether a job ran here when this daemon stopped, and others may go on with it."""
+        return job in self._left
 
     def call_off(self, job: str) -> None:
         """An unknown job has ended: its offer may be right behind, for requests are answered by tasks."""
@@ -88,7 +94,9 @@ class Enlisting:
         rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
         known = self._board.jobs.get(spec.job)
         if known is not None and known.spec == spec and not known.ended:
-            return OfferReply(refusal=None)  # asked again, because the link broke before the first answer arrived
+            if spec.job in self._repeated_s:
+                self._repeated_s[spec.job] = asyncio.get_running_loop().time()
+            return OfferReply(refusal=None)  # it still stands, or the link broke before the first answer arrived
         refusal = None
         if self._board.closing:
             refusal = "meshtraind is stopping there"
@@ -100,8 +108,12 @@ class Enlisting:
             refusal = "meshtraind was restarted meanwhile; submit again"
         elif self._board.running >= limits.JOBS_RUNNING_MAX:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
+        elif known is not None and known.ended and known.started_at_s is None:
+            refusal = f"it has ended there: {known.error or known.state}"
         elif known is not None:
             refusal = f"there is a job {spec.job} already"
+        elif self._open_offers(submitter) >= limits.OFFERS_OPEN_MAX:
+            refusal = f"{limits.OFFERS_OPEN_MAX} jobs of this submitter wait there to begin already"
         else:
             refusal = self._unsuitable(spec)
         if refusal is not None:
@@ -109,13 +121,36 @@ class Enlisting:
         assert rank is not None
         job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
         self._board.add(job)
+        self._repeated_s[spec.job] = asyncio.get_running_loop().time()
         self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
+        self._tasks.spawn(self._expire(job), f"offer of {spec.job}")
         return OfferReply(refusal=None)
+
+    def _open_offers(self, submitter: str) -> int:
+        jobs = self._board.jobs.values()
+        return sum(1 for job in jobs if job.state in BEFORE_START and job.spec.submitter == submitter)
+
+    async def _expire(self, job: Job) -> None:
+        """An offer whose submitter is gone, or never goes on with it, must not keep a place and a disk."""
+        loop = asyncio.get_running_loop()
+        id_, offered_s = job.spec.job, loop.time()
+        while job.state in BEFORE_START:
+            ends_s = min(self._repeated_s[id_] + limits.OFFER_SILENCE_S_MAX, offered_s + limits.OFFER_S_MAX)
+            if loop.time() >= ends_s and not self.promised(id_):  # whose start has a deadline of its own
+                reason = f"its offer has expired after {loop.time() - offered_s:.0f} s; submit it again"
+                self.end_unstarted(job, JobEvent.FAIL, reason)
+                break
+            await job.news(max(ends_s - loop.time(), EXPIRY_POLL_S))
+        del self._repeated_s[id_]
 
     def _unsuitable(self, spec: JobSpec) -> str | None:
         """Why this device could not run the job, whoever asks."""
         if not _codec_known(spec.codec):
             return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
+        typed = (*spec.args, *(part for pair in spec.env for part in pair))
+        typed_bytes = sum(len(text.encode()) + 1 for text in typed)
+        if typed_bytes > 2 * limits.JOB_SPEC_BYTES_MAX:
+            return f"its arguments and environment take {typed_bytes} bytes"
         if self._node.software.torch is None:
             return "it has no torch: run `pip install '.[torch]'` there"
         return None
@@ -165,15 +200,26 @@ class Enlisting:
 
     async def _fetch_from_any(self, job: Job, device: str, on_progress: OnProgress) -> None:
         """For a device that comes later: links may break, others have the files as well, and nobody waits for it."""
+        loop = asyncio.get_running_loop()
+        heard_s, heard_bytes = loop.time(), 0
+
+        def heard(done_bytes: int, total_bytes: int) -> None:
+            nonlocal heard_s, heard_bytes
+            if done_bytes != heard_bytes:
+                heard_s, heard_bytes = loop.time(), done_bytes
+            on_progress(done_bytes, total_bytes)
+
         while True:
             others = [member.device for member in job.members if member.device != self._node.device]
             for source in sorted(others, key=lambda other: other != device):
                 try:
-                    await self._fetch(job, source, on_progress)
+                    await self._fetch(job, source, heard)
                 except (ConnectionLost, TimeoutError) as error:
                     log.debug("job %s: %s", job.spec.job, error)
                 else:
                     return
+            if job.way is Way.JOINS and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
+                raise RequestError(f"no member has sent its files for {limits.JOIN_SILENCE_S_MAX:.0f} s")
             await job.news(RETURN_RETRY_S)
             if job.ended:
                 raise RequestError("the job has ended")

@@ -110,17 +110,18 @@ async def _receive(
         )
         on_bytes(writer.offset)
         next_bytes = writer.offset
-        pieces: deque[asyncio.Task[Fetched]] = deque()
+        pieces: deque[tuple[asyncio.Task[Fetched], int]] = deque()
         tasks = TaskSet(f"fetch {blob.sha256.hex()[:12]}", on_error=told_elsewhere)
         try:
             while writer.offset < blob.size_bytes:
                 while next_bytes < blob.size_bytes and len(pieces) < pace.pieces:
                     piece_bytes = min(pace.piece_bytes, blob.size_bytes - next_bytes)
                     piece = _fetch_piece(peer, job, blob, next_bytes, piece_bytes, pace)
-                    pieces.append(tasks.spawn(piece, f"from {next_bytes}"))
+                    pieces.append((tasks.spawn(piece, f"from {next_bytes}"), piece_bytes))
                     next_bytes += piece_bytes
-                data = memoryview((await pieces.popleft()).data)
-                if not data:
+                task, piece_bytes = pieces.popleft()
+                data = memoryview((await task).data)
+                if data.nbytes < piece_bytes:
                     raise RequestError(f"the peer's blob {blob.sha256.hex()[:12]} ends after {writer.offset} bytes")
                 await in_thread(partial(_append, writer, data))
                 on_bytes(data.nbytes)

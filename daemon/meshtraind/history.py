@@ -1,5 +1,8 @@
 """What this daemon remembers of its jobs: DATA/jobs.db, which outlives jobs and restarts.
 
+Jobs that have ended are forgotten by number, by age and by bytes (`limits`), the oldest ends first; those that never
+began before those that did. A job that has not ended is never forgotten.
+
 Calls block for a fraction of a millisecond, now and then for one disk flush; any thread may make them.
 """
 
@@ -38,6 +41,9 @@ SUBMIT_AGAIN = "submit the job again"
 RESUME = "to go on from its last checkpoint: meshtrain submit --resume {job}"
 _BUSY_TIMEOUT_S = 5.0  # somebody looks into the file with the sqlite3 tool
 _CANDIDATES_SHOWN = 5
+EXPIRED = "expired_s"  # in a record's spec: when the job's results were deleted here, Unix time
+_JOURNAL_BYTES_MAX = 4 * limits.MIB  # of jobs.db-wal, once its entries are in the file
+_ROW_BYTES = "length(spec) + length(members) + ifnull(length(error), 0) + 512"  # the rest of a row is small
 
 
 class HistoryError(Exception):
@@ -79,6 +85,8 @@ class JobHistory:
             with self._explained():
                 self._open_schema()
                 self.lost = self._mark_lost(now_s)
+                self._forget_old(now_s)
+                self._shrink()
         except BaseException:
             self._db.close()
             raise
@@ -92,6 +100,7 @@ class JobHistory:
             )
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last entries, never the file
+        self._db.execute(f"PRAGMA journal_size_limit = {_JOURNAL_BYTES_MAX}")
         if version == 0:
             with self._transaction():
                 self._db.execute(_CREATE)
@@ -129,6 +138,35 @@ class JobHistory:
             )
         with self._lock, self._explained():
             self._put(record)
+            if record.ended_s is not None:
+                self._forget_old(record.ended_s)
+
+    def _forget_old(self, now_s: float) -> None:
+        """Ends are of this device's clock; when a job was made says its submitter, who may lie."""
+        rows = self._db.execute(
+            f"SELECT id, ended_s, started_s IS NULL, {_ROW_BYTES} FROM jobs WHERE ended_s IS NOT NULL "
+            "ORDER BY ended_s DESC, id DESC"
+        ).fetchall()
+        kept, unbegun, kept_bytes, forgotten = 0, 0, 0, []
+        for id_, ended_s, never_began, row_bytes in rows:
+            if (
+                ended_s < now_s - limits.JOBS_REMEMBERED_S_MAX
+                or kept >= limits.JOBS_REMEMBERED_MAX
+                or (never_began and unbegun >= limits.UNBEGUN_REMEMBERED_MAX)
+                or kept_bytes + row_bytes > limits.HISTORY_BYTES_MAX
+            ):
+                forgotten.append((id_,))
+                continue
+            kept, unbegun, kept_bytes = kept + 1, unbegun + never_began, kept_bytes + row_bytes
+        if forgotten:
+            with self._transaction():
+                self._db.executemany("DELETE FROM jobs WHERE id = ?", forgotten)
+
+    def _shrink(self) -> None:
+        """Gives back what was forgotten; while the daemon runs, new jobs take its place in the file."""
+        (pages,), (free,) = (self._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count"))
+        if free * 2 > pages:
+            self._db.execute("VACUUM")
 
     def _put(self, record: JobRecord) -> None:
         plain = record.model_dump(mode="json")
@@ -136,6 +174,11 @@ class JobHistory:
             plain[column] = json.dumps(plain[column])
         marks = ", ".join(f":{column}" for column in _COLUMNS)
         self._db.execute(f"INSERT OR REPLACE INTO jobs ({', '.join(_COLUMNS)}) VALUES ({marks})", plain)
+
+    def expire(self, id_: str, now_s: float) -> None:
+        """Notes that a job's results were deleted. Raises HistoryError, also where the job is not known."""
+        record = self.find(id_)
+        self.put(record.model_copy(update={"spec": {**record.spec, EXPIRED: now_s}}))
 
     def newest(self, count: int = limits.JOBS_LISTED_MAX) -> tuple[JobRecord, ...]:
         """The latest `count` jobs, newest first."""

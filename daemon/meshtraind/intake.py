@@ -1,11 +1,12 @@
 """Receives a job's files: manifests first, then every blob that is not here yet, then the folders for the learner."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobError
+from meshtraind.blobwriter import BlobError, explain
 from meshtraind.cleanup import DATA, RESUME, SOURCE
 from meshtraind.connection import Connection, RequestError
 from meshtraind.courtesy import Courtesy
@@ -14,7 +15,7 @@ from meshtraind.privacy import PrivacyError, make_private
 from meshtraind.tasks import TaskSet, told_elsewhere
 from meshtraind.threads import Check, in_thread
 from meshwire import limits
-from meshwire.files import FileEntry, FileManifest, check_manifest
+from meshwire.files import FileEntry, FileManifest, check_manifest, check_path
 from meshwire.messages.job import BlobRef, JobSpec
 
 BLOBS_IN_FLIGHT = 8  # many small files: one by one, each would wait for the network's delay
@@ -25,8 +26,8 @@ class Intake:
 
     Args:
         source: the submitter, None when that is this device.
-        on_progress: called with (done, total) bytes, fetched and written out together, at least every second or so
-            while anything moves; what it raises ends the intake.
+        on_progress: called with (done, total) of the bytes that travel, at least every second or so while anything
+            moves, here on the disk too; what it raises ends the intake.
         begins: this device begins the job with the others; else they train already, are not to be held up, and will
             give it their state, not that of a checkpoint.
     """
@@ -72,10 +73,9 @@ class Intake:
             await asyncio.to_thread(hold_files, self._store, spec.job, manifest, passing=passing)
             missing += await asyncio.to_thread(self._store.missing, manifest)  # looks for every file
         missing_bytes = sum(entry.size_bytes for entry in missing)
-        written_bytes = sum(manifest.total_bytes for manifest, _ in manifests)
-        await asyncio.to_thread(self._store.ensure_space, missing_bytes + written_bytes)
-        self._done_bytes = 0  # those of the manifests are not in the sum
-        self._total_bytes = missing_bytes + written_bytes
+        copied_bytes = sum(manifest.total_bytes for manifest, target in manifests if target.name == SOURCE)
+        await asyncio.to_thread(self._store.ensure_space, missing_bytes + copied_bytes)
+        self._total_bytes = missing_bytes
         await self._fetch_all(missing)
         try:
             await asyncio.to_thread(make_private, self._folder)
@@ -83,16 +83,24 @@ class Intake:
             raise RequestError(str(error)) from error
         for manifest, target in manifests:
             await self._write_out(manifest, target)
+        if spec.data is not None and spec.data_path is not None:
+            await asyncio.to_thread(show_data, self._folder, spec.data_path)
 
     async def _manifest(self, ref: BlobRef, bytes_max: int) -> FileManifest:
-        return await fetch_manifest(ref, bytes_max, self._store, self._spec.job, self._fetch)
+        def count(_size_bytes: int) -> None:
+            self._count(0)  # how much there is to fetch is not known yet
+
+        async def fetch(blob: BlobRef) -> None:
+            await self._fetch(blob, count)
+
+        return await fetch_manifest(ref, bytes_max, self._store, self._spec.job, fetch)
 
     async def _fetch_all(self, entries: list[FileEntry]) -> None:
         left = iter(entries)
 
         async def fetch_next() -> None:
             for entry in left:
-                await self._fetch(BlobRef(sha256=entry.sha256, size_bytes=entry.size_bytes))
+                await self._fetch(BlobRef(sha256=entry.sha256, size_bytes=entry.size_bytes), self._count)
 
         tasks = TaskSet(f"files of {self._spec.job}", on_error=told_elsewhere)
         try:
@@ -101,39 +109,58 @@ class Intake:
             await tasks.close()
 
     async def _write_out(self, manifest: FileManifest, target: Path) -> None:
-        steps, written_bytes = 0, 0
-        told_steps, told_bytes = 0, 0
+        steps, told_steps = 0, 0
+        link = target.name != SOURCE  # which a script may well write to
 
         def work(check: Check) -> None:
-            def on_bytes(size_bytes: int) -> None:
-                nonlocal steps, written_bytes
+            def on_bytes(_size_bytes: int) -> None:
+                nonlocal steps
                 check()
-                written_bytes += size_bytes
                 steps += 1
 
-            self._store.materialise(manifest, target, on_bytes)
+            self._store.materialise(manifest, target, on_bytes, link=link)
 
         def tell() -> None:
-            nonlocal told_steps, told_bytes
+            nonlocal told_steps
             if steps == told_steps:
                 return  # a disk that hangs is silence, which the submitter gives up on
-            new_bytes = written_bytes - told_bytes
-            told_steps, told_bytes = steps, told_bytes + new_bytes
-            self._count(new_bytes)
+            told_steps = steps
+            self._count(0)
 
         await in_thread(work, tell)
         tell()
 
-    async def _fetch(self, blob: BlobRef) -> None:
+    async def _fetch(self, blob: BlobRef, on_bytes: Callable[[int], None]) -> None:
         if self._store.has(blob.sha256, blob.size_bytes):
             return
         if self._source is None:
             raise BlobError(f"blob {blob.sha256.hex()[:12]} has vanished from {self._store.path}; submit again")
-        await fetch_blob(self._source, self._spec.job, blob, self._store, self._count, self._pace)
+        await fetch_blob(self._source, self._spec.job, blob, self._store, on_bytes, self._pace)
 
     def _count(self, size_bytes: int) -> None:
         self._done_bytes += size_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
+
+
+def show_data(folder: Path, data_path: str) -> None:
+    """Puts a job's data where its script looks for them without a job: a link below its working directory. Blocking.
+
+    Raises:
+        RequestError: the path is refused, or the working directory has something there.
+        BlobError: the disk refuses.
+    """
+    if (wrong := check_path(data_path)) is not None:
+        raise RequestError(f"the place of the job's data {data_path!r} {wrong}")
+    parts = data_path.split("/")
+    link = (folder / SOURCE).joinpath(*parts)
+    up = [os.pardir] * len(parts)
+    try:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(os.path.join(*up, DATA), target_is_directory=True)
+    except (FileExistsError, NotADirectoryError):
+        raise RequestError(f"the job ships {data_path!r} twice: in its working directory and as its data") from None
+    except OSError as error:
+        raise explain(error, "write", link) from error
 
 
 async def fetch_manifest(

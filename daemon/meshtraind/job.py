@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
 
-from meshtraind.history import HistoryError, JobHistory
+from meshtraind.history import EXPIRED, HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
 from meshwire.lineage import rank_of
@@ -16,6 +16,7 @@ from meshwire.messages.job import BaseHash, Generation, JobSpec, JobSummary, Mem
 
 log = logging.getLogger(__name__)
 
+BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
 SAVE_INTERVAL_S = 30.0  # what is known of a job's rounds if this daemon is killed
 
 
@@ -119,6 +120,7 @@ class Job:
         self.generation: Generation | None = None
         self.waiting = ""  # for people: what a change of the generation waits for
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
+        self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
         self.left = False  # by a person's word; the others go on, and hear no end from here
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
@@ -184,6 +186,11 @@ class Job:
         if not self.ended and time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
             self._save()
         self.touch()
+
+    def expire(self, now_s: float) -> None:
+        """Its results here were deleted, long after its end."""
+        self.expired_at_s = now_s
+        self._save()
 
     def drop_out(self) -> None:
         """This device is in no generation any more."""
@@ -262,6 +269,7 @@ class Job:
             returned=tuple(sorted(self._returned & present)),
             waiting_for=None if self.ended else self.waiting[: limits.ERROR_CHARS_MAX] or None,
             not_joining=() if self.ended else self.not_joining,
+            expired_at_s=self.expired_at_s,
         )
 
     def _save(self) -> None:
@@ -279,6 +287,7 @@ class Job:
                 "generation": self.generation.number if self.generation is not None else 0,
                 "present": sorted(self._present()),
                 "rounds": self._rounds,
+                **({} if self.expired_at_s is None else {EXPIRED: self.expired_at_s}),
             },
             state=self.state,
             members=tuple(member.device for member in self.members),
@@ -305,6 +314,7 @@ def summary_of(record: JobRecord) -> JobSummary:
         for rank, device in enumerate(record.members)
     )
     generation, present, rounds = (record.spec.get(key) for key in ("generation", "present", "rounds"))
+    expired_s = record.spec.get(EXPIRED)
     return JobSummary(
         job=record.id,
         name=record.name,
@@ -320,4 +330,5 @@ def summary_of(record: JobRecord) -> JobSummary:
         rounds=rounds if isinstance(rounds, int) else 0,
         generation=generation if isinstance(generation, int) else 0,
         present=tuple(rank for rank in present if isinstance(rank, int)) if isinstance(present, list) else (),
+        expired_at_s=expired_s if isinstance(expired_s, float) else None,
     )

@@ -60,6 +60,7 @@ def make_spec(
         env=body.env,
         files=files,
         data=data,
+        data_path=body.data_path,
         sync=sync,
         codec=str(codec),
         masks=masks_of(body.masks, sync, codec),

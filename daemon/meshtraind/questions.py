@@ -5,6 +5,7 @@ Answered from here, or from the linked device that knows.
 
 import asyncio
 import logging
+import time
 from functools import partial
 
 from meshtraind.blobwriter import BlobError
@@ -18,6 +19,7 @@ from meshtraind.history import HistoryError
 from meshtraind.job import Way, summary_of
 from meshtraind.jobspec import Emit
 from meshtraind.node import Node
+from meshtraind.results import DAY_S
 from meshtraind.threads import in_thread
 from meshwire import limits
 from meshwire.messages.job import (
@@ -151,6 +153,8 @@ class Questions:
     async def fetch(self, body: Fetch, *, forward: bool) -> Fetched:
         """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
         if body.what == "blob":  # of any job, and asked for often: only the hash matters
+            if body.sha256 is not None and not self._node.blobs.may_serve(body.sha256):
+                raise RequestError(f"a job has written into blob {body.sha256.hex()[:12]} on {self._node.name}")
             return await serve(body, self._node.blobs, self._node.job_folder(body.job), ended=lambda: True)
         summary = await self._summary(body.job, ask_others=forward)
         if not 0 <= body.rank < len(summary.members):
@@ -158,6 +162,8 @@ class Questions:
         owner = summary.members[body.rank]
         if owner.device == self._node.device:
             job = self._board.jobs.get(body.job)
+            if (gone := expired(summary)) is not None:
+                raise RequestError(gone)
             folder = self._node.job_folder(body.job)
             return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
         if not forward:
@@ -180,6 +186,8 @@ class Questions:
                 if isinstance(reply, Outputs):
                     found += reply.files
                     omitted += reply.omitted
+        if not found and (gone := expired(summary)) is not None:
+            raise RequestError(gone)
         return _bounded(found, omitted)
 
     async def checkpoints(self, body: ListCheckpoints, *, forward: bool) -> Checkpoints:
@@ -229,6 +237,18 @@ class Questions:
             return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
         except (ConnectionLost, TimeoutError) as error:
             raise RequestError(f"{member.name} does not answer: {error}") from error
+
+
+def expired(summary: JobSummary) -> str | None:
+    """What became of a job's results here, for a person; None: they were not deleted."""
+    if summary.expired_at_s is None:
+        return None
+    day = time.strftime("%Y-%m-%d", time.localtime(summary.expired_at_s))
+    days = limits.RESULTS_S_MAX / DAY_S
+    return (
+        f"the results and logs of job {summary.job} on this device have expired: they were deleted on {day}; "
+        f"they are kept for {days:.0f} days, and the oldest go first where they take too much of the disk"
+    )
 
 
 def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:

@@ -36,6 +36,7 @@ OFFER_TIMEOUT_S = 20.0
 PREPARE_TIMEOUT_S = 20.0
 FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
 PROGRESS_INTERVAL_S = 0.5
+OFFER_REPEAT_S = 60.0  # while others still receive the files; who hears nothing for OFFER_SILENCE_S_MAX forgets it
 DRY_RUN_JOB = "0" * 12
 
 
@@ -81,7 +82,7 @@ class Submission:
         try:
             with self._board.enlisting.submitting(spec.job, self):
                 await self._offer_all(spec, members)
-                await self._await_files(members)
+                await self._await_files(spec, members)
                 emit(SubmitProgress(text="starting"))
                 await self._agree(spec, members)
         except (RequestError, ConnectionLost, TimeoutError) as error:
@@ -101,7 +102,7 @@ class Submission:
         try:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
         except BlobError as error:
-            raise RequestError(str(error)) from error
+            raise RequestError(f"{node.name}: {error}") from error
         return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
@@ -136,7 +137,8 @@ class Submission:
     async def _offer_all(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
         offer = Offer(spec=spec, members=members)
         for member in members:
-            self._told.append(member.device)
+            if member.device not in self._told:
+                self._told.append(member.device)
             if member.device == self._node.device:
                 reply = self._board.enlisting.offered(offer, self._node.device)
             else:
@@ -158,11 +160,11 @@ class Submission:
             raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
         return answer
 
-    async def _await_files(self, members: tuple[Member, ...]) -> None:
+    async def _await_files(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
         """Until every member has the files; shows the slowest."""
         names = {member.device: member.name for member in members}
         loop = asyncio.get_running_loop()
-        heard_s = loop.time()
+        heard_s = offered_s = loop.time()
         while waiting := [device for device in names if not self._ready(device)]:
             for device, name in names.items():
                 report = self.progress.get(device)
@@ -171,13 +173,17 @@ class Submission:
             for device in waiting:
                 if device != self._node.device and device not in self._node.links:
                     raise RequestError(f"lost {names[device]} while it received the files")
+            if loop.time() - offered_s > OFFER_REPEAT_S:
+                await self._offer_all(spec, members)
+                offered_s = loop.time()
             shown = ", ".join(names[device] for device in waiting)
             if loop.time() - heard_s > FILES_SILENCE_TIMEOUT_S:
                 raise RequestError(f"no progress in {FILES_SILENCE_TIMEOUT_S:.0f} s from {shown}")
             reports = [self.progress[device] for device in waiting if device in self.progress]
             if reports:
                 slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
-                text = f"sending files to {shown}"
+                travels = slowest.done_bytes < slowest.total_bytes
+                text = f"sending files to {shown}" if travels else f"putting files in place: {shown}"
                 self._emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
             self._changed.clear()
             try:

@@ -100,7 +100,7 @@ def jobs(
     data_dir: DataDir = None,
     json: Json = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, the newest first. Of one that is expired, results and logs were deleted on this device."""
     with connected(data_dir) as client:
         found = list_jobs(client, prefix.lower())
     if json:
@@ -123,7 +123,7 @@ def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
     return (
         job.job,
         printable(job.name),
-        printable(job.state),
+        printable(job.state) + (", expired" if job.expired_at_s is not None else ""),
         _peers(job),
         str(job.rounds),
         f"{human_seconds(now_s - job.created_at_s)} ago",

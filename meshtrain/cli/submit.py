@@ -17,7 +17,7 @@ from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.peerscount import peers_wanted
 from meshtrain.cli.progress import Stages
 from meshtrain.cli.resume import check_alone, resume_from
-from meshtrain.cli.shipping import pack, relative_script, write
+from meshtrain.cli.shipping import DATA_FOLDER, data_place, pack, relative_script, write
 from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.codec import CodecSpec
@@ -27,7 +27,6 @@ from meshwire.messages.local import Resubmit, Submit
 from meshwire.modecodec import codec_of
 from meshwire.syncmode import SyncSettings, sync_settings
 
-DATA_FOLDER = "data"
 IN_STEP = "Keeping in step, when --sync alone is not enough"
 
 
@@ -219,6 +218,7 @@ def submit(
             manifest=write(source.manifest, Path(folder) / "source"),
             data_root=None if shipped_data is None else str(shipped_data.root),
             data_manifest=None if shipped_data is None else write(shipped_data.manifest, Path(folder) / "data"),
+            data_path=None if data is None else data_place(root, data, source.manifest),
             script=relative,
             args=tuple(args or ()),
             env=environment,

@@ -12,17 +12,24 @@ from meshwire.text import printable
 DeviceId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Digest = Annotated[bytes, Field(min_length=32, max_length=32)]  # SHA-256
 Name = Annotated[str, StringConstraints(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+Seconds = Annotated[float, Field(ge=0, le=limits.SECONDS_MAX)]  # a span, or Unix time
+Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]  # chosen by chance, or a model's: not of what is counted
 
 
-def _fail_fast(schema: Any) -> None:
+def _limit(schema: Any) -> None:
     if isinstance(schema, dict):
         if schema.get("type") in ("tuple", "list"):
             schema["fail_fast"] = True
+        elif schema.get("type") == "int":
+            if "le" not in schema and "lt" not in schema:
+                schema["le"] = limits.NUMBER_MAX
+            if "ge" not in schema and "gt" not in schema:
+                schema["ge"] = -limits.NUMBER_MAX
         for part in schema.values():
-            _fail_fast(part)
+            _limit(part)
     elif isinstance(schema, list):
         for part in schema:
-            _fail_fast(part)
+            _limit(part)
 
 
 class Wire(BaseModel):
@@ -35,9 +42,11 @@ class Wire(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Sequences stop at their first wrong item: a megabyte of wrong ones would make gigabytes of errors."""
+        """Sequences stop at their first wrong item: a megabyte of wrong ones would make gigabytes of errors. Numbers
+        that say nothing else are at most `limits.NUMBER_MAX`: whoever seeks a file, packs a header or adds up what
+        peers have said need not fear one that does not fit."""
         schema = handler(source)
-        _fail_fast(schema)
+        _limit(schema)
         return schema
 
     def pack(self) -> bytes:

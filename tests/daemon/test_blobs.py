@@ -1,19 +1,27 @@
 """The blob store: nothing wrong gets in, nothing half gets out, every disk error says what to do."""
 
+import errno
 import hashlib
 import os
 import resource
+import shutil
+import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from meshtraind import diskspace
 from meshtraind.blobs import BlobBusyError, BlobDamagedError, BlobError, BlobStore
+from meshtraind.blobwriter import SEALED_NS
+from meshwire import limits
 from meshwire.files import FileEntry, FileManifest
 
 CONTENT = b"0123456789" * 1000
@@ -246,14 +254,22 @@ def test_what_a_killed_daemon_left_half_written_is_replaced(store: BlobStore, tm
     assert not (tmp_path / ".src.building").exists()
 
 
-def test_a_rotten_blob_is_found_and_removed(store: BlobStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("link", [False, True])
+def test_a_rotten_blob_is_found_and_removed(store: BlobStore, tmp_path: Path, link: bool) -> None:
     receive(store, b"good")
     wanted = entry("model/a.py", b"good")
-    store.blob_path(wanted.sha256).write_bytes(b"evil")
+    damage(store, wanted.sha256, b"evil")
     with pytest.raises(BlobDamagedError, match=r"model/a\.py.*rotted"):
-        store.materialise(FileManifest(entries=(wanted,)), tmp_path / "src")
+        store.materialise(FileManifest(entries=(wanted,)), tmp_path / "src", link=link)
     assert not store.has(wanted.sha256, wanted.size_bytes)
+    assert files_below(store.path) == set()
     assert not (tmp_path / "src").exists()
+
+
+def damage(store: BlobStore, sha256: bytes, content: bytes) -> None:
+    """As a script does that runs as root, or changes the mode of its data first."""
+    store.blob_path(sha256).chmod(0o600)
+    store.blob_path(sha256).write_bytes(content)
 
 
 def test_free_space_is_asked_up_front(store: BlobStore) -> None:
@@ -280,17 +296,21 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(disk)], check=True, timeout=10)
 
 
-def test_a_full_disk_is_named_and_receiving_resumes_after_it(tiny_disk: Path) -> None:
+def test_a_full_disk_is_named_and_receiving_resumes_after_it(tiny_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Disk full while receiving a job: a clear error, and nothing lost."""
-    store = BlobStore(tiny_disk / "blobs")
+    store = BlobStore(tiny_disk / "blobs", reserve=lambda _disk_bytes: 0)
     content = os.urandom(200_000)
     sha256 = hashlib.sha256(content).digest()
     ballast = tiny_disk / "ballast"
     ballast.write_bytes(bytes(150_000))
     writer = store.writer(sha256, len(content))
-    with pytest.raises(BlobError, match=r"No space left on device.*195\.3 KiB needed.*free.*--data-dir") as caught:
+    with pytest.raises(BlobError, match=r"not enough space.*195\.3 KiB needed.*free.*--data-dir") as caught:
         writer.write(memoryview(content))
     assert str(tiny_disk) in str(caught.value)
+    monkeypatch.setattr("meshtraind.blobs.require", lambda *_: None)  # others fill the disk between looking and writing
+    with pytest.raises(BlobError, match=r"No space left on device.*195\.3 KiB needed.*free.*--data-dir"):
+        store.writer(sha256, len(content)).write(memoryview(content))
+    monkeypatch.undo()
     ballast.unlink()
     with store.writer(sha256, len(content)) as again:
         assert 0 < again.offset < len(content)
@@ -304,7 +324,7 @@ def test_a_disk_that_fills_up_while_a_tree_is_written_leaves_nothing(tiny_disk: 
     content = os.urandom(100_000)
     receive(store, content)
     manifest = FileManifest(entries=(entry("a", content), entry("b", content), entry("c", content)))
-    with pytest.raises(BlobError, match=r"No space left.*free"):
+    with pytest.raises(BlobError, match=r"not enough space.*free"):
         store.materialise(manifest, tiny_disk / "src")
     assert [path.name for path in tiny_disk.iterdir()] == ["blobs"]
 
@@ -344,7 +364,7 @@ def test_the_cache_is_bounded_by_deleting_what_was_not_used_for_longest(store: B
     """Shipped once and cached by content, but not for ever."""
     digests = [receive(store, bytes([number]) * 1000) for number in range(5)]
     for age, sha256 in enumerate(reversed(digests)):
-        os.utime(store.blob_path(sha256), (1e9 - age, 1e9 - age))
+        os.utime(store.blob_path(sha256), ns=((2 * 10**9 - age) * 10**9, SEALED_NS))
     store.hold("job", [digests[0]])
     assert store.trim(5000) == 0
     assert store.trim(2500) == 3000
@@ -354,6 +374,18 @@ def test_the_cache_is_bounded_by_deleting_what_was_not_used_for_longest(store: B
     store.release("job")
     assert store.trim(1500) == 1000
     assert store.has(digests[0], 1000) != store.has(digests[4], 1000)
+
+
+def test_of_blobs_that_never_come_nothing_stays(store: BlobStore) -> None:
+    """Whoever offers jobs in a loop leaves no files behind, not even empty ones."""
+    store.writer(SHA, len(CONTENT)).close()
+    assert files_below(store.path) == set()
+    with store.writer(SHA, len(CONTENT)) as writer:
+        writer.write(memoryview(CONTENT)[:10])
+    assert store.trim() == 0
+    part = store.path / files_below(store.path).pop()
+    os.utime(part, (0.0, time.time() - limits.BLOB_PART_S_MAX - 1))
+    assert store.trim() == 10
 
 
 def test_trimming_spares_what_is_being_received(store: BlobStore) -> None:
@@ -373,3 +405,147 @@ def test_a_blob_that_passes_through_goes_with_the_last_job_that_holds_it(store: 
     assert (store.has(shared, 6), store.has(own, 3)) == (True, False)
     store.release("b")
     assert files_below(store.path) == set()
+
+
+# Data are links
+
+
+def data_tree(store: BlobStore) -> FileManifest:
+    for content in (CONTENT, b"run", b""):
+        receive(store, content)
+    return FileManifest(
+        entries=(
+            entry("a/x.bin", CONTENT),
+            entry("y", CONTENT),
+            entry("run.sh", b"run", executable=True),
+            entry("e", b""),
+        )
+    )
+
+
+def test_data_take_no_place_beside_their_blobs_and_nobody_writes_to_them(store: BlobStore, tmp_path: Path) -> None:
+    """200 MB of data once took 400 on each device."""
+    store.materialise(data_tree(store), tmp_path / "data", link=True)
+    for name in ("a/x.bin", "y"):
+        assert os.path.samefile(tmp_path / "data" / name, store.blob_path(SHA))
+        assert stat.S_IMODE((tmp_path / "data" / name).stat().st_mode) == 0o444
+    run = tmp_path / "data" / "run.sh"
+    assert os.access(run, os.X_OK), "a mode of its own needs a copy"
+    assert run.stat().st_nlink == 1
+
+
+def test_where_there_are_no_links_data_are_copies(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_args: object, **_options: object) -> None:
+        raise OSError(errno.EMLINK, "Too many links")
+
+    monkeypatch.setattr(os, "link", refused)
+    store.materialise(data_tree(store), tmp_path / "data", link=True)
+    assert (tmp_path / "data" / "y").read_bytes() == CONTENT
+    assert not os.path.samefile(tmp_path / "data" / "y", store.blob_path(SHA))
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_script_that_overwrites_its_data_does_not_change_what_others_get(
+    store: BlobStore, tmp_path: Path, restarted: bool
+) -> None:
+    """As root it may. What it has written to is not served, not counted as here, and fetched anew."""
+    manifest = data_tree(store)
+    store.materialise(manifest, tmp_path / "1", link=True)
+    assert store.may_serve(SHA)
+    damage(store, SHA, b"x" * len(CONTENT))  # of equal size
+    if restarted:
+        store = BlobStore(store.path)
+    assert not store.has(SHA, len(CONTENT))
+    assert not store.may_serve(SHA)
+    assert [wanted.path for wanted in store.missing(manifest)] == ["a/x.bin"]
+    receive(store, CONTENT)
+    store.materialise(manifest, tmp_path / "2", link=True)
+    assert (tmp_path / "2" / "y").read_bytes() == CONTENT
+    assert (tmp_path / "1" / "y").read_bytes() == b"x" * len(CONTENT), "the first job has its own"
+
+
+def test_what_was_only_touched_or_stored_by_an_older_version_is_hashed_and_kept(store: BlobStore) -> None:
+    manifest = data_tree(store)
+    store.blob_path(SHA).touch()
+    assert not store.has(SHA, len(CONTENT))
+    assert store.missing(manifest) == ()
+    assert store.has(SHA, len(CONTENT))
+    store.hold("job", [SHA])
+    assert store.has(SHA, len(CONTENT)), "use is noted elsewhere than writing"
+
+
+def test_what_was_received_just_now_is_not_read_again_to_link_it(
+    store: BlobStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = FileManifest(entries=(entry("a", CONTENT),))
+    receive(store, CONTENT)
+    opened: list[bytes] = []
+    made = BlobStore.open
+
+    def watched(self: BlobStore, sha256: bytes) -> object:
+        opened.append(sha256)
+        return made(self, sha256)
+
+    monkeypatch.setattr(BlobStore, "open", watched)
+    store.materialise(manifest, tmp_path / "1", link=True)
+    assert opened == []
+    BlobStore(store.path).materialise(manifest, tmp_path / "2", link=True)
+    assert opened == [SHA], "a power cut may have left other bytes under the name"
+
+
+# Space
+
+
+@pytest.mark.parametrize(
+    ("disk_bytes", "reserve_bytes"),
+    [
+        (24 * limits.MIB, 6 * limits.MIB),
+        (2 * 1024 * limits.MIB, 512 * limits.MIB),
+        (8 * 1024 * limits.MIB, 1024 * limits.MIB),
+        (100 * 1024 * limits.MIB, 5 * 1024 * limits.MIB),
+        (4096 * 1024 * limits.MIB, 20 * 1024 * limits.MIB),
+    ],
+)
+def test_the_reserve_is_a_share_of_the_disk(disk_bytes: int, reserve_bytes: int) -> None:
+    """64 MiB once: the last ones that a laptop had. On a small disk most of it can still be used."""
+    assert diskspace.reserve_bytes(disk_bytes) == reserve_bytes
+
+
+def disk(monkeypatch: pytest.MonkeyPatch, store: BlobStore, total_bytes: int) -> None:
+    """A disk that holds nothing but the store."""
+
+    def usage(_path: Path) -> SimpleNamespace:
+        used_bytes = sum((store.path / name).stat().st_size for name in files_below(store.path))
+        return SimpleNamespace(total=total_bytes, used=used_bytes, free=total_bytes - used_bytes)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+
+def test_what_nobody_holds_makes_room_before_a_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is there to save time, and no reason to refuse anything."""
+    store = BlobStore(tmp_path / "blobs", reserve=lambda disk_bytes: disk_bytes // 10)
+    held, old, new = (receive(store, bytes([number]) * 2000) for number in range(3))
+    store.hold("job", [held])
+    os.utime(store.blob_path(old), ns=(10**18, SEALED_NS))
+    disk(monkeypatch, store, 10_000)
+    store.ensure_space(3000)
+    assert [store.has(sha256, 2000) for sha256 in (held, old, new)] == [True, True, True]
+    store.ensure_space(4000)
+    assert [store.has(sha256, 2000) for sha256 in (held, old, new)] == [True, False, True]
+    wanted = r"7\.8 KiB needed and 1000 B kept in reserve, 7\.8 KiB free; free at least 1000 B there .*jobs"
+    with pytest.raises(BlobError, match=wanted):
+        store.ensure_space(8000)
+
+
+def test_jobs_that_come_at_once_leave_the_reserve_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone would fit, and was told so. A sender may also have lied about its sizes."""
+    store = BlobStore(tmp_path / "blobs", reserve=lambda disk_bytes: disk_bytes // 10)
+    disk(monkeypatch, store, 10_000)
+    contents = [bytes([number]) * 6000 for number in range(2)]
+    for content in contents:
+        store.ensure_space(len(content))
+    receive(store, contents[0])
+    with pytest.raises(BlobError, match="not enough space"):
+        receive(store, contents[1])

@@ -201,3 +201,54 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
         again.advance(event)
     assert again.summary().started_at_s == began_s
     history.close()
+
+
+def ended(number: int, ended_s: float, *, began: bool = True, error: str | None = None) -> JobRecord:
+    changes = {"ended_s": ended_s, "started_s": 1.0 if began else None, "error": error}
+    return record(number, JobState.FAILED).model_copy(update=changes)
+
+
+def test_offers_in_a_loop_drive_out_each_other_and_nothing_that_was_trained(history: JobHistory) -> None:
+    """Once nothing was ever forgotten: 190 offers left 15 MB."""
+    trained, waiting = ended(0, 10.0), record(1, JobState.OFFERED)
+    history.put(trained)
+    history.put(waiting)
+    offers = [ended(2 + number, 20.0 + number, began=False) for number in range(limits.UNBEGUN_REMEMBERED_MAX + 50)]
+    for offer in offers:
+        history.put(offer)
+    assert {job.id for job in history.newest()} == {job.id for job in (trained, waiting, *offers[50:])}
+
+
+def test_jobs_are_forgotten_by_number_age_and_bytes_and_never_one_that_has_not_ended(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "JOBS_REMEMBERED_MAX", 5)
+    monkeypatch.setattr(limits, "JOBS_REMEMBERED_S_MAX", 100.0)
+    monkeypatch.setattr(limits, "HISTORY_BYTES_MAX", 40_000)
+    history = JobHistory(path, now_s=0.0)
+    running = [record(number, JobState.RUNNING) for number in range(20, 30)]
+    for job in running:
+        history.put(job)
+    for number in range(8):
+        history.put(ended(number, float(number)))
+    assert [job.ended_s for job in history.newest()] == [None] * 10 + [7.0, 6.0, 5.0, 4.0, 3.0]
+    history.put(ended(9, 105.5))
+    assert {job.ended_s for job in history.newest()} == {None, 6.0, 7.0, 105.5}, "older than 100 s"
+    for number in range(10, 14):
+        history.put(ended(number, 106.0 + number, error="x" * 15_000))
+    assert {job.ended_s for job in history.newest()} == {None, 105.5, 118.0, 119.0}, "more do not fit into 40 kB"
+    history.close()
+    again = JobHistory(path, now_s=10_000.0)
+    assert {job.state for job in again.newest()} == {JobState.LOST}, "they had not ended when the daemon did"
+    again.close()
+
+
+def test_the_file_shrinks_when_most_of_it_was_forgotten(path: Path) -> None:
+    history = JobHistory(path, now_s=0.0)
+    for number in range(200):
+        history.put(ended(number, float(number), error="x" * 15_000))
+    history.close()
+    grown_bytes = path.stat().st_size
+    JobHistory(path, now_s=limits.JOBS_REMEMBERED_S_MAX + 195.0).close()
+    assert grown_bytes > 3 * limits.MIB
+    assert path.stat().st_size < limits.MIB / 4

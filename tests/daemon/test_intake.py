@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 import stat
 import threading
 import time
@@ -206,7 +207,7 @@ async def test_many_small_files_are_fetched_together_but_within_what_a_peer_answ
         assert (tmp_path / "job" / "src" / name).read_bytes() == content
     assert stat.S_IMODE((tmp_path / "job").stat().st_mode) == 0o700, "what a job holds is its user's alone"
     assert 1 < peer.answering_most <= PIECES_PER_PEER
-    total_bytes = 2 * sum(map(len, files.values()))
+    total_bytes = sum(map(len, files.values()))  # what travels, and nothing else
     assert seen[-1] == (total_bytes, total_bytes)
     assert store.trim(0) == 0, "the blobs of a live job are kept"
     store.release(JOB)
@@ -246,17 +247,19 @@ async def test_an_intake_that_is_given_up_while_it_writes_stops_and_leaves_nothi
     spec = make_spec(peer.store, {"train.py": b"print()", "b": b"b"})
     made = BlobStore.materialise
 
-    def endless(*args: object) -> None:
+    def endless(*args: object, **_options: object) -> None:
         on_bytes = cast(Callable[[int], None], args[-1])
         while True:  # a tree that takes long
             on_bytes(1)
+            written.set()
             time.sleep(0.001)
 
     told: list[int] = []
+    written = threading.Event()
 
     def on_progress(done_bytes: int, total_bytes: int) -> None:
         told.append(done_bytes)
-        if done_bytes > total_bytes:
+        if written.is_set() and told[-3:] == [total_bytes] * 3:
             raise RequestError("the job has ended")
 
     monkeypatch.setattr(BlobStore, "materialise", endless)
@@ -269,8 +272,9 @@ async def test_an_intake_that_is_given_up_while_it_writes_stops_and_leaves_nothi
     def give_up(*_now: int) -> None:
         raise RequestError("the job has ended")
 
+    assert not list(tmp_path.glob("job/*"))
     with pytest.raises(RequestError, match="has ended"):
-        await Intake(spec, tmp_path / "job", store, peer.connection, give_up).run()
+        await Intake(spec, tmp_path / "job", BlobStore(tmp_path / "empty"), peer.connection, give_up).run()
     assert not list(tmp_path.glob("job/*"))
 
 
@@ -305,3 +309,48 @@ async def test_copying_stops_when_its_submission_is_given_up(store: BlobStore, t
     assert blocks == 2
     ingest(tmp_path, tmp_path / "manifest", store, 2**30, owner="one", emit=lambda _event: None, check=lambda: None)
     assert store.has(entry.sha256, entry.size_bytes)
+
+
+@pytest.mark.asyncio
+async def test_a_job_sees_its_data_where_the_script_looks_for_them(
+    store: BlobStore, peer: Peer, tmp_path: Path
+) -> None:
+    """By the working directory and by the script's own folder; under another name too. A second job fetches nothing."""
+    content = b"to be or not to be"
+    ref = put(peer.store, content)
+    entry = FileEntry(path="input.txt", size_bytes=ref.size_bytes, sha256=ref.sha256, executable=False)
+    data = put(peer.store, FileManifest(entries=(entry,)).pack())
+    spec = make_spec(peer.store, {"train.py": b"print()", "sets/readme": b"mine"})
+    for number, data_path in enumerate(("data", "sets/a b", "deep/er/data")):
+        seen: list[tuple[int, int]] = []
+        folder = tmp_path / str(number)
+        job = spec.model_copy(update={"data": data, "data_path": data_path})
+        await Intake(job, folder, store, peer.connection, lambda *now: seen.append(now)).run()  # noqa: B023
+        assert (folder / "src" / data_path / "input.txt").read_bytes() == content
+        assert (folder / "data" / "input.txt").read_bytes() == content, "mt.data_dir()"
+        travelled = sum(map(len, (content, b"print()", b"mine")))
+        assert seen[-1] == ((travelled, travelled) if number == 0 else (0, 0))
+        assert os.path.samefile(folder / "data" / "input.txt", store.blob_path(ref.sha256))
+        clean_up(JOB, folder, store, succeeded=True)
+        assert store.has(ref.sha256, ref.size_bytes)
+
+
+@pytest.mark.parametrize(
+    ("data_path", "said"),
+    [
+        ("train.py", "ships 'train.py' twice"),
+        ("train.py/data", "ships 'train.py/data' twice"),
+        ("sets", "ships 'sets' twice"),
+        ("../../outside", r"has a part '\.\.'"),
+        ("/tmp/outside", "is absolute"),
+    ],
+)
+@pytest.mark.asyncio
+async def test_a_place_for_data_that_is_taken_or_outside_is_refused(
+    store: BlobStore, peer: Peer, tmp_path: Path, data_path: str, said: str
+) -> None:
+    spec = make_spec(peer.store, {"train.py": b"print()", "sets/readme": b"mine"})
+    job = spec.model_copy(update={"data": spec.files, "data_path": data_path})
+    with pytest.raises(RequestError, match=said):
+        await Intake(job, tmp_path / "jobs" / "1", store, peer.connection, lambda *_: None).run()
+    assert not (tmp_path / "outside").exists()

@@ -19,8 +19,8 @@ from tests.daemon import jobs
 
 pytestmark = pytest.mark.timeout(180)
 
-SMALL_DISK_BYTES = limits.DISK_RESERVE_BYTES + 6 * limits.MIB
-DATA_BYTES = 4 * limits.MIB  # needed twice: as a blob, and as a file of the job
+SMALL_DISK_BYTES = 24 * limits.MIB  # of which a quarter is kept in reserve
+DATA_BYTES = 20 * limits.MIB
 MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$0" && shift && exec "$@"'
 
 
@@ -69,7 +69,10 @@ def test_a_job_that_does_not_fit_is_refused_and_one_that_does_leaves_its_results
     for folder in (data, too_large, other):
         folder.mkdir()
     (data / "a.bin").write_bytes(os.urandom(DATA_BYTES))
-    wanted = r"small could not receive the job: not enough space in .*small/blobs: 8\.\d MiB needed.*, \d+\.\d MiB free"
+    wanted = (
+        r"small could not receive the job: not enough space in .*small/blobs: 20\.\d MiB needed.*, \d+\.\d MiB free; "
+        r"free at least \d\.\d MiB there"
+    )
     with pytest.raises(Refused, match=wanted):
         jobs.submit(large, too_large, jobs.TRAIN, data=data)
     until(lambda: not list((small.data_dir / "jobs").glob("*")) and not list((large.data_dir / "jobs").glob("*")))

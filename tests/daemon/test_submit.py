@@ -1,6 +1,7 @@
 """`submit`: how the devices keep in step, and the dry run with the memory of every device (M1)."""
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from meshtrain.cli.dryrun import PARTS, Memory
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.measuring import NotMeasured, measure
 from meshtrain.cli.progress import Stages
+from meshtrain.cli.shipping import data_place, pack
 from meshtraind.submission import Submission
 from meshwire.codec import FAMILIES, FP32, parse_codec
 from meshwire.files import FileManifest
@@ -150,6 +152,51 @@ def test_help_shows_the_bound_first_and_the_rest_below() -> None:
         assert option not in common
         assert option in rest
     assert "--sync ssp:2" in rest.partition("Examples:")[2]
+
+
+# --- where the script finds its data ---
+
+
+@pytest.mark.parametrize(
+    ("typed", "links", "place"),
+    [
+        ("data", {}, "data"),
+        ("./sets/a b/", {}, "sets/a b"),
+        ("../elsewhere", {}, "data"),
+        ("data", {"data": "../elsewhere"}, "data"),  # as one has a large data set on another disk
+        ("sets/link", {"sets/link": "../sets/a b"}, "sets/link"),
+        ("..", {}, "data"),
+        (".", {}, None),
+        ("a:b", {}, None),  # no name on other systems: mt.data_dir() finds it
+    ],
+)
+def test_the_data_folder_is_in_a_job_where_the_script_looks_for_it(
+    tmp_path: Path, typed: str, links: dict[str, str], place: str | None
+) -> None:
+    """Once it was shipped, and then nowhere below the working directory."""
+    root = tmp_path / "project"
+    for folder in ("data", "sets/a b", "a:b", "../elsewhere"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "input.txt").write_text("once")
+    (root / "train.py").write_text("pass")
+    for name, target in links.items():
+        if (root / name).is_dir():
+            shutil.rmtree(root / name)
+        (root / name).symlink_to(target)
+    data = root / typed
+    wanted = None if typed == "../elsewhere" else place  # the working directory has a ./data of its own
+    with Stages() as stages:
+        exclude = ["a:b"]
+        if typed in (".", ".."):
+            source = FileManifest(entries=())
+        else:
+            packed, shipped = pack(root, "train.py", data, (), exclude, stages)
+            assert shipped is not None
+            assert [entry.path for entry in shipped.manifest.entries] == ["input.txt"]
+            source = packed.manifest
+            assert wanted is None or not any(entry.path.startswith(f"{wanted}/") for entry in source.entries)
+    assert data_place(root, data, source) == wanted
+    assert data_place(root, data, FileManifest(entries=())) == place
 
 
 # --- the dry run ---

@@ -12,7 +12,7 @@ from meshwire.header import HEADER_BYTES, Flags, Header, Kind, decode_header
 from meshwire.messages.envelope import Envelope, decode, encode
 from meshwire.parser import Broken, ChunkAnnounced, FrameParser
 from tests.wire.fuzzing import Decoder, Refused
-from tests.wire.wirevalues import control_messages, messages
+from tests.wire.wirevalues import control_messages
 
 numbers = st.integers(0, 2**64 - 1)
 headers = st.builds(
@@ -102,7 +102,14 @@ def chunk(payload: bytes) -> bytes:
 
 
 streams = st.lists(control_messages().map(framed) | st.binary(max_size=99).map(chunk), min_size=1, max_size=3)
-manifests = st.lists(messages(FileEntry), max_size=4).map(lambda entries: FileManifest(entries=tuple(entries)).pack())
+file_entries = st.builds(
+    FileEntry,
+    path=st.text(st.characters(codec="utf-8"), max_size=8),
+    size_bytes=st.integers(0, limits.DATA_BYTES_MAX),
+    sha256=st.binary(min_size=32, max_size=32),
+    executable=st.booleans(),
+)
+manifests = st.lists(file_entries, max_size=4).map(lambda entries: FileManifest(entries=tuple(entries)).pack())
 ADDRESSES = (b"192.168.1.20:29610", b"[fe80::1%eth0]:1", b"[2001:db8::1%3]", b"laptop.local", b"[::ffff:1.2.3.4]:65535")
 
 WIRE_DECODERS = (

@@ -1,9 +1,13 @@
 """W4: control messages, from value to bytes and back; and what is not one."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from meshwire import limits
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
@@ -128,3 +132,46 @@ def test_golden_messages(envelope: Envelope, golden: str) -> None:
     """Peers of this wire version agree on every byte."""
     assert encode(envelope).hex() == golden
     assert decode(bytes.fromhex(golden)) == envelope
+
+
+def schemas(schema: object) -> Iterator[dict[str, Any]]:
+    """All of the numbers that a message holds, however deep."""
+    if isinstance(schema, dict):
+        if schema.get("type") in ("int", "float"):
+            yield schema
+        for part in schema.values():
+            yield from schemas(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from schemas(part)
+
+
+@pytest.mark.parametrize("name", sorted(MESSAGES))
+def test_every_number_has_bounds_within_which_files_are_sought_and_sums_are_made(name: str) -> None:
+    for schema in schemas(MESSAGES[name].__pydantic_core_schema__):
+        if schema["type"] == "int":
+            low, high = schema.get("ge", schema.get("gt")), schema.get("le", schema.get("lt"))
+            assert isinstance(low, int)
+            assert isinstance(high, int)
+            assert -(2**63) <= low <= high <= 2**64
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "reason"),
+    [
+        ("fetch", {"offset_bytes": 2**64 - 1}, "offset_bytes: Input should be less than or equal to 1099511627776"),
+        ("fetch", {"offset_bytes": 2**63}, "offset_bytes: "),
+        ("round.fetch", {"offset_bytes": 2**63}, "offset_bytes: "),
+        ("fetched", {"total_bytes": -1}, "total_bytes: "),
+        ("job.hash", {"round": 2**63}, "round: "),
+        ("job.rank", {"metrics": {"exposed_s": float("inf")}}, "metrics.exposed_s: "),
+        ("job.rank", {"metrics": {"step_s": float("nan")}}, "metrics.step_s: "),
+        ("job.offer", {"spec": {"created_at_s": 1e300}}, "spec.created_at_s: "),
+    ],
+)
+def test_numbers_that_no_arithmetic_takes_are_refused_by_name(name: str, fields: dict[str, Any], reason: str) -> None:
+    """A message with an offset that no file has ended in a traceback, and a time without end in the list of jobs."""
+    with pytest.raises(ValidationError) as refused:
+        MESSAGES[name].load(fields)
+    wrong = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in refused.value.errors()]
+    assert any(text.startswith(reason) and "required" not in text for text in wrong), wrong

@@ -1,5 +1,11 @@
 """Paths and manifests: what one device may ask another to write."""
 
+import hashlib
+import tracemalloc
+import unicodedata
+from collections.abc import Iterable
+
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,8 +117,12 @@ def test_names_that_are_one_on_some_device_are_refused(paths: tuple[str, ...], w
     assert word in reason
 
 
-def test_limits_on_count_bytes_and_consistency() -> None:
+def test_limits_on_count_bytes_and_consistency(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every size has a limit, and one content has one size."""
+    monkeypatch.setattr(limits, "FOLDERS_MAX", 4)
+    assert check_manifest(manifest("a/b/1", "a/b/2", "a/c/1", "d/1", "2")) is None
+    assert "5 folders, at most 4" in (check_manifest(manifest("a/b/1", "a/b/2", "a/c/1", "d/e/1", "2")) or "")
+    monkeypatch.undo()
     many = FileManifest.model_construct(entries=(entry("a"),) * (limits.FILES_MAX + 1))
     assert "files, at most" in (check_manifest(many) or "")
     two = FileManifest(entries=(entry("a", size_bytes=600), entry("b", size_bytes=600)))
@@ -166,3 +176,56 @@ def test_sizes_for_people() -> None:
         "2.0 GiB",
         "2.0 TiB",
     ]
+
+
+def naive_collisions(paths: list[str]) -> bool:
+    """What `check_manifest` finds, as one would say it: every name of a file and of a folder is one thing."""
+    names: dict[str, tuple[str, bool]] = {}
+    for path in paths:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            name, is_file = "/".join(parts[:depth]), depth == len(parts)
+            folded = unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+            known = names.setdefault(folded, (name, is_file))
+            if known != (name, is_file) or (is_file and paths.count(name) > 1):
+                return True
+    return False
+
+
+names = st.sampled_from(["a", "A", "b", "B b", "a!", "ß", "ss", "a0"])
+
+
+@given(st.lists(st.lists(names, min_size=1, max_size=4).map("/".join), min_size=1, max_size=6))
+@settings(max_examples=300)
+def test_neighbours_in_order_are_enough_to_find_every_collision(paths: list[str]) -> None:
+    assert (check_manifest(manifest(*paths)) is not None) == naive_collisions(paths)
+
+
+def packed(paths: Iterable[str]) -> bytes:
+    entries = [
+        {"path": path, "size_bytes": 1, "sha256": hashlib.sha256(path.encode()).digest(), "executable": False}
+        for path in paths
+    ]
+    content: bytes = msgpack.packb({"entries": entries})
+    return content
+
+
+@pytest.mark.parametrize(
+    ("count", "path"),
+    [
+        (2_000, "{0:06x}/" + "{0:015x}/" * 30 + "x"),  # each folder of its own: as many as files, times the depth
+        (12_000, "{0:x}"),
+        (3_000, "\U00010348" + "x" * 240 + "/{0:x}"),  # one wide letter makes all letters of a str wide
+    ],
+    ids=["deep", "tiny", "wide"],
+)
+def test_a_manifest_costs_a_small_multiple_of_its_bytes(count: int, path: str) -> None:
+    """55 MB of names once took 1.9 GB: every folder of every path was remembered."""
+    content = packed(path.format(number) for number in range(count))
+    tracemalloc.start()
+    try:
+        assert check_manifest(FileManifest.unpack(content)) is None
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes <= 6 * len(content)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 import meshwire.messages
+from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.envelope import _TYPES, Envelope, Role, encode
@@ -71,8 +72,8 @@ def values(annotation: Any, metadata: list[Any]) -> st.SearchStrategy[Any]:
         return st.booleans()
     if annotation is int:
         above, below = (
-            bounds.get("ge", bounds.get("gt", -(2**63) - 1) + 1),
-            bounds.get("lt", bounds.get("le", 2**63 - 1) + 1),
+            bounds.get("ge", bounds.get("gt", -limits.NUMBER_MAX - 1) + 1),
+            bounds.get("lt", bounds.get("le", limits.NUMBER_MAX) + 1),
         )
         return st.integers(above, below - 1)
     if annotation is float:

@@ -14,7 +14,7 @@ from meshwire.messages.envelope import message
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
-from meshwire.wiretypes import DeviceId, Wire
+from meshwire.wiretypes import DeviceId, Int64, Wire
 
 GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
 Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -132,7 +132,7 @@ class ServedRound(Wire):
     binds: tuple[tuple[Rank, Bind], ...]
     poisons: tuple[tuple[Rank, Poison], ...]
     used: Bytes
-    integers: tuple[int, ...]
+    integers: tuple[Int64, ...]
     squared_norm: float
     chain: Chain
     poisoned: Bytes  # bitmap over the buckets: these have no result
@@ -202,5 +202,5 @@ class FetchRound(Wire):
 
     job: JobId
     round: Round
-    offset_bytes: Annotated[int, Field(ge=0)]
+    offset_bytes: Annotated[int, Field(ge=0, le=limits.DATA_BYTES_MAX)]
     max_bytes: Annotated[int, Field(gt=0, le=limits.FETCH_BYTES_MAX)]

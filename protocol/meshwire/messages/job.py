@@ -11,12 +11,13 @@ from meshwire.jobs import JobId
 from meshwire.masks import MaskSettings
 from meshwire.messages.envelope import message
 from meshwire.syncmode import SyncSettings
-from meshwire.wiretypes import DeviceId, Digest, Name, Wire
+from meshwire.wiretypes import DeviceId, Digest, Int64, Name, Seconds, Wire
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
 CheckpointEvery = Annotated[str, StringConstraints(pattern=EVERY_PATTERN)]  # meshwire.checkpointschedule.schedule_of
 Outcome = Literal["succeeded", "failed", "cancelled"]
+Count = Annotated[int, Field(ge=0)]
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
 
 
@@ -24,7 +25,7 @@ class BlobRef(Wire):
     """A content-addressed blob."""
 
     sha256: Digest
-    size_bytes: Annotated[int, Field(ge=0)]
+    size_bytes: Annotated[int, Field(ge=0, le=limits.DATA_BYTES_MAX)]
 
 
 class ResumePoint(Wire):
@@ -41,12 +42,13 @@ class JobSpec(Wire):
     job: JobId
     name: Name
     submitter: DeviceId
-    created_at_s: float  # Unix time
+    created_at_s: Seconds  # Unix time
     script: RelativePath
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...]
     files: BlobRef  # packed FileManifest of the working directory
     data: BlobRef | None  # packed FileManifest of --data
+    data_path: RelativePath | None = None  # below the working directory, where the script looks for it
     sync: SyncSettings
     codec: str
     masks: MaskSettings | None = None  # None: all weights are kept
@@ -65,7 +67,7 @@ class Member(Wire):
     """G1: a member is a device and the incarnation of its daemon."""
 
     device: DeviceId
-    incarnation: int
+    incarnation: Int64
     name: Name
 
 
@@ -120,8 +122,8 @@ class FilesProgress(Wire):
     """Member to submitter: how far the files are. `error` ends the job; `ready` when all lie in place."""
 
     job: JobId
-    done_bytes: int
-    total_bytes: int
+    done_bytes: Count
+    total_bytes: Count
     ready: bool
     error: Text | None
 
@@ -135,7 +137,7 @@ class Fetch(Wire):
     sha256: Digest | None = None
     rank: Rank = 0
     path: RelativePath | None = None
-    offset_bytes: Annotated[int, Field(ge=0)]
+    offset_bytes: Annotated[int, Field(ge=0, le=limits.DATA_BYTES_MAX)]
     max_bytes: Annotated[int, Field(gt=0, le=limits.FETCH_BYTES_MAX)]
     wait_s: Annotated[float, Field(ge=0, le=limits.FETCH_WAIT_S_MAX)] = 0.0  # logs: wait so long for new bytes
 
@@ -145,7 +147,7 @@ class Fetched(Wire):
     """Reply. `end` when nothing will follow the bytes of this reply."""
 
     data: Annotated[bytes, Field(max_length=limits.FETCH_BYTES_MAX)]
-    total_bytes: int
+    total_bytes: Count
     end: bool
 
 
@@ -182,9 +184,9 @@ class Metrics(Wire):
     round: int = 0
     samples: int = 0
     values: LogValues = ()  # the script's own
-    step_s: float = 0.0  # median of recent steps
-    exposed_s: float = 0.0  # summed time the learner waited for exchanges
-    exchange_s: float = 0.0  # summed time from a round's first bucket to its completion
+    step_s: Seconds = 0.0  # median of recent steps
+    exposed_s: Seconds = 0.0  # summed time the learner waited for exchanges
+    exchange_s: Seconds = 0.0  # summed time from a round's first bucket to its completion
     sent_bytes: int = 0  # on the sockets to the other members since the job began, as counted by `counter`
     payload_bytes: int = 0  # of chunk frames sent
     counter: Literal["kernel", "link"] = "kernel"
@@ -270,9 +272,9 @@ class JobSummary(Wire):
     state: str
     members: tuple[Member, ...]
     submitter: DeviceId
-    created_at_s: float
-    started_at_s: float | None
-    ended_at_s: float | None
+    created_at_s: Seconds
+    started_at_s: Seconds | None
+    ended_at_s: Seconds | None
     exit_code: int | None
     error: Text | None
     script: str
@@ -286,6 +288,7 @@ class JobSummary(Wire):
     returned: Ranks = ()  # of those present: who was lost before
     waiting_for: Text | None = None  # what a change of the generation waits for
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
+    expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
 
 
 @message("job.found")
@@ -300,7 +303,7 @@ class OutputFile(Wire):
 
     rank: Rank
     path: RelativePath
-    size_bytes: int
+    size_bytes: Count
 
 
 class CheckpointSummary(Wire):
@@ -308,7 +311,7 @@ class CheckpointSummary(Wire):
 
     round: Annotated[int, Field(ge=0)]
     rank: Rank
-    created_at_s: float | None  # Unix time; None: it cannot be read
+    created_at_s: Seconds | None  # Unix time; None: it cannot be read
     size_bytes: Annotated[int, Field(ge=0)] | None
     wrong: Text | None  # why it cannot be used
 

@@ -15,7 +15,7 @@ from meshwire.messages.envelope import message
 from meshwire.messages.job import JobSpec, LogValues, Member, Rank, Text
 from meshwire.messages.local import AnyPath
 from meshwire.messages.rounds import BatchSize, Bytes, Poison, Round, SampleBlock
-from meshwire.wiretypes import Digest, Wire
+from meshwire.wiretypes import Digest, Int64, Wire
 
 EncoderWeights = Annotated[bytes, Field(max_length=limits.ENCODER_WEIGHTS_BYTES_MAX)]  # fp32, little-endian
 
@@ -94,7 +94,7 @@ class LearnerSealed(Wire):
 
     step: int
     used: Bytes
-    integers: tuple[int, ...]
+    integers: tuple[Int64, ...]
 
 
 @message("learner.applied")
@@ -173,7 +173,7 @@ class RoundDone(Wire):
     weight: float
     contributors: int
     used: Bytes
-    integers: tuple[int, ...]
+    integers: tuple[Int64, ...]
     hyperparameters: Bytes  # O3: packed; empty when nobody sent any
     squared_norm: float  # O4: of the means of all parameters
 

@@ -31,8 +31,8 @@ class Hello(Wire):
     name: Name
     listen_port: Annotated[int, Field(ge=0, lt=65536)]
     software: Software
-    cores: int
-    memory_bytes: int
+    cores: Annotated[int, Field(ge=0)]
+    memory_bytes: Annotated[int, Field(ge=0)]
 
 
 @message("refuse")

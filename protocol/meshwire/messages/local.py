@@ -162,6 +162,7 @@ class Submit(Wire):
     manifest: AnyPath  # file that holds the packed FileManifest of `root`
     data_root: AnyPath | None
     data_manifest: AnyPath | None
+    data_path: RelativePath | None = None  # as of `JobSpec`
     script: RelativePath
     args: tuple[str, ...]
     env: tuple[tuple[str, str], ...]

@@ -7,7 +7,7 @@ from pydantic import Field
 from meshwire import limits
 from meshwire.messages.envelope import message
 from meshwire.messages.job import Text
-from meshwire.wiretypes import Wire
+from meshwire.wiretypes import Int64, Wire
 
 Round = Annotated[int, Field(ge=1, lt=2**32)]
 Bytes = Annotated[bytes, Field(max_length=limits.CONTROL_BYTES_MAX // 2)]
@@ -67,5 +67,5 @@ class Seal(Wire):
 
     round: Round
     used: Bytes  # bitmap over the manifest's tensors that had a gradient (O5)
-    integers: tuple[int, ...] = ()  # values of the integer buffers, whose maximum is taken (O5)
+    integers: tuple[Int64, ...] = ()  # values of the integer buffers, whose maximum is taken (O5)
     poison: Poison | None = None
