@@ -226,11 +226,12 @@ def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:
     """Newest first, as many as one message holds: each may come with a traceback."""
     chosen: list[JobSummary] = []
     size_bytes = 0
-    for id_ in sorted(jobs, reverse=True)[: limits.JOBS_LISTED_MAX]:
-        size_bytes += len(jobs[id_].pack())
+    newest = sorted(jobs.values(), key=lambda job: (job.created_at_s, job.job), reverse=True)
+    for job in newest[: limits.JOBS_LISTED_MAX]:
+        size_bytes += len(job.pack())
         if chosen and size_bytes > limits.JOBS_LISTED_BYTES_MAX:
             break
-        chosen.append(jobs[id_])
+        chosen.append(job)
     return tuple(chosen)
 
 

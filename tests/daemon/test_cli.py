@@ -357,14 +357,29 @@ def test_json_has_no_nan(endpoint: Endpoint) -> None:
 
 
 def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> None:
-    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, job=OLDER), summary(JobState.RUNNING))
+    now_s = time.time()
+    old = summary(JobState.RUNNING, job=OLDER, created_at_s=now_s - 7200, script="gpt.py")
+    endpoint.answers[GetJobs] = known_jobs(old, summary(JobState.RUNNING, created_at_s=now_s - 180))
     endpoint.answers[Cancel] = Done()
-    shown = run("cancel", "1KX2", "1kx", "9")
-    assert shown.exit_code == 1  # one was cancelled, two could not be
+    shown = run("cancel", "1KX2", "1kx", "9", "1kx2000000aab")
+    assert shown.exit_code == 1  # one was cancelled, three could not be
     assert shown.stdout == f"{OLDER}\n"
     assert endpoint.of_type(Cancel) == [Cancel(job=OLDER, now=False)]
-    assert "2 jobs begin with '1kx'" in shown.stderr
-    assert "no job has an id that begins with '9'" in shown.stderr
+    both = [f"  {JOB}  train.py, 3 min ago, running", f"  {OLDER}  gpt.py, 2 h ago, running"]
+    latest = [*both, "try: meshtrain jobs"]
+    assert shown.stderr.splitlines() == [
+        "error: 2 jobs have ids that begin with '1kx':", *both, "try: one more letter",
+        "error: no job has an id that begins with '9'; the latest are", *latest,
+        "error: no job has an id that begins with '1kx2000000aab'; the latest are", *latest,
+    ]  # fmt: skip
+
+
+def test_of_many_candidates_the_newest_are_shown(endpoint: Endpoint) -> None:
+    many = [summary(job=f"1kx{number:09d}", created_at_s=1e9 + number) for number in range(9)]
+    endpoint.answers[GetJobs] = known_jobs(*many)
+    lines = run("get", "1kx").stderr.splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == [f"1kx{number:09d}" for number in (8, 7, 6, 5, 4)]
+    assert lines[6] == "  and 4 more"
 
 
 def test_checkpoints_say_where_they_lie_and_what_is_wrong(endpoint: Endpoint) -> None:

@@ -27,7 +27,7 @@ DEVICE = "ab" * 32
 
 def record(number: int, state: JobState = JobState.SUCCEEDED, at_s: float = 1_790_000_000.0) -> JobRecord:
     return JobRecord(
-        id=new_job_id(number.to_bytes(4, "big"), at_s + number),
+        id=new_job_id((2**60 - 1 - (number << 10)).to_bytes(8, "big")),  # later ones sort before
         name=f"job-{number}",
         spec={"script": "train.py", "args": ["--lr", "1e-3"], "env": {"KEY": "ü"}},
         state=state,
@@ -123,9 +123,9 @@ def test_a_prefix_is_enough_when_it_is_unique(history: JobHistory) -> None:
 def test_ambiguous_and_unknown_prefixes_are_named(history: JobHistory) -> None:
     for number in range(8):
         history.put(record(number))
-    with pytest.raises(AmbiguousJobError, match=rf"begin with '1'.*{record(7).id} \(job-7\).*\.\.\."):
-        history.find("1")
-    for unknown in ("zzz", "", "%", "_", "1%", "0" * 12, "'; DROP TABLE jobs; --"):
+    with pytest.raises(AmbiguousJobError, match=rf"begin with 'zz'.*{record(7).id} \(job-7\).*\.\.\."):
+        history.find("zz")
+    for unknown in ("z0z", "", "%", "_", "1%", "0" * 12, "'; DROP TABLE jobs; --"):
         with pytest.raises(UnknownJobError):
             history.find(unknown)
     assert len(history.newest()) == 8
@@ -178,7 +178,7 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     """Of one that was lost `meshtrain jobs` says so; one that it returns to goes on to count from its start."""
     monkeypatch.setattr(jobs_here, "SAVE_INTERVAL_S", 0.0)
     spec = JobSpec(
-        job=new_job_id(bytes(4), 0.0), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
+        job=new_job_id(bytes(8)), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
         env=(), files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
         on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
     )  # fmt: skip
