@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
+from meshtrain.cli.logpieces import raw_bytes
 from meshtrain.cli.peernews import news
 from meshtrain.cli.peertable import waits
 from meshtrain.cli.terminal import console, human_step, say
@@ -66,17 +67,21 @@ class View:
     Args:
         names: of the members, by rank.
         shown: the ranks whose logs are shown; one alone needs no prefix.
-        logs: where log lines go.
+        logs: where log lines go, which are safe to show;
+        raw: or as `RawLines` has them. Then nothing is drawn, and without prefixes not a byte is added.
     """
 
-    def __init__(self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None, *, raw: bool = False
+    ) -> None:
         self._prefixes = prefixes(names) if len(shown) > 1 else [""] * len(names)
         self._logs = logs or sys.stdout
         self._console = console(stderr=self._logs is sys.stderr)
         self._live = None
+        self._raw = raw
         self._seen: JobSummary | None = None
         self._waits: dict[int, str] = {}  # when the job was shown last
-        if self._console.is_terminal:
+        if self._console.is_terminal and not raw:
             from rich.live import Live
 
             self._live = Live("", console=self._console, transient=True, refresh_per_second=4)
@@ -101,6 +106,14 @@ class View:
         if not lines:
             return
         prefix = self._prefixes[rank]
+        if self._raw:
+            end = "\n" if prefix else ""
+            self._logs.flush()
+            self._logs.buffer.write(
+                raw_bytes("".join(f"{prefix}{line}{'' if line.endswith(chr(10)) else end}" for line in lines))
+            )
+            self._logs.buffer.flush()
+            return
         if self._live is None:
             self._logs.write("".join(f"{prefix}{line}\n" for line in lines))
             self._logs.flush()

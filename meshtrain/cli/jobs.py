@@ -10,7 +10,7 @@ from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported, show_error
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.peernews import name_of, outcome_notes
-from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
+from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, say, script_text
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
 from meshwire.jobs import JOB_ID_CHARS, TERMINAL_STATES, JobState
@@ -98,12 +98,12 @@ def outcome_lines(job: JobSummary) -> list[str]:
     if job.state == JobState.SUCCEEDED:
         return lines + [f"note: {note}" for note in outcome_notes(job)]
     if job.error:
-        lines.append(printable_lines(job.error.rstrip()))
+        lines.append(script_text(job.error.rstrip()))
     for report in job.ranks:
         if report.error and report.error != job.error:
-            lines.append(f"rank {report.rank} ({name_of(job, report.rank)}): {printable_lines(report.error.rstrip())}")
+            lines.append(f"rank {report.rank} ({name_of(job, report.rank)}): {script_text(report.error.rstrip())}")
         if report.failure and report.failure not in (job.error or ""):
-            lines.append(f"before that, {printable_lines(report.failure.rstrip())}")
+            lines.append(f"before that, {script_text(report.failure.rstrip())}")
     return lines
 
 
