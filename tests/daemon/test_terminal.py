@@ -26,10 +26,10 @@ RED, PLAIN = "\x1b[31m", "\x1b[0m"
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 HOSTILE = (
     "\x1bc", "\x1b[2J", "\x1b[1;1H", "\x1b]0;title\x07", "\x1b]8;;http://x\x1b\\", "\x1b]52;c;cm0=\x07",
-    "\x1bP$q\x1b\\", "\x1b[?1049h", "\x1b[>4;2m", "\x1b[?4m", "\x1b[6n", "\x9b31m", "\x9d0;x\x9c", "\x8d", "\x85", "\u202e", "\u2066",
-    "\u200b", "\ufeff", "\u2028", "\u2029", "\x00", "\x07", "\x08", "\x0b", "\x0c", "\x7f", "\x1b", "\x1b[", "\x1b[31",
-    "\x1b\x1b[31m", RED, PLAIN, "\x1b[m", "\x1b[38;5;0m", "\x1b[38:2::1:2:3m", "\t", "\r", "\n", "a", "ü", "🤗",
-    "1\u202f000\xa0€", "\ud800",
+    "\x1bP$q\x1b\\", "\x1b[?1049h", "\x1b[>4;2m", "\x1b[?4m", "\x1b[6n", "\x9b31m", "\x9d0;x\x9c", "\x8d", "\x85",
+    "\u202e", "\u2066", "\u200b", "\ufeff", "\u2028", "\u2029", "\x00", "\x07", "\x08", "\x0b", "\x0c", "\x7f",
+    "\x1b", "\x1b[", "\x1b[31", "\x1b\x1b[31m", RED, PLAIN, "\x1b[m", "\x1b[38;5;0m", "\x1b[38:2::1:2:3m",
+    "\t", "\r", "\n", "a", "ü", "🤗", "1\u202f000\xa0€", "\ud800",
 )  # fmt: skip
 texts = st.lists(st.sampled_from(HOSTILE) | st.text(max_size=3), max_size=30).map("".join)
 
