@@ -207,7 +207,9 @@ def list_outputs(job_folder: Path, rank: int) -> tuple[OutputFile, ...]:
             relative = path.relative_to(root).as_posix()
             if path.is_symlink() or not path.is_file() or check_path(relative) is not None:
                 continue
-            found.append(OutputFile(rank=rank, path=relative, size_bytes=path.stat().st_size))
+            about = path.stat()
+            changed_ns = min(max(0, about.st_mtime_ns), 2**63 - 1)
+            found.append(OutputFile(rank=rank, path=relative, size_bytes=about.st_size, changed_ns=changed_ns))
             if len(found) >= limits.OUTPUTS_LISTED_MAX:
                 return tuple(found)
     return tuple(sorted(found, key=lambda file: file.path))

@@ -688,10 +688,10 @@ def test_get_writes_nothing_when_a_peer_offers_a_trick_path(endpoint: Endpoint, 
 
 
 def test_a_result_that_breaks_off_leaves_no_half_file(endpoint: Endpoint, tmp_path: Path) -> None:
-    with_outputs(endpoint, {(0, "a"): b"x"})
+    with_outputs(endpoint, {(0, "a"): b"x" * 9})
     endpoint.answers[Fetch] = lambda body, _: Fetched(data=b"" if body.offset_bytes else b"x", total_bytes=9, end=False)
     shown = run("get", JOB, "-o", str(tmp_path / "out"))
-    assert shown.exit_code == 1
+    assert shown.exit_code == 4
     assert "rank0/a ended after 1 of 9 bytes" in shown.stderr
     assert found_below(tmp_path / "out") == {}
 

@@ -15,6 +15,7 @@ from meshwire.wiretypes import DeviceId, Digest, Name, Wire
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
+Reason = Annotated[str, Field(max_length=limits.REASON_CHARS_MAX)]
 CheckpointEvery = Annotated[str, StringConstraints(pattern=EVERY_PATTERN)]  # meshwire.checkpointschedule.schedule_of
 Outcome = Literal["succeeded", "failed", "cancelled"]
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
@@ -293,11 +294,12 @@ class Found(Wire):
 
 
 class OutputFile(Wire):
-    """One file that a rank wrote into its output folder."""
+    """One file that a rank wrote into its output folder. Size and time of change tell whether a copy is still its."""
 
     rank: Rank
     path: RelativePath
     size_bytes: int
+    changed_ns: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # Unix time
 
 
 class CheckpointSummary(Wire):
@@ -349,7 +351,8 @@ class ListOutputs(Wire):
 
 @message("job.outputs.reply")
 class Outputs(Wire):
-    """Reply to `ListOutputs`: as many as one message holds."""
+    """Reply to `ListOutputs`: as many as one message holds, without those of the ranks that are `unreached`."""
 
     files: tuple[OutputFile, ...]
     omitted: Annotated[int, Field(ge=0)] = 0
+    unreached: Annotated[tuple[tuple[Rank, Reason], ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # and why
