@@ -12,7 +12,7 @@ from meshtraind.history import HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
 from meshwire.lineage import rank_of
-from meshwire.messages.job import BaseHash, Generation, JobSpec, JobSummary, Member, RankReport
+from meshwire.messages.job import BaseHash, Generation, GivenUp, JobSpec, JobSummary, Member, RankReport
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ class Job:
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
+        self._given_up: dict[tuple[int, tuple[int, ...]], GivenUp] = {}  # by first round, and whose history is kept
         self._changed = asyncio.Event()
         self._save()
 
@@ -181,9 +182,29 @@ class Job:
     def report(self, report: RankReport) -> None:
         """Takes a rank's news."""
         self.reports[report.rank] = report
+        self.take_given_up(report.given_up)
         if not self.ended and time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
             self._save()
         self.touch()
+
+    def take_given_up(self, news: Iterable[GivenUp]) -> None:
+        """Rounds that are not kept. All members pass on what they know, so that it is told wherever a person looks,
+        also when those that made them are gone. Of one partition each of them tells; who has completed most counts."""
+        known = dict(self._given_up)
+        for one in news:
+            key = one.first, one.kept
+            if key not in known or one.last > known[key].last:
+                known[key] = one
+        newest = sorted(known.items(), key=lambda item: (item[1].last, item[0]))[-limits.GIVEN_UP_MAX :]
+        if dict(newest) != self._given_up:
+            self._given_up = dict(newest)
+            self._save()
+            self.touch()
+
+    @property
+    def given_up(self) -> tuple[GivenUp, ...]:
+        """Rounds of this job that are in no history any more, the latest last."""
+        return tuple(self._given_up.values())
 
     def drop_out(self) -> None:
         """This device is in no generation any more."""
@@ -256,6 +277,7 @@ class Job:
             returned=tuple(sorted(self._returned & present)),
             waiting_for=None if self.ended else self.waiting[: limits.ERROR_CHARS_MAX] or None,
             not_joining=() if self.ended else self.not_joining,
+            given_up=self.given_up,
         )
 
     def _save(self) -> None:
@@ -273,6 +295,7 @@ class Job:
                 "generation": self.generation.number if self.generation is not None else 0,
                 "present": sorted(self._present()),
                 "rounds": self._rounds,
+                "given_up": [one.model_dump(mode="json") for one in self.given_up],
             },
             state=self.state,
             members=tuple(member.device for member in self.members),
@@ -299,6 +322,7 @@ def summary_of(record: JobRecord) -> JobSummary:
         for rank, device in enumerate(record.members)
     )
     generation, present, rounds = (record.spec.get(key) for key in ("generation", "present", "rounds"))
+    given_up = record.spec.get("given_up")
     return JobSummary(
         job=record.id,
         name=record.name,
@@ -314,4 +338,5 @@ def summary_of(record: JobRecord) -> JobSummary:
         rounds=rounds if isinstance(rounds, int) else 0,
         generation=generation if isinstance(generation, int) else 0,
         present=tuple(rank for rank in present if isinstance(rank, int)) if isinstance(present, list) else (),
+        given_up=tuple(GivenUp.load(one) for one in given_up) if isinstance(given_up, list) else (),
     )

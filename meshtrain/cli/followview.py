@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self, TextIO
 
 from meshtrain.cli.logpieces import raw_bytes
-from meshtrain.cli.peernews import news
+from meshtrain.cli.peernews import losses, news
 from meshtrain.cli.peertable import waits
 from meshtrain.cli.terminal import console, human_step, say
 from meshwire.messages.job import JobSummary, Metrics
@@ -135,7 +135,7 @@ class View:
             self._live.update(Text(status_text(job, lasting), style="bold", overflow="ellipsis", no_wrap=True))
         elif self._seen is None or job.state != self._seen.state:
             say(f"job {job.job} {printable(job.state)}")
-        for line in news(self._seen, job) if self._seen is not None else ():
+        for line in news(self._seen, job) if self._seen is not None else losses(job):
             if self._live is None:
                 say(line)
             else:

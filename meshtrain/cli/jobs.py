@@ -9,7 +9,7 @@ import typer
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported, show_error
 from meshtrain.cli.options import DataDir, Json
-from meshtrain.cli.peernews import name_of, outcome_notes
+from meshtrain.cli.peernews import losses, name_of, outcome_notes
 from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, say, script_text
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
@@ -97,6 +97,7 @@ def outcome_lines(job: JobSummary) -> list[str]:
     lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
     if job.state == JobState.SUCCEEDED:
         return lines + [f"note: {note}" for note in outcome_notes(job)]
+    lines += [f"note: {loss}" for loss in losses(job)]
     if job.error:
         lines.append(script_text(job.error.rstrip()))
     for report in job.ranks:
@@ -125,6 +126,9 @@ def jobs(
     now_s = time.time()
     columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
     print_table(columns, [_job_row(job, now_s) for job in found])
+    for job in [job for job in found if job.given_up][:MATCHES_SHOWN]:
+        for loss in losses(job):
+            say(f"{job.job}: {loss}")
     if found[0].state == JobState.LOST:
         say(f"{found[0].job} was lost. To go on from its last checkpoint: meshtrain submit --resume {found[0].job}")
 

@@ -19,7 +19,7 @@ from meshtraind.job import Job, Way, summary_of
 from meshtraind.jobfile import JobFile, load_all
 from meshwire import limits
 from meshwire.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
-from meshwire.messages.job import BlobRef, JobSpec, Member, Metrics, RankReport
+from meshwire.messages.job import BlobRef, GivenUp, JobSpec, Member, Metrics, RankReport
 from meshwire.syncmode import sync_settings
 
 DEVICE = "ab" * 32
@@ -187,7 +187,9 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     job = Job(spec, members, 0, tmp_path, history)
     for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):
         job.advance(event)
-    job.report(RankReport(job=spec.job, rank=1, state="running", metrics=Metrics(round=7)))
+    given_up = GivenUp(first=3, last=5, samples=12, made_by=(1,), kept=(0,))
+    report = RankReport(job=spec.job, rank=1, state="running", metrics=Metrics(round=7), given_up=(given_up,))
+    job.report(report)
     began_s = job.started_at_s
     JobFile(spec=spec, members=members, started_at_s=began_s).save(tmp_path)
     history.close()
@@ -195,6 +197,7 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     history = JobHistory(tmp_path / "jobs.db", now_s=1e10)
     (lost,) = (summary_of(record) for record in history.lost)
     assert (lost.state, lost.rounds, lost.started_at_s) == (JobState.LOST, 7, began_s)
+    assert lost.given_up == (given_up,)
     left = load_all([tmp_path])[spec.job]
     again = Job(left.spec, members, 0, tmp_path, history, Way.RETURNS, left.started_at_s)
     for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):

@@ -201,6 +201,20 @@ class Metrics(Wire):
 
 
 Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
+
+
+class GivenUp(Wire):
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept."""
+
+    first: RoundNumber
+    last: RoundNumber
+    samples: Annotated[int, Field(ge=0, lt=2**63)]  # in these rounds
+    made_by: Ranks
+    kept: Ranks  # whose history it is that is kept
+
+
+GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
 Part = Literal["computes", "forwards", "leaves"]
 
 
@@ -221,6 +235,7 @@ class RankReport(Wire):
     restarts: Annotated[int, Field(ge=0)] = 0  # of the script here
     part: Part = "computes"  # forwards: no further learner is started; leaves: by a person's wish
     metrics: Metrics = Metrics()
+    given_up: GivenUps = ()  # as far as that daemon knows, whoever made them
 
 
 @message("job.hash")
@@ -284,6 +299,7 @@ class JobSummary(Wire):
     returned: Ranks = ()  # of those present: who was lost before
     waiting_for: Text | None = None  # what a change of the generation waits for
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
+    given_up: GivenUps = ()
 
 
 @message("job.found")
