@@ -204,3 +204,40 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
         again.advance(event)
     assert again.summary().started_at_s == began_s
     history.close()
+
+
+def test_what_is_known_of_rounds_given_up_converges_and_does_not_grow(tmp_path: Path, history: JobHistory) -> None:
+    """Members pass on what they know, in any order and as often as they like; a liar cannot fill anything."""
+    spec = JobSpec(
+        job=new_job_id(bytes(8)), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
+        env=(), files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+        on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
+    )  # fmt: skip
+    members = tuple(Member(device=letter * 64, incarnation=1, name=letter) for letter in "ab")
+    everybody = tuple(range(limits.MEMBERS_MAX))
+    many = [
+        GivenUp(
+            first=2**32 - 9,
+            last=2**32 - 1 - n % 5,
+            samples=2**63 - 1,
+            made_by=everybody,
+            kept=(n % 40, *everybody[:63]),
+        )
+        for n in range(200)
+    ]
+    jobs = [Job(spec, members, rank, tmp_path, history) for rank in (0, 1)]
+    for job, news in zip(jobs, (many, many[::-1]), strict=True):
+        for one in news:
+            job.take_given_up([one])
+    for _ in range(2):
+        jobs[0].take_given_up(jobs[1].given_up)
+        jobs[1].take_given_up(jobs[0].given_up)
+    assert jobs[0].given_up == jobs[1].given_up
+    assert len(jobs[0].given_up) == limits.GIVEN_UP_MAX
+    summary = jobs[0].summary()
+    assert summary.given_up == jobs[0].given_up
+    assert len(summary.pack()) < limits.JOBS_LISTED_BYTES_MAX // 20
+    assert summary_of(history.find(spec.job)).given_up == jobs[0].given_up
+    before = jobs[0].given_up
+    jobs[0].report(RankReport(job=spec.job, rank=1, state="running"))  # a restarted daemon knows nothing of it
+    assert jobs[0].given_up == before
