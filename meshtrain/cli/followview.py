@@ -122,7 +122,7 @@ class View:
 
         style = STYLES[rank % len(STYLES)]
         for line in lines:
-            self._console.print(Text(prefix, style=style).append_text(Text.from_ansi(line)), soft_wrap=True)
+            self._console.print(Text.assemble((prefix, style), Text.from_ansi(line)), soft_wrap=True)
 
     def status(self, job: JobSummary) -> None:
         """Where the job stands now; called about once a second."""

@@ -260,7 +260,7 @@ def _lines(job: JobSummary, missing: Mapping[int, str], lacking: Sequence[Output
         what = (
             f"{_files(len(files))}, {human_bytes(sum(file.size_bytes for file in files))}"
             if files
-            else "not known what"
+            else "its files are not known"
         )
         lines.append(f"\n  rank{rank} ({name_of(job, rank)}): {what}; {why}")
     return lines

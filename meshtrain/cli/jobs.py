@@ -121,7 +121,8 @@ def jobs(
         print_json([plain(job) for job in found])
         return
     if not found:
-        say("No jobs. Start one: meshtrain submit train.py")
+        none = "No jobs. Start one: meshtrain submit train.py"
+        say(f"No job has an id that begins with {prefix!r}. See all: meshtrain jobs" if prefix else none)
         return
     now_s = time.time()
     columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")

@@ -351,6 +351,13 @@ def test_jobs_newest_first(endpoint: Endpoint) -> None:
     assert [job["job"] for job in json.loads(run("jobs", "--json").stdout)] == [JOB, OLDER]
 
 
+def test_a_list_of_jobs_that_begin_so_is_not_a_list_of_all(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    assert run("jobs", "zz").stderr == "No job has an id that begins with 'zz'. See all: meshtrain jobs\n"
+    endpoint.answers[GetJobs] = known_jobs()
+    assert run("jobs").stderr == "No jobs. Start one: meshtrain submit train.py\n"
+
+
 def test_json_has_no_nan(endpoint: Endpoint) -> None:
     bad = RankReport(job=JOB, rank=0, state="failed", metrics=Metrics(values=(("loss", float("nan")),)))
     endpoint.answers[GetJobs] = known_jobs(summary(JobState.FAILED, ranks=(bad,)))

@@ -94,7 +94,7 @@ def test_one_member_that_is_away_hides_nothing_and_a_later_run_completes_it(mesh
     assert shown.stdout.splitlines() == [f"{JOB}/rank0/a", f"{JOB}/rank1/big", f"{JOB}/rank1/c"]
     assert shown.stderr.splitlines()[-3:] == [
         "error: not everything is here:",
-        f"  rank2 (cleo): not known what; {AWAY}",
+        f"  rank2 (cleo): its files are not known; {AWAY}",
         f"try: meshtrain get {JOB}    (once `meshtrain peers` shows cleo as linked; what is here is not fetched again)",
     ]
     assert mesh.asked == [(0, "a"), (1, "big"), (1, "c")]
@@ -147,7 +147,7 @@ def test_only_what_is_wanted_is_missed(mesh: Mesh) -> None:
     assert run("get", JOB, "rank0").exit_code == 0
     shown = run("get", JOB, "rank2/e", "-o", "out")
     assert (shown.exit_code, shown.stdout) == (4, "")
-    assert "rank2 (cleo): not known what" in shown.stderr
+    assert "rank2 (cleo): its files are not known" in shown.stderr
     assert "bert" not in shown.stderr
     assert f"try: meshtrain get {JOB} rank2/e -o out" in shown.stderr
     anywhere = run("get", JOB, "model.pt")  # of any rank

@@ -170,8 +170,8 @@ def test_on_a_terminal_only_colours_arrive() -> None:
     view.lines(1, lines.feed(b"\x1b[32mok\x1bc\x1b]8;;http://x\x1b\\click\n[red]plain\n"))
     text = out.getvalue()
     assert obeyed(text) == set()
-    assert "\x1b[32mok\\x1bc\\x1b]8;;http://x\\x1b\\click" in text
-    assert "[red]plain" in text
+    assert "\x1b[35m[1 bert] \x1b[0m\x1b[32mok\\x1bc\\x1b]8;;http://x\\x1b\\click" in text
+    assert "\x1b[35m[1 bert] \x1b[0m[red]plain" in text  # a device's name has its colour, what it wrote has not
 
 
 def test_errors_and_names_of_values_are_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
