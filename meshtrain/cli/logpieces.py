@@ -29,7 +29,11 @@ class Lines:
     def feed(self, data: bytes) -> list[str]:
         """The lines that these bytes complete, without their ends; of one that is too long, its parts."""
         *lines, rest = (self._rest + self._decoder.decode(data)).split("\n")
-        shown = [part for line in lines for part in _parts(_drawn_last(line))]
+        ended = [_drawn_last(line) for line in lines]
+        if ended and self._bar_told:
+            ended = ended[1:] if ended[0] == self._bar_told else ended  # it has not moved since it was told
+            self._bar_told = ""
+        shown = [part for line in ended for part in _parts(line)]
         drawn = _drawn_last(rest)
         self._is_bar = "\r" in rest or (self._is_bar and not lines)
         *parts, last = _parts(drawn)
@@ -46,8 +50,8 @@ class Lines:
 
     def flush(self) -> list[str]:
         """What follows the last line end."""
-        rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
-        return [script_text(part) for part in _parts(_drawn_last(rest))] if rest else []
+        rest, self._rest = _drawn_last(self._rest + self._decoder.decode(b"", final=True)), ""
+        return [script_text(part) for part in _parts(rest)] if rest and rest != self._bar_told else []
 
 
 class RawLines:

@@ -10,14 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from meshtrain.cli import follow
 from meshtrain.cli.followview import View, status_text
 from meshtrain.cli.jobs import outcome_lines
 from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
 from meshtrain.cli.terminal import COLOUR_CHARS_MAX, say, script_text
 from meshwire.jobs import JobState
-from meshwire.messages.job import Fetch, Metrics, RankReport
-from meshwire.messages.local import GetJobs
-from tests.daemon.fakedaemon import JOB, Endpoint, known_jobs, run, summary
+from meshwire.messages.job import Fetch, Fetched, Metrics, RankReport
+from meshwire.messages.local import GetJobs, Watch, Watched
+from meshwire.wiretypes import Wire
+from tests.daemon.fakedaemon import JOB, Emit, Endpoint, known_jobs, run, summary
 from tests.daemon.test_cli import serving
 
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -144,8 +146,25 @@ def test_a_bar_is_told_as_it_stands_and_only_when_it_has_moved() -> None:
     assert lines.bar() == [f"{RED} 40%{PLAIN}"]
     assert lines.feed(b"\r     \r") == []
     assert lines.bar() == []  # cleared
-    assert lines.feed(b"\r100%\nnext") == ["100%"]
+    assert lines.feed(b"\r100%") == []
+    assert lines.bar() == ["100%"]
+    assert lines.feed(b"\n100%\nnext") == ["100%"]  # told once, and the line after it is another
     assert lines.bar() == []
+    assert lines.flush() == ["next"]
+
+
+def test_who_follows_sees_a_bar_move(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "BAR_EVERY_S", 0.0)
+    pieces = {0: b"go\n 10%\r 20%", 12: b"\r 30%", 17: b"\r100%\nend\n"}
+
+    def fetch(body: Fetch, _: Emit) -> Wire:
+        data = pieces.get(body.offset_bytes, b"")
+        return Fetched(data=data, total_bytes=28, end=data.endswith(b"\n"))
+
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
+    endpoint.answers[Watch] = Watched(summary=summary())
+    endpoint.answers[Fetch] = fetch
+    assert run("logs", "-f", "--rank", "0").stdout.splitlines() == ["go", " 20%", " 30%", "100%", "end"]
 
 
 def test_in_a_pipe_colours_pass_and_the_rest_is_shown_unless_raw(endpoint: Endpoint) -> None:
