@@ -27,9 +27,6 @@ def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:
     clusters = [run(random_schedule(seed)) for seed in range(part, SEEDS, PARTS)]
     assert sum(cluster.over for cluster in clusters) < 0.3 * len(clusters), "most jobs are not lost"
     assert sum(cluster.check_end() for cluster in clusters) > len(clusters), "epochs end"
-    assert any(cluster.told_lost for cluster in clusters), (
-        "G4: some side of a partition gives its rounds up, and says so"
-    )
 
 
 def test_a_seed_repeats_to_the_letter() -> None:
