@@ -252,7 +252,8 @@ def _list_outputs(job_folder: Path, rank: int, check: Check) -> tuple[OutputFile
                     if stat.S_ISDIR(status.st_mode):
                         pending.append((*parts, entry.name))
                     elif stat.S_ISREG(status.st_mode):
-                        found.append(OutputFile(rank=rank, path=path, size_bytes=status.st_size))
+                        changed_ns = min(max(0, status.st_mtime_ns), 2**63 - 1)
+                        found.append(OutputFile(rank=rank, path=path, size_bytes=status.st_size, changed_ns=changed_ns))
         except FileNotFoundError:
             continue  # nothing was written yet, or it was deleted meanwhile
         except OSError as error:

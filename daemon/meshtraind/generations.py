@@ -16,7 +16,7 @@ from meshtraind.job import Job
 from meshtraind.node import Node
 from meshtraind.tasks import TaskSet
 from meshwire.jobs import job_number
-from meshwire.lineage import rank_of
+from meshwire.lineage import Path, rank_of
 from meshwire.membership import Membership
 from meshwire.membershipevents import (
     CatchUpFrom,
@@ -32,8 +32,8 @@ from meshwire.membershipevents import (
     TurnedAway,
     Waiting,
 )
-from meshwire.messages.generation import AskIn, Enter, Standing
-from meshwire.messages.job import Generation
+from meshwire.messages.generation import AskIn, Enter, Standing, Where
+from meshwire.messages.job import Generation, GivenUp
 from meshwire.petitions import Kind
 from meshwire.timeouts import Timeouts
 
@@ -118,6 +118,9 @@ class Generations:
         self._fenced_at_s: float | None = None
         self._asking: dict[str, AskIn] = {}  # before round 1, when there is nothing yet that they could be given
         self._closed = False
+        self._path = Path()
+        if job.generation is not None:
+            self._path.entered(job.generation, 0, 0)
 
     def start(self) -> None:
         """Tells the machine of the links that there are."""
@@ -203,8 +206,9 @@ class Generations:
                 self._enter(generation, enter)
             case Resume(generation, begins):
                 self._resume(generation, begins)
-            case LeftOut(reason):
+            case LeftOut(reason, kept):
                 log.warning("job %s: left out: %s", job, reason)
+                self._note_given_up(kept)
                 self._give_up_catching_up()
                 self._host.left_out(reason)
             case TurnedAway(reason):
@@ -217,6 +221,23 @@ class Generations:
                     link.connection.refuse(text)
             case Waiting(reason):
                 self._job.wait(reason)
+
+    def _note_given_up(self, kept: Where | None) -> None:
+        """What this device and those that were with it have made since the history that is kept went another way."""
+        rounds, generation = self._host.rounds, self._job.generation
+        parted = self._path.parted(kept.generation, kept.ancestors) if kept is not None else None
+        self._path.forget()
+        if kept is None or parted is None or rounds is None or generation is None or rounds.complete <= parted.cut:
+            return
+        given_up = GivenUp(
+            first=parted.cut + 1,
+            last=rounds.complete,
+            samples=max(0, rounds.history_samples - parted.samples),
+            made_by=generation.ranks,
+            kept=kept.generation.ranks,
+        )
+        log.warning("job %s: given up: %s", self._job.spec.job, given_up)
+        self._job.take_given_up([given_up])
 
     def _give_up_catching_up(self) -> None:
         if self._catching_up is not None:
@@ -244,6 +265,7 @@ class Generations:
                 if effect.reload or rounds is None:
                     beginning = await fetch_beginning(link.connection, job, effect.enter)
                     self._host.begin_loading(effect.generation, beginning)
+                    self._path.forget()
                 else:
                     await fetch_rounds(rounds, link.connection, job, effect.enter)
             except TimeoutError as error:  # all others wait for this member: what has come is kept
@@ -265,6 +287,8 @@ class Generations:
         crossing = self._host.crossing
         assert crossing is not None
         crossing.enter(generation, enter)
+        rounds = self._host.rounds
+        self._path.entered(generation, enter.cut, rounds.history_samples if rounds is not None else 0)
         fenced_s = time.monotonic() - (self._fenced_at_s or time.monotonic())
         members = ", ".join(
             member.name + ("" if rank in generation.learning else " (loading)")

@@ -184,7 +184,7 @@ class JobHistory:
         """The latest `count` jobs, newest first."""
         if not 0 < count <= limits.JOBS_LISTED_MAX:
             raise ValueError(f"{count} jobs asked for, 1 to {limits.JOBS_LISTED_MAX} can be listed")
-        return self._select("ORDER BY id DESC LIMIT ?", count)
+        return self._select("ORDER BY created_s DESC, id DESC LIMIT ?", count)
 
     def find(self, id_prefix: str) -> JobRecord:
         """The one job whose id begins with `id_prefix`.
@@ -198,7 +198,7 @@ class JobHistory:
             found = self._select("WHERE id = ?", id_prefix)
         else:
             found = self._select(
-                "WHERE substr(id, 1, ?) = ? ORDER BY id DESC LIMIT ?",
+                "WHERE substr(id, 1, ?) = ? ORDER BY created_s DESC, id DESC LIMIT ?",
                 len(id_prefix),
                 id_prefix,
                 _CANDIDATES_SHOWN + 1,

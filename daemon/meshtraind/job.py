@@ -12,7 +12,7 @@ from meshtraind.history import EXPIRED, HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
 from meshwire.lineage import rank_of
-from meshwire.messages.job import BaseHash, Generation, JobSpec, JobSummary, Member, RankReport
+from meshwire.messages.job import BaseHash, Generation, GivenUp, JobSpec, JobSummary, Member, RankReport
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,7 @@ class Job:
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
+        self._given_up: dict[tuple[int, tuple[int, ...]], GivenUp] = {}  # by first round, and whose history is kept
         self._changed = asyncio.Event()
         self._save()
 
@@ -183,6 +184,7 @@ class Job:
     def report(self, report: RankReport) -> None:
         """Takes a rank's news."""
         self.reports[report.rank] = report
+        self.take_given_up(report.given_up)
         if not self.ended and time.monotonic() - self._saved_s >= SAVE_INTERVAL_S:
             self._save()
         self.touch()
@@ -191,6 +193,25 @@ class Job:
         """Its results here were deleted, long after its end."""
         self.expired_at_s = now_s
         self._save()
+
+    def take_given_up(self, news: Iterable[GivenUp]) -> None:
+        """Rounds that are not kept. All members pass on what they know, so that it is told wherever a person looks,
+        also when those that made them are gone. Of one partition each of them tells; who has completed most counts."""
+        known = dict(self._given_up)
+        for one in news:
+            key = one.first, one.kept
+            if key not in known or one.last > known[key].last:
+                known[key] = one
+        newest = sorted(known.items(), key=lambda item: (item[1].last, item[0]))[-limits.GIVEN_UP_MAX :]
+        if dict(newest) != self._given_up:
+            self._given_up = dict(newest)
+            self._save()
+            self.touch()
+
+    @property
+    def given_up(self) -> tuple[GivenUp, ...]:
+        """Rounds of this job that are in no history any more, the latest last."""
+        return tuple(self._given_up.values())
 
     def drop_out(self) -> None:
         """This device is in no generation any more."""
@@ -270,6 +291,7 @@ class Job:
             waiting_for=None if self.ended else self.waiting[: limits.ERROR_CHARS_MAX] or None,
             not_joining=() if self.ended else self.not_joining,
             expired_at_s=self.expired_at_s,
+            given_up=self.given_up,
         )
 
     def _save(self) -> None:
@@ -288,6 +310,7 @@ class Job:
                 "present": sorted(self._present()),
                 "rounds": self._rounds,
                 **({} if self.expired_at_s is None else {EXPIRED: self.expired_at_s}),
+                "given_up": [one.model_dump(mode="json") for one in self.given_up],
             },
             state=self.state,
             members=tuple(member.device for member in self.members),
@@ -315,6 +338,7 @@ def summary_of(record: JobRecord) -> JobSummary:
     )
     generation, present, rounds = (record.spec.get(key) for key in ("generation", "present", "rounds"))
     expired_s = record.spec.get(EXPIRED)
+    given_up = record.spec.get("given_up")
     return JobSummary(
         job=record.id,
         name=record.name,
@@ -331,4 +355,5 @@ def summary_of(record: JobRecord) -> JobSummary:
         generation=generation if isinstance(generation, int) else 0,
         present=tuple(rank for rank in present if isinstance(rank, int)) if isinstance(present, list) else (),
         expired_at_s=expired_s if isinstance(expired_s, float) else None,
+        given_up=tuple(GivenUp.load(one) for one in given_up) if isinstance(given_up, list) else (),
     )

@@ -51,7 +51,7 @@ def make_spec(
     codec = codec_of(sync, body.codec)
     seed = body.seed if resumed is None else resumed.spec.seed  # the order of the samples goes on
     return JobSpec(
-        job=new_job_id(secrets.token_bytes(8), now_s),
+        job=new_job_id(secrets.token_bytes(8)),
         name=body.name,
         submitter=device,
         created_at_s=now_s,
@@ -80,7 +80,7 @@ def spec_again(resumed: Resumed, device: str) -> JobSpec:
     """A job that goes on as the one was that has written the checkpoint."""
     now_s = time.time()
     changes = {
-        "job": new_job_id(secrets.token_bytes(8), now_s),
+        "job": new_job_id(secrets.token_bytes(8)),
         "submitter": device,
         "created_at_s": now_s,
         "resume": resumed.point,

@@ -74,6 +74,7 @@ class MetricsKeeper:
             restarts=max(0, starts - 1),
             part=self.part,
             metrics=self._snapshot(rounds),
+            given_up=job.given_up,
         )
 
     def why_none(self, job: Job) -> str:

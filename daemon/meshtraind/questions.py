@@ -174,21 +174,39 @@ class Questions:
         return reply
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
-        """Output files that lie here and (`forward`) on the other members."""
+        """Output files that lie here and (`forward`), after them, on the other members; and who did not answer."""
         summary = await self._summary(body.job, ask_others=forward)
         found: list[OutputFile] = []
-        omitted = 0
+        others: list[tuple[int, Member]] = []
+        unreached: list[tuple[int, str]] = []
         for rank, member in enumerate(summary.members):
             if member.device == self._node.device:
                 found += await list_outputs(self._node.job_folder(body.job), rank)
             elif forward:
-                reply = await self._ask(member, body, PEER_TIMEOUT_S)
-                if isinstance(reply, Outputs):
-                    found += reply.files
-                    omitted += reply.omitted
-        if not found and (gone := expired(summary)) is not None:
+                others.append((rank, member))
+        omitted = 0
+        asked = (self._outputs_of(rank, member, body) for rank, member in others)
+        for (rank, _), reply in zip(others, await asyncio.gather(*asked), strict=True):
+            if isinstance(reply, Outputs):
+                found += reply.files
+                omitted += reply.omitted
+            else:
+                unreached.append((rank, reply[: limits.REASON_CHARS_MAX]))
+        if not found and not unreached and (gone := expired(summary)) is not None:
             raise RequestError(gone)
-        return _bounded(found, omitted)
+        return _bounded(found, omitted).model_copy(update={"unreached": tuple(unreached)})
+
+    async def _outputs_of(self, rank: int, member: Member, body: ListOutputs) -> Outputs | str:
+        """Of another member; or why they are not known."""
+        try:
+            reply = await self._ask(member, body, PEER_TIMEOUT_S)
+        except RequestError as error:
+            return str(error)
+        if not isinstance(reply, Outputs):
+            return f"{member.name} answered with {type(reply).__name__}"
+        if any(file.rank != rank for file in reply.files):
+            return f"{member.name} lists files of other ranks"
+        return reply
 
     async def checkpoints(self, body: ListCheckpoints, *, forward: bool) -> Checkpoints:
         """Checkpoints that lie here and (`forward`) on the other members, all of their files read."""
@@ -232,7 +250,7 @@ class Questions:
     async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
         link = self._node.links.get(member.device)
         if link is None:
-            raise RequestError(f"{member.name}, which has this part of the job, is not linked now")
+            raise RequestError(f"{member.name} is not linked now")
         try:
             return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
         except (ConnectionLost, TimeoutError) as error:
@@ -255,11 +273,12 @@ def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:
     """Newest first, as many as one message holds: each may come with a traceback."""
     chosen: list[JobSummary] = []
     size_bytes = 0
-    for id_ in sorted(jobs, reverse=True)[: limits.JOBS_LISTED_MAX]:
-        size_bytes += len(jobs[id_].pack())
+    newest = sorted(jobs.values(), key=lambda job: (job.created_at_s, job.job), reverse=True)
+    for job in newest[: limits.JOBS_LISTED_MAX]:
+        size_bytes += len(job.pack())
         if chosen and size_bytes > limits.JOBS_LISTED_BYTES_MAX:
             break
-        chosen.append(jobs[id_])
+        chosen.append(job)
     return tuple(chosen)
 
 

@@ -2,11 +2,12 @@
 
 import sys
 
+EXIT_INCOMPLETE = 4  # of `get`: some of it could not be reached
 EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point of the `meshtrain` script. Exit codes: 0 done, 1 failed, 2 usage, of followed jobs their outcome."""
+    """Entry point of the `meshtrain` script. README.md has the exit codes."""
     try:
         from meshtrain.cli.app import app
     except KeyboardInterrupt:

@@ -49,20 +49,20 @@ app.command(
         "meshtrain submit --dry-run train.py",
         "meshtrain submit --peers 2 -d train.py",
         "meshtrain submit --checkpoint-every 500r train.py",
-        "meshtrain submit --resume 1kx3",
-        "meshtrain submit --resume 1kx3@500 train.py --lr 1e-4",
+        "meshtrain submit --resume x7k",
+        "meshtrain submit --resume x7k@500 train.py --lr 1e-4",
     ),
     cls=Grouped,
     # Everything after the script is the script's, `--help` too.
     context_settings=SETTINGS | {"allow_interspersed_args": False},
 )(submit)
 app.command(epilog=examples("meshtrain jobs", "meshtrain jobs --json"))(jobs)
-app.command(epilog=examples("meshtrain top", "meshtrain top 1kx3", "meshtrain top --json"))(top)
-app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 1kx3"))(logs)
-app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints 1kx3 --json"))(checkpoints)
-app.command(epilog=examples("meshtrain cancel 1kx3", "meshtrain cancel --now 1kx3 1kx7"))(cancel)
-app.command(epilog=examples("meshtrain leave 1kx3"))(leave)
-app.command(epilog=examples("meshtrain get", "meshtrain get 1kx3 rank0/model.pt -o results"))(get)
+app.command(epilog=examples("meshtrain top", "meshtrain top x7k", "meshtrain top --json"))(top)
+app.command(epilog=examples("meshtrain logs -f", "meshtrain logs -n 20 --rank 1 x7k"))(logs)
+app.command(epilog=examples("meshtrain checkpoints", "meshtrain checkpoints x7k --json"))(checkpoints)
+app.command(epilog=examples("meshtrain cancel x7k", "meshtrain cancel --now x7k p4w"))(cancel)
+app.command(epilog=examples("meshtrain leave x7k"))(leave)
+app.command(epilog=examples("meshtrain get", "meshtrain get x7k rank0/model.pt -o results"))(get)
 app.command(
     epilog=examples(
         "meshtrain demo",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from meshtrain.cli.errors import CliError
 from meshtrain.cli.followview import View
 from meshtrain.cli.jobs import watch_job
-from meshtrain.cli.logpieces import Lines, ScriptErrors, fetch_log, log_end, tail_offset
+from meshtrain.cli.logpieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
 from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.client import Client
 from meshtrain.errors import MeshtrainError, RequestError
@@ -22,6 +22,7 @@ from meshwire import limits
 from meshwire.messages.job import JobSummary
 
 LOG_WAIT_S = 5.0  # how long the daemon holds a request for more of a log
+BAR_EVERY_S = 10.0  # so often a progress bar that is drawn anew becomes a line
 RETRY_S = 1.0  # after a peer did not answer for its log
 LOGS_AFTER_END_S = 15.0  # how long the rest of the logs may take when the job has ended
 TICK_S = 0.5  # ctrl-C is noticed within this on every system
@@ -62,15 +63,26 @@ class Follower:
         ranks: whose logs are read.
         newcomers: these are all, and those of devices that join later are read, too.
         tail: how many of the last lines there are; None: all.
+        raw: lines as `RawLines` has them.
     """
 
-    def __init__(self, connect: Connect, job: str, ranks: Sequence[int], tail: int | None, *, newcomers: bool) -> None:
+    def __init__(
+        self,
+        connect: Connect,
+        job: str,
+        ranks: Sequence[int],
+        tail: int | None,
+        *,
+        newcomers: bool,
+        raw: bool = False,
+    ) -> None:
         self._connect = connect
         self._job = job
         self._ranks = list(ranks)
         self._errors: defaultdict[int, ScriptErrors] = defaultdict(ScriptErrors)
         self._newcomers = newcomers
         self._tail = tail
+        self._raw = raw
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._over = threading.Event()  # the job has ended
         self._stopping = threading.Event()
@@ -162,8 +174,9 @@ class Follower:
         self._items.put(_LogOver(rank, error))
 
     def _read_to_end(self, client: Client, rank: int) -> str | None:
-        lines = Lines()
+        lines = RawLines() if self._raw else Lines()
         offset_bytes = 0
+        bar_told_s = time.monotonic()
         if self._tail is not None:
             end_bytes = log_end(client, self._job, rank)
             offset_bytes = tail_offset(client, self._job, rank, self._tail, end_bytes)
@@ -180,7 +193,11 @@ class Follower:
                 continue
             refused = 0
             offset_bytes += len(piece.data)
-            self._items.put(_LogLines(rank, lines.feed(piece.data)))
+            shown = lines.feed(piece.data)
+            if time.monotonic() - bar_told_s >= BAR_EVERY_S:
+                shown += lines.bar()
+                bar_told_s = time.monotonic()
+            self._items.put(_LogLines(rank, shown))
             if piece.end:
                 break
             if not piece.data and time.monotonic() - asked_s < RETRY_S:

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Self, TextIO
 
-from meshtrain.cli.peernews import news, script_failed
+from meshtrain.cli.logpieces import raw_bytes
+from meshtrain.cli.peernews import losses, news, script_failed
 from meshtrain.cli.peertable import waits
 from meshtrain.cli.terminal import console, human_step, say
 from meshwire.jobs import TERMINAL_STATES, JobState
@@ -69,19 +70,23 @@ class View:
     Args:
         names: of the members, by rank.
         shown: the ranks whose logs are shown; one alone needs no prefix.
-        logs: where log lines go.
+        logs: where log lines go, which are safe to show;
+        raw: or as `RawLines` has them. Then nothing is drawn, and without prefixes not a byte is added.
     """
 
-    def __init__(self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None) -> None:
+    def __init__(
+        self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None, *, raw: bool = False
+    ) -> None:
         self._prefixes = prefixes(names) if len(shown) > 1 else [""] * len(names)
         self._logs = logs or sys.stdout
         self._console = console(stderr=self._logs is sys.stderr)
         self._live = None
+        self._raw = raw
         self._seen: JobSummary | None = None
         self._held: list[str] = []  # news, in order
         self._held_until_s = 0.0
         self._waits: dict[int, str] = {}  # when the job was shown last
-        if self._console.is_terminal:
+        if self._console.is_terminal and not raw:
             from rich.live import Live
 
             self._live = Live("", console=self._console, transient=True, refresh_per_second=4)
@@ -106,6 +111,14 @@ class View:
         if not lines:
             return
         prefix = self._prefixes[rank]
+        if self._raw:
+            end = "\n" if prefix else ""
+            self._logs.flush()
+            self._logs.buffer.write(
+                raw_bytes("".join(f"{prefix}{line}{'' if line.endswith(chr(10)) else end}" for line in lines))
+            )
+            self._logs.buffer.flush()
+            return
         if self._live is None:
             self._logs.write("".join(f"{prefix}{line}\n" for line in lines))
             self._logs.flush()
@@ -114,7 +127,7 @@ class View:
 
         style = STYLES[rank % len(STYLES)]
         for line in lines:
-            self._console.print(Text(prefix, style=style).append_text(Text.from_ansi(line)), soft_wrap=True)
+            self._console.print(Text.assemble((prefix, style), Text.from_ansi(line)), soft_wrap=True)
 
     def status(self, job: JobSummary) -> None:
         """Where the job stands now; called about once a second."""
@@ -137,10 +150,11 @@ class View:
     def _news(self, job: JobSummary) -> list[str]:
         """What is to be told now."""
         now_s = time.monotonic()
-        if self._seen is not None:
-            if script_failed(self._seen, job):
-                self._held_until_s = now_s + FAILURE_HOLD_S
-            self._held += news(self._seen, job)
+        if self._seen is None:
+            return losses(job)
+        if script_failed(self._seen, job):
+            self._held_until_s = now_s + FAILURE_HOLD_S
+        self._held += news(self._seen, job)
         if job.state in (JobState.FAILING, JobState.FAILED):
             self._held.clear()
         elif now_s < self._held_until_s and job.state not in TERMINAL_STATES:

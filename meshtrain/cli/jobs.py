@@ -10,11 +10,11 @@ import typer
 from meshtrain.cli.connection import ask, connected
 from meshtrain.cli.errors import CliError, reported, show_error
 from meshtrain.cli.options import DataDir, Json
-from meshtrain.cli.peernews import failures, outcome_notes
-from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, printable_lines, say
+from meshtrain.cli.peernews import failures, losses, outcome_notes
+from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, say, script_text
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
-from meshwire.jobs import TERMINAL_STATES, JobState
+from meshwire.jobs import JOB_ID_CHARS, TERMINAL_STATES, JobState
 from meshwire.messages.envelope import Done
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import Cancel, GetJobs, GetStatus, Leave, Status, Watch, Watched
@@ -25,7 +25,6 @@ LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets it
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
 WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
 WATCH_SILENCE_S = 30.0  # it is told about the job every second
-JOB_ID_CHARS = 12
 MATCHES_SHOWN = 5
 
 
@@ -36,18 +35,31 @@ def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
 
 
 def find_job(client: Client, prefix: str | None) -> JobSummary:
-    """The job with this id or unambiguous prefix; the latest when None. Raises CliError."""
-    if prefix is not None and not 0 < len(prefix) <= JOB_ID_CHARS:
-        raise CliError(f"{prefix!r} is not a job id", "meshtrain jobs")
-    matches = list_jobs(client, (prefix or "").lower())
-    if not matches:
-        message = "there are no jobs yet" if prefix is None else f"no job has an id that begins with {prefix!r}"
-        raise CliError(message, "meshtrain submit train.py" if prefix is None else "meshtrain jobs")
-    if prefix is None or len(matches) == 1:
+    """The job with this id or unambiguous prefix; the latest when None. Raises CliError, which lists candidates."""
+    if prefix == "":
+        raise CliError("an empty text is no job id", "meshtrain jobs")
+    typed = (prefix or "").lower()
+    matches = list_jobs(client, typed) if len(typed) <= JOB_ID_CHARS else []
+    if matches and (prefix is None or len(matches) == 1):
         return matches[0]
-    shown = ", ".join(f"{job.job} ({printable(job.name)})" for job in matches[:MATCHES_SHOWN])
-    more = f" and {len(matches) - MATCHES_SHOWN} more" if len(matches) > MATCHES_SHOWN else ""
-    raise CliError(f"{len(matches)} jobs begin with {prefix!r}: {shown}{more}", "a longer prefix")
+    if matches:
+        raise CliError(f"{len(matches)} jobs have ids that begin with {prefix!r}:{_shown(matches)}", "one more letter")
+    known = list_jobs(client) if typed else []
+    if not known:
+        raise CliError("there are no jobs yet", "meshtrain submit train.py")
+    raise CliError(f"no job has an id that begins with {prefix!r}; the latest are{_shown(known)}", "meshtrain jobs")
+
+
+def _shown(jobs: Sequence[JobSummary]) -> str:
+    """The newest of these to choose from, a line each."""
+    now_s = time.time()
+    lines = [f"{job.job}  {printable(job.script)}, {_age(job, now_s)}, {printable(job.state)}" for job in jobs]
+    more = [f"and {len(lines) - MATCHES_SHOWN} more"] if len(lines) > MATCHES_SHOWN else []
+    return "".join(f"\n  {line}" for line in (*lines[:MATCHES_SHOWN], *more))
+
+
+def _age(job: JobSummary, now_s: float) -> str:
+    return f"{human_seconds(now_s - job.created_at_s)} ago"
 
 
 def watch_job(client: Client, job: str, show: Callable[[JobSummary], None]) -> JobSummary:
@@ -86,9 +98,12 @@ def outcome_lines(job: JobSummary) -> list[str]:
     lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
     if job.state == JobState.SUCCEEDED:
         return lines + [f"note: {note}" for note in outcome_notes(job)]
+    notes = [f"note: {loss}" for loss in losses(job)]
     if job.state == JobState.CANCELLED:
-        return [f"{lines[0]}, {printable(job.error.removeprefix('cancelled '))}"] if job.error else lines
-    lines += [printable_lines(text) for text in failures(job)]
+        if job.error:
+            lines = [f"{lines[0]}, {printable(job.error.removeprefix('cancelled '))}"]
+        return lines + notes
+    lines += [*notes, *(script_text(text) for text in failures(job))]
     if any(report.failure for report in job.ranks):
         lines.append(f"All that the scripts said: meshtrain logs {job.job}")
     return lines
@@ -107,11 +122,15 @@ def jobs(
         print_json([plain(job) for job in found])
         return
     if not found:
-        say("No jobs. Start one: meshtrain submit train.py")
+        none = "No jobs. Start one: meshtrain submit train.py"
+        say(f"No job has an id that begins with {prefix!r}. See all: meshtrain jobs" if prefix else none)
         return
     now_s = time.time()
     columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
     print_table(columns, [_job_row(job, now_s) for job in found])
+    for job in [job for job in found if job.given_up][:MATCHES_SHOWN]:
+        for loss in losses(job):
+            say(f"{job.job}: {loss}")
     if found[0].state == JobState.LOST:
         say(f"{found[0].job} was lost. To go on from its last checkpoint: meshtrain submit --resume {found[0].job}")
 
@@ -126,7 +145,7 @@ def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
         printable(job.state) + (", expired" if job.expired_at_s is not None else ""),
         _peers(job),
         str(job.rounds),
-        f"{human_seconds(now_s - job.created_at_s)} ago",
+        _age(job, now_s),
         took,
         printable(job.script),
     )

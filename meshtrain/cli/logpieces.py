@@ -1,9 +1,10 @@
-"""A rank's log as lines: read piece by piece, from the start, the end, or as it grows."""
+"""A rank's log as lines that are safe to show: read piece by piece, from the start, the end, or as it grows."""
 
 import codecs
 from collections.abc import Iterable, Iterator
 
 from meshtrain.cli.connection import ask
+from meshtrain.cli.terminal import NO_COLOUR, cut_at, script_text
 from meshtrain.client import Client
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched
@@ -14,24 +15,74 @@ LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
 
 
 class Lines:
-    """Turns pieces of a file into whole lines. A progress bar's "\\r" keeps what a terminal would show last."""
+    """Turns pieces of a log into whole lines that are safe to show (`script_text`).
+
+    Of a line that is drawn anew with "\\r", as progress bars are, only what a terminal would show last is kept: one
+    rank's bar cannot overwrite another's line, and does not pile up.
+    """
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._rest = ""
+        self._is_bar = False  # the line that is not complete was drawn anew
+        self._bar_told = ""
 
     def feed(self, data: bytes) -> list[str]:
-        """The lines that these bytes complete, without their ends."""
-        *lines, self._rest = (self._rest + self._decoder.decode(data)).split("\n")
-        if len(self._rest) > LINE_CHARS_MAX:
-            lines.append(self._rest)
-            self._rest = ""
-        return [_as_shown(line) for line in lines]
+        """The lines that these bytes complete, without their ends; of one that is too long, its parts."""
+        *lines, rest = (self._rest + self._decoder.decode(data)).split("\n")
+        ended = [_drawn_last(line) for line in lines]
+        if ended and self._bar_told:
+            ended = ended[1:] if ended[0] == self._bar_told else ended  # it has not moved since it was told
+            self._bar_told = ""
+        shown = [part for line in ended for part in _parts(line)]
+        drawn = _drawn_last(rest)
+        self._is_bar = "\r" in rest or (self._is_bar and not lines)
+        *parts, last = _parts(drawn)
+        self._rest = last + ("\r" if rest.endswith("\r") else "")  # of a line's end, or the next drawing's begin
+        return [script_text(part) for part in (*shown, *parts)]
+
+    def bar(self) -> list[str]:
+        """The progress bar that is being drawn, if it was and has changed since this was asked last."""
+        bar = _drawn_last(self._rest) if self._is_bar else ""
+        if not bar.strip() or bar == self._bar_told:
+            return []
+        self._bar_told = bar
+        return [script_text(bar)]
+
+    def flush(self) -> list[str]:
+        """What follows the last line end."""
+        rest, self._rest = _drawn_last(self._rest + self._decoder.decode(b"", final=True)), ""
+        return [script_text(part) for part in _parts(rest)] if rest and rest != self._bar_told else []
+
+
+class RawLines:
+    """The same interface for bytes that are to be written as they are. They come as text, in lines with their ends;
+    `raw_bytes` makes the same bytes of it again."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+        self._rest = ""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that these bytes complete; of one that is too long, what there is."""
+        *lines, rest = (self._rest + self._decoder.decode(data)).split("\n")
+        too_long = len(rest) > LINE_CHARS_MAX
+        self._rest = "" if too_long else rest
+        return [*(line + "\n" for line in lines), *([rest] if too_long else [])]
+
+    def bar(self) -> list[str]:
+        """Nothing: a bar is what comes last of its line."""
+        return []
 
     def flush(self) -> list[str]:
         """What follows the last line end."""
         rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
-        return [_as_shown(rest)] if rest else []
+        return [rest] if rest else []
+
+
+def raw_bytes(text: str) -> bytes:
+    """What `RawLines` was fed."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 class ScriptErrors:
@@ -44,11 +95,13 @@ class ScriptErrors:
         """The lines without those errors; these may begin and end in other calls."""
         shown = []
         for line in lines:
-            if not self._inside and line.endswith(ERROR_BEGINS):
+            plain = line.removesuffix(NO_COLOUR)
+            if not self._inside and plain.endswith(ERROR_BEGINS):
                 self._inside = True
-                line = line.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
-                if not line:
+                last = plain.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
+                if not last:
                     continue
+                line = last + line.removeprefix(plain)
             elif self._inside:
                 self._inside = line != ERROR_ENDS
                 continue
@@ -56,8 +109,18 @@ class ScriptErrors:
         return shown
 
 
-def _as_shown(line: str) -> str:
+def _drawn_last(line: str) -> str:
     return line.rstrip("\r").rpartition("\r")[2]
+
+
+def _parts(line: str) -> list[str]:
+    """A line as one part; or as many as it is too long for, of which the last may be shorter."""
+    parts, at = [], 0
+    while len(line) - at > LINE_CHARS_MAX:
+        end = at + cut_at(line[at : at + LINE_CHARS_MAX + 1], LINE_CHARS_MAX)
+        parts.append(line[at:end])
+        at = end
+    return [*parts, line[at:]]
 
 
 def fetch_log(client: Client, job: str, rank: int, offset_bytes: int, max_bytes: int, wait_s: float) -> Fetched:
@@ -91,9 +154,9 @@ def tail_offset(client: Client, job: str, rank: int, lines: int, end_bytes: int)
     return 0
 
 
-def read_log(client: Client, job: str, rank: int, start_bytes: int, end_bytes: int) -> Iterator[str]:
-    """The lines between two offsets."""
-    lines = Lines()
+def read_log(client: Client, job: str, rank: int, start_bytes: int, end_bytes: int, *, raw: bool) -> Iterator[str]:
+    """The lines between two offsets. `raw`: with their ends, as `RawLines` has them."""
+    lines = RawLines() if raw else Lines()
     while start_bytes < end_bytes:
         wanted_bytes = min(limits.FETCH_BYTES_MAX, end_bytes - start_bytes)
         piece = fetch_log(client, job, rank, start_bytes, wanted_bytes, 0.0)

@@ -32,17 +32,24 @@ def logs(
         int | None, typer.Option("--lines", "-n", min=0, metavar="N", help="Only the last N lines of each rank.")
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this rank.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Every byte as the scripts wrote it, to be read by a tool.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Show the output of a job's scripts. From all its devices; with -f the exit code is the job's outcome."""
+    """Show the output of a job's scripts. From all its devices; with -f the exit code is the job's outcome.
+
+    Colours are kept; other control sequences, which could change the terminal or hide text, are shown as escapes, on a
+    terminal and in a pipe. Of a progress bar the last state is shown, with -f every ten seconds.
+    """
     with connected(data_dir) as client:
         summary = find_job(client, job)
         ranks = _chosen(summary, rank)
         if not follow:
-            _show(client, summary, ranks, lines)
+            _show(client, summary, ranks, lines, raw)
             return
     only = None if rank is None else ranks
-    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, tail=lines))
+    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, tail=lines, raw=raw))
 
 
 def _chosen(summary: JobSummary, rank: int | None) -> list[int]:
@@ -53,14 +60,14 @@ def _chosen(summary: JobSummary, rank: int | None) -> list[int]:
     return [rank]
 
 
-def _show(client: Client, summary: JobSummary, ranks: Sequence[int], tail: int | None) -> None:
+def _show(client: Client, summary: JobSummary, ranks: Sequence[int], tail: int | None, raw: bool) -> None:
     failed: list[str] = []
-    with View([member.name for member in summary.members], ranks) as view:
+    with View([member.name for member in summary.members], ranks, raw=raw) as view:
         for rank in ranks:
             try:
                 end_bytes = log_end(client, summary.job, rank)
                 start_bytes = 0 if tail is None else tail_offset(client, summary.job, rank, tail, end_bytes)
-                for line in read_log(client, summary.job, rank, start_bytes, end_bytes):
+                for line in read_log(client, summary.job, rank, start_bytes, end_bytes, raw=raw):
                     view.lines(rank, [line])
             except RequestError as error:  # one peer that is away does not hide the others' logs
                 failed.append(f"the log of rank {rank} ({summary.members[rank].name}): {error}")
@@ -78,13 +85,14 @@ def follow_job(
     ranks: Sequence[int] | None = None,  # all, if none are named
     tail: int | None = None,
     logs: TextIO | None = None,
+    raw: bool = False,
 ) -> int:
     """Shows a job until it ends or ctrl-C detaches. Returns the exit code: the outcome's, 0 when detached."""
     shown = list(range(len(members))) if ranks is None else list(ranks)
     folder = data_folder(data_dir)
-    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None)
+    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None, raw=raw)
     try:
-        with View([member.name for member in members], shown, logs or sys.stdout) as view:
+        with View([member.name for member in members], shown, logs or sys.stdout, raw=raw) as view:
             summary = follower.run(view)
     except KeyboardInterrupt:
         say(f"\nDetached: job {job} is still running. Follow it: meshtrain logs -f {job}")

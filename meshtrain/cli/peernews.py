@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from meshwire.jobs import JobState
-from meshwire.messages.job import JobSummary, RankReport
+from meshwire.messages.job import GivenUp, JobSummary, RankReport
 from meshwire.text import printable
 
 AFTER_FAILURE = {"computes": "started again", "forwards": "not started again", "waits": "not started again"}
@@ -34,11 +34,18 @@ def absent(job: JobSummary, part: str) -> list[str]:
 
 
 def news(before: JobSummary, after: JobSummary) -> list[str]:
-    """What has happened to the job's members. Nothing of a job that had not begun, that this device was not in, or that
-    is ending."""
+    """What has happened to the job's members and rounds. Of members nothing where the job had not begun, this device
+    was not in it, or it is ending: how it ends is told when it has ended."""
+    told = {(one.first, one.kept) for one in before.given_up}
+    lost = [_given_up(after, one) for one in after.given_up if (one.first, one.kept) not in told]
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
-        return []  # how a job ends is told when it has ended
-    return [*_departures(before, after), *_learners(before, after), *_arrivals(before, after)]
+        return lost
+    return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
+
+
+def losses(job: JobSummary) -> list[str]:
+    """Which rounds are in no history any more, a line each: for all that show how a job stands or stood."""
+    return [_given_up(job, one) for one in job.given_up]
 
 
 def script_failed(before: JobSummary, after: JobSummary) -> bool:
@@ -48,7 +55,7 @@ def script_failed(before: JobSummary, after: JobSummary) -> bool:
 
 def outcome_notes(job: JobSummary) -> list[str]:
     """What somebody who looks at the result of a job that succeeded should know of its way."""
-    notes = []
+    notes = losses(job)
     for part, text in (("lost", "lost on the way"), ("left", "taken out of it")):
         if names := absent(job, part):
             notes.append(f"it ended without {joined(names)}, which {_were(names)} {text}")
@@ -97,6 +104,18 @@ def name_of(job: JobSummary, rank: int) -> str:
 def joined(names: list[str]) -> str:
     """`anna, bert and cleo`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _given_up(job: JobSummary, rounds: GivenUp) -> str:
+    made_by, kept = (joined(_names(job, ranks)) for ranks in (rounds.made_by, rounds.kept))
+    if rounds.last > rounds.first:
+        which, were, they = f"rounds {rounds.first} to {rounds.last}", "were", "they were"
+    else:
+        which, were, they = f"round {rounds.first}", "was", "it was"
+    return (
+        f"{which} of {made_by} ({rounds.samples} samples) {were} given up: {they} apart from {kept}, "
+        "whose side had gone further"
+    )
 
 
 def _departures(before: JobSummary, after: JobSummary) -> list[str]:

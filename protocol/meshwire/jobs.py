@@ -96,32 +96,25 @@ def advance(state: JobState, event: JobEvent) -> JobState:
 
 # Crockford's base32 in lower case: its characters sort like their values, and none is mistaken for another.
 _ID_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_ID_TIME_CHARS = 7  # 35 bits of Unix seconds: until the year 3058
-_ID_RANDOM_CHARS = 5  # two jobs of one second collide once in 33 million
-_ID_RANDOM_BYTES = 4
+JOB_ID_CHARS = 12  # 60 bits: a million jobs have two equal ids once in two million times
+_ID_RANDOM_BYTES = 8
 
-JOB_ID_PATTERN = rf"^[{_ID_ALPHABET}]{{{_ID_TIME_CHARS + _ID_RANDOM_CHARS}}}$"
+JOB_ID_PATTERN = rf"^[{_ID_ALPHABET}]{{{JOB_ID_CHARS}}}$"
 JobId = Annotated[str, StringConstraints(pattern=JOB_ID_PATTERN)]
 
 
-def new_job_id(random_bytes: bytes, now_s: float) -> str:
-    """Twelve characters, in the order of submission: Unix seconds, then chance.
+def new_job_id(random_bytes: bytes) -> str:
+    """Twelve characters of chance from the first on, so that a person needs to type but two or three of them.
+
+    They say nothing of the time: a job knows when it was submitted.
 
     Args:
-        random_bytes: at least 4, uniformly random.
-        now_s: Unix time in seconds.
+        random_bytes: at least 8, uniformly random.
     """
     if len(random_bytes) < _ID_RANDOM_BYTES:
         raise ValueError(f"{len(random_bytes)} random bytes, a job id needs {_ID_RANDOM_BYTES}")
-    seconds = int(now_s)
-    if not 0 <= seconds < 32**_ID_TIME_CHARS:
-        raise ValueError(f"the clock says {now_s} s since 1970, which no job id can hold")
-    chance = int.from_bytes(random_bytes[:_ID_RANDOM_BYTES], "big") % 32**_ID_RANDOM_CHARS
-    return _base32(seconds, _ID_TIME_CHARS) + _base32(chance, _ID_RANDOM_CHARS)
-
-
-def _base32(value: int, chars: int) -> str:
-    return "".join(_ID_ALPHABET[value >> 5 * place & 31] for place in reversed(range(chars)))
+    chance = int.from_bytes(random_bytes[:_ID_RANDOM_BYTES], "big")
+    return "".join(_ID_ALPHABET[chance >> 5 * place & 31] for place in range(JOB_ID_CHARS))
 
 
 def job_number(job_id: str) -> int:

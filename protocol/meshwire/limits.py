@@ -108,6 +108,8 @@ CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX uni
 
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
+GIVEN_UP_MAX = 16  # partitions of one job whose losing side is told of: the latest
+REASON_CHARS_MAX = 500  # why one member does not answer: those of all members fit into one message
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
 LOG_NAME_CHARS_MAX = 64
 PATH_CHARS_MAX = 1024

@@ -5,7 +5,9 @@ ballots. So of two entered generations with a common member the one with the hig
 complete no round any more (G3).
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import Enum
 
 from meshwire import limits
@@ -64,3 +66,45 @@ def keeps_history(own: Generation, own_samples: int, other: Generation, other_sa
 def extended(lineage: Iterable[int], *newer: int) -> tuple[int, ...]:
     """`newer`, newest first, in front of `lineage`; as many as a message holds."""
     return tuple(dict.fromkeys((*newer, *lineage)))[: limits.ANCESTORS_MAX]
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """Of a generation that a member has entered: up to which round its history was common then, and its samples."""
+
+    generation: Generation
+    cut: int
+    samples: int
+
+
+class Path:
+    """The generations that a member has entered with its history, in order: where that parts from another's."""
+
+    def __init__(self) -> None:
+        self._beginnings: deque[Beginning] = deque(maxlen=limits.ANCESTORS_MAX)
+
+    def entered(self, generation: Generation, cut: int, samples: int) -> None:
+        """The next one; `samples` are in the rounds up to the cut."""
+        self._beginnings.append(Beginning(generation, cut, samples))
+
+    def forget(self) -> None:
+        """The history is not kept, or there is none yet."""
+        self._beginnings.clear()
+
+    def parted(self, other: Generation, ancestors: Collection[int]) -> Beginning | None:
+        """What is after it is not in the history of `other`, which came after `ancestors`. None: nothing is known.
+
+        An ancestor may have been promised and never entered there; then no round was completed in it here (G3).
+        """
+        known = {other.hash64(), *ancestors}
+        common = [number for number, one in enumerate(self._beginnings) if one.generation.hash64() in known]
+        if common:
+            after = common[-1] + 1
+            return self._beginnings[after] if after < len(self._beginnings) else None
+        lives = {(member.device, member.incarnation) for member in other.live.values()}  # too long ago to be named
+        apart = (one for one in self._beginnings if not lives & _lives(one.generation))
+        return next(apart, None)
+
+
+def _lives(generation: Generation) -> set[tuple[str, int]]:
+    return {(member.device, member.incarnation) for member in generation.live.values()}

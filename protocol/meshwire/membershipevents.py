@@ -66,9 +66,13 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """This device is in no generation any more and its history is not kept. The machine asks in by itself."""
+    """This device is in no generation any more and its history is not kept. The machine asks in by itself.
+
+    `kept`: where those are whose history is kept instead, if that is why.
+    """
 
     reason: str
+    kept: Where | None = None
 
 
 @dataclass(frozen=True, slots=True)

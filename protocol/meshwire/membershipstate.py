@@ -242,8 +242,9 @@ class State:
             self.petitions.wish(self.me.device, kind, now_s)
             self.send_members(Wish(job=self.job, kind=kind))
 
-    def leave(self, reason: str, now_s: float) -> None:
-        """This member's history is not kept: it is in no generation, and those that still count on it are told."""
+    def leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
+        """This member's history is not kept, but that of `kept` if another is: it is in no generation, and those that
+        still count on it are told."""
         self.send_members(Wish(job=self.job, kind="leave"))
         self.phase = Phase.OUT
         self.entered = self.standing = self.until_s = None
@@ -252,4 +253,4 @@ class State:
         self.petitions = Petitions()
         self.wish.forget()
         self.outside.left(now_s, self.timeouts)
-        self.effects.append(LeftOut(reason))
+        self.effects.append(LeftOut(reason, kept))

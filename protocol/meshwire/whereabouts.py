@@ -26,10 +26,10 @@ class Whereabouts:
         assert entered is not None, "nowhere"
         self._told[device] = entered.hash64(), self._state.send_where(device)
 
-    def leave(self, reason: str, now_s: float) -> None:
-        """This device goes on in no generation, until it is taken into one."""
+    def leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
+        """This device goes on in no generation, until it is taken into one. `kept`: where its history is not kept."""
         self._proposer.forget()
-        self._state.leave(reason, now_s)
+        self._state.leave(reason, now_s, kept)
 
     def heard(self, device: str, where: Where, now_s: float) -> None:
         """A device tells where it is: who is behind is told, and this one leaves its history where another is kept."""
@@ -53,7 +53,7 @@ class Whereabouts:
             case Relation.NEWER:
                 if state.me not in other.live.values():
                     reason = f"generation {other.number} went on without this device"
-                    self.leave(reason, now_s)
+                    self.leave(reason, now_s, where)
             case Relation.PARTED:
                 self._settle_partition(device, where, now_s)
 
@@ -68,7 +68,7 @@ class Whereabouts:
         reason += f" is kept, with {where.samples} samples"
         lowest = state.entered.members[state.entered.ranks[0]]
         if device == lowest.device:
-            self.leave(reason, now_s)
+            self.leave(reason, now_s, where)
         elif lowest == state.me and device == other.members[other.ranks[0]].device:
             if self._told.get(device, (0, 0))[0] != state.entered.hash64():
                 self.tell(device)
@@ -77,4 +77,4 @@ class Whereabouts:
                 self.tell(device)
             else:
                 state.send_members(where)
-                self.leave(reason, now_s)
+                self.leave(reason, now_s, where)

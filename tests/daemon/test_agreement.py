@@ -24,7 +24,7 @@ from meshwire.messages.job import BlobRef, Generation, Member, ResumePoint
 from meshwire.messages.learner import StateTask
 from meshwire.wiretypes import Wire
 
-JOB = new_job_id(bytes(4), 0.0)
+JOB = new_job_id(bytes(8))
 MEMBERS = tuple(Member(device=letter * 64, incarnation=1, name=letter) for letter in "abc")
 EQUAL = (bytes(32), bytes(32))
 UNEQUAL = (bytes(32), b"1" * 32)

@@ -113,7 +113,9 @@ def test_lines_do_not_depend_on_how_a_log_is_cut_into_pieces() -> None:
 
 
 def test_a_line_without_end_does_not_grow_for_ever() -> None:
-    assert Lines().feed(b"x" * (LINE_CHARS_MAX + 1)) == ["x" * (LINE_CHARS_MAX + 1)]
+    lines = Lines()
+    assert lines.feed(b"x" * (LINE_CHARS_MAX + 1)) == ["x" * LINE_CHARS_MAX]
+    assert lines.flush() == ["x"]
 
 
 LATE = "round 8 waits for rank 0: it computes step 7"
@@ -375,6 +377,13 @@ def test_jobs_newest_first(endpoint: Endpoint) -> None:
     assert [job["job"] for job in json.loads(run("jobs", "--json").stdout)] == [JOB, OLDER]
 
 
+def test_a_list_of_jobs_that_begin_so_is_not_a_list_of_all(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    assert run("jobs", "zz").stderr == "No job has an id that begins with 'zz'. See all: meshtrain jobs\n"
+    endpoint.answers[GetJobs] = known_jobs()
+    assert run("jobs").stderr == "No jobs. Start one: meshtrain submit train.py\n"
+
+
 def test_json_has_no_nan(endpoint: Endpoint) -> None:
     bad = RankReport(job=JOB, rank=0, state="failed", metrics=Metrics(values=(("loss", float("nan")),)))
     endpoint.answers[GetJobs] = known_jobs(summary(JobState.FAILED, ranks=(bad,)))
@@ -383,15 +392,30 @@ def test_json_has_no_nan(endpoint: Endpoint) -> None:
 
 
 def test_an_id_prefix_is_enough_unless_it_is_ambiguous(endpoint: Endpoint) -> None:
-    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, job=OLDER), summary(JobState.RUNNING))
+    now_s = time.time()
+    old = summary(JobState.RUNNING, job=OLDER, created_at_s=now_s - 7200, script="gpt.py")
+    endpoint.answers[GetJobs] = known_jobs(old, summary(JobState.RUNNING, created_at_s=now_s - 180))
     endpoint.answers[Cancel] = Done()
     endpoint.answers[GetStatus] = STATUS
-    shown = run("cancel", "1KX2", "1kx", "9")
-    assert shown.exit_code == 1  # one was cancelled, two could not be
+    shown = run("cancel", "1KX2", "1kx", "9", "1kx2000000aab")
+    assert shown.exit_code == 1  # one was cancelled, three could not be
     assert shown.stdout == f"{OLDER}\n"
     assert endpoint.of_type(Cancel) == [Cancel(job=OLDER, now=False)]
-    assert "2 jobs begin with '1kx'" in shown.stderr
-    assert "no job has an id that begins with '9'" in shown.stderr
+    both = [f"  {JOB}  train.py, 3 min ago, running", f"  {OLDER}  gpt.py, 2 h ago, running"]
+    latest = [*both, "try: meshtrain jobs"]
+    assert shown.stderr.splitlines() == [
+        "error: 2 jobs have ids that begin with '1kx':", *both, "try: one more letter",
+        "error: no job has an id that begins with '9'; the latest are", *latest,
+        "error: no job has an id that begins with '1kx2000000aab'; the latest are", *latest,
+    ]  # fmt: skip
+
+
+def test_of_many_candidates_the_newest_are_shown(endpoint: Endpoint) -> None:
+    many = [summary(job=f"1kx{number:09d}", created_at_s=1e9 + number) for number in range(9)]
+    endpoint.answers[GetJobs] = known_jobs(*many)
+    lines = run("get", "1kx").stderr.splitlines()
+    assert [line.split()[0] for line in lines[1:6]] == [f"1kx{number:09d}" for number in (8, 7, 6, 5, 4)]
+    assert lines[6] == "  and 4 more"
 
 
 def test_checkpoints_say_where_they_lie_and_what_is_wrong(endpoint: Endpoint) -> None:
@@ -730,10 +754,10 @@ def test_get_writes_nothing_when_a_peer_offers_a_trick_path(endpoint: Endpoint, 
 
 
 def test_a_result_that_breaks_off_leaves_no_half_file(endpoint: Endpoint, tmp_path: Path) -> None:
-    with_outputs(endpoint, {(0, "a"): b"x"})
+    with_outputs(endpoint, {(0, "a"): b"x" * 9})
     endpoint.answers[Fetch] = lambda body, _: Fetched(data=b"" if body.offset_bytes else b"x", total_bytes=9, end=False)
     shown = run("get", JOB, "-o", str(tmp_path / "out"))
-    assert shown.exit_code == 1
+    assert shown.exit_code == 4
     assert "rank0/a ended after 1 of 9 bytes" in shown.stderr
     assert found_below(tmp_path / "out") == {}
 

@@ -19,7 +19,7 @@ from meshtraind.job import Job, Way, summary_of
 from meshtraind.jobfile import JobFile, load_all
 from meshwire import limits
 from meshwire.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
-from meshwire.messages.job import BlobRef, JobSpec, Member, Metrics, RankReport
+from meshwire.messages.job import BlobRef, GivenUp, JobSpec, Member, Metrics, RankReport
 from meshwire.syncmode import sync_settings
 
 DEVICE = "ab" * 32
@@ -27,7 +27,7 @@ DEVICE = "ab" * 32
 
 def record(number: int, state: JobState = JobState.SUCCEEDED, at_s: float = 1_790_000_000.0) -> JobRecord:
     return JobRecord(
-        id=new_job_id(number.to_bytes(4, "big"), at_s + number),
+        id=new_job_id((2**60 - 1 - (number << 10)).to_bytes(8, "big")),  # later ones sort before
         name=f"job-{number}",
         spec={"script": "train.py", "args": ["--lr", "1e-3"], "env": {"KEY": "ü"}},
         state=state,
@@ -123,9 +123,9 @@ def test_a_prefix_is_enough_when_it_is_unique(history: JobHistory) -> None:
 def test_ambiguous_and_unknown_prefixes_are_named(history: JobHistory) -> None:
     for number in range(8):
         history.put(record(number))
-    with pytest.raises(AmbiguousJobError, match=rf"begin with '1'.*{record(7).id} \(job-7\).*\.\.\."):
-        history.find("1")
-    for unknown in ("zzz", "", "%", "_", "1%", "0" * 12, "'; DROP TABLE jobs; --"):
+    with pytest.raises(AmbiguousJobError, match=rf"begin with 'zz'.*{record(7).id} \(job-7\).*\.\.\."):
+        history.find("zz")
+    for unknown in ("z0z", "", "%", "_", "1%", "0" * 12, "'; DROP TABLE jobs; --"):
         with pytest.raises(UnknownJobError):
             history.find(unknown)
     assert len(history.newest()) == 8
@@ -178,7 +178,7 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     """Of one that was lost `meshtrain jobs` says so; one that it returns to goes on to count from its start."""
     monkeypatch.setattr(jobs_here, "SAVE_INTERVAL_S", 0.0)
     spec = JobSpec(
-        job=new_job_id(bytes(4), 0.0), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
+        job=new_job_id(bytes(8)), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
         env=(), files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
         on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
     )  # fmt: skip
@@ -187,7 +187,9 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     job = Job(spec, members, 0, tmp_path, history)
     for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):
         job.advance(event)
-    job.report(RankReport(job=spec.job, rank=1, state="running", metrics=Metrics(round=7)))
+    given_up = GivenUp(first=3, last=5, samples=12, made_by=(1,), kept=(0,))
+    report = RankReport(job=spec.job, rank=1, state="running", metrics=Metrics(round=7), given_up=(given_up,))
+    job.report(report)
     began_s = job.started_at_s
     JobFile(spec=spec, members=members, started_at_s=began_s).save(tmp_path)
     history.close()
@@ -195,6 +197,7 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     history = JobHistory(tmp_path / "jobs.db", now_s=1e10)
     (lost,) = (summary_of(record) for record in history.lost)
     assert (lost.state, lost.rounds, lost.started_at_s) == (JobState.LOST, 7, began_s)
+    assert lost.given_up == (given_up,)
     left = load_all([tmp_path])[spec.job]
     again = Job(left.spec, members, 0, tmp_path, history, Way.RETURNS, left.started_at_s)
     for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):
@@ -252,3 +255,40 @@ def test_the_file_shrinks_when_most_of_it_was_forgotten(path: Path) -> None:
     JobHistory(path, now_s=limits.JOBS_REMEMBERED_S_MAX + 195.0).close()
     assert grown_bytes > 3 * limits.MIB
     assert path.stat().st_size < limits.MIB / 4
+
+
+def test_what_is_known_of_rounds_given_up_converges_and_does_not_grow(tmp_path: Path, history: JobHistory) -> None:
+    """Members pass on what they know, in any order and as often as they like; a liar cannot fill anything."""
+    spec = JobSpec(
+        job=new_job_id(bytes(8)), name="train", submitter=DEVICE, created_at_s=1.0, script="train.py", args=(),
+        env=(), files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+        on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
+    )  # fmt: skip
+    members = tuple(Member(device=letter * 64, incarnation=1, name=letter) for letter in "ab")
+    everybody = tuple(range(limits.MEMBERS_MAX))
+    many = [
+        GivenUp(
+            first=2**32 - 9,
+            last=2**32 - 1 - n % 5,
+            samples=2**63 - 1,
+            made_by=everybody,
+            kept=(n % 40, *everybody[:63]),
+        )
+        for n in range(200)
+    ]
+    jobs = [Job(spec, members, rank, tmp_path, history) for rank in (0, 1)]
+    for job, news in zip(jobs, (many, many[::-1]), strict=True):
+        for one in news:
+            job.take_given_up([one])
+    for _ in range(2):
+        jobs[0].take_given_up(jobs[1].given_up)
+        jobs[1].take_given_up(jobs[0].given_up)
+    assert jobs[0].given_up == jobs[1].given_up
+    assert len(jobs[0].given_up) == limits.GIVEN_UP_MAX
+    summary = jobs[0].summary()
+    assert summary.given_up == jobs[0].given_up
+    assert len(summary.pack()) < limits.JOBS_LISTED_BYTES_MAX // 20
+    assert summary_of(history.find(spec.job)).given_up == jobs[0].given_up
+    before = jobs[0].given_up
+    jobs[0].report(RankReport(job=spec.job, rank=1, state="running"))  # a restarted daemon knows nothing of it
+    assert jobs[0].given_up == before

@@ -49,7 +49,7 @@ MANIFEST = ModelManifest(
     optimizer="SGD",
 )
 PLAN = plan_buckets(MANIFEST, 1024)
-JOB = new_job_id(bytes(4), 0.0)
+JOB = new_job_id(bytes(8))
 
 
 class Peer:

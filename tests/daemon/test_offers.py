@@ -39,7 +39,7 @@ class Anna(Peer):
             self.told.append(body)
 
     def offer(self, number: int, **changes: Any) -> Offer:
-        job = new_job_id(number.to_bytes(4), 0.0)
+        job = new_job_id(number.to_bytes(8))
         spec: JobSpec = self.spec.model_copy(update={"job": job, "submitter": ANNA.device, **changes})
         return Offer(spec=spec, members=(ANNA, BERT))
 

@@ -1,19 +1,21 @@
 """What a person is told of who takes part in a job: losses, returns, restarts, and how it went on."""
 
 import io
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from meshtrain.cli.followview import FAILURE_HOLD_S, View, status_text
 from meshtrain.cli.jobs import outcome_lines
 from meshtrain.cli.peernews import joined, news, part_of
-from meshtrain.cli.peertable import peer_rows
+from meshtrain.cli.peertable import peer_rows, render_peers
 from meshwire.jobs import JobState
-from meshwire.messages.job import JobSummary, Metrics, RankReport
-from meshwire.messages.local import GetJobs
-from tests.daemon.fakedaemon import JOB, MEMBERS, Endpoint, known_jobs, member, run, summary
+from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport
+from meshwire.messages.local import GetJobs, GetStatus
+from tests.daemon.fakedaemon import JOB, MEMBERS, STATUS, Endpoint, known_jobs, member, run, summary
 
 THREE = (*MEMBERS, member("ef" * 32, "cleo"))
 pytestmark = pytest.mark.usefixtures("plain_environment")
@@ -237,6 +239,52 @@ def test_jobs_shows_how_many_of_the_members_take_part(endpoint: Endpoint) -> Non
     endpoint.answers[GetJobs] = known_jobs(LOST, job(1, (0, 1, 2), job="1kx2000000aa"))
     rows = [line.split() for line in run("jobs").stdout.splitlines()]
     assert [row[3] for row in rows[1:]] == ["2/3", "3"]
+
+
+LOSS = GivenUp(first=101, last=1100, samples=64000, made_by=(1, 2), kept=(0,))
+LOSS_TOLD = (
+    "rounds 101 to 1100 of bert and cleo (64000 samples) were given up: they were apart from anna, whose side had gone "
+    "further"
+)
+
+
+def test_rounds_that_were_given_up_are_told_once_to_who_follows_on_any_member(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """G4: also where this device was not in the job, and to who begins to follow later; more of the same is no news."""
+    with_loss = AGAIN.model_copy(update={"given_up": (LOSS,)})
+    longer = AGAIN.model_copy(update={"given_up": (LOSS.model_copy(update={"last": 1101}),)})
+    assert news(AGAIN, with_loss) == [LOSS_TOLD]
+    assert news(with_loss, longer) == []
+    assert news(job(0, ()), with_loss) == [LOSS_TOLD]
+    second = LOSS.model_copy(update={"first": 2000, "last": 2000, "samples": 8, "made_by": (0,), "kept": (1, 2)})
+    twice = AGAIN.model_copy(update={"given_up": (LOSS, second)})
+    assert news(with_loss, twice) == [
+        "round 2000 of anna (8 samples) was given up: it was apart from bert and cleo, whose side had gone further"
+    ]
+    view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
+    for seen in (with_loss, with_loss, longer):
+        view.status(seen)
+    assert capsys.readouterr().err.splitlines() == [f"job {JOB} running", LOSS_TOLD]
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
+def test_rounds_that_were_given_up_are_in_the_summary_of_every_end(state: JobState) -> None:
+    ended = job(4, (0, 1, 2), state=state, cleo=report(2), given_up=(LOSS,))
+    assert f"note: {LOSS_TOLD}" in outcome_lines(ended)
+
+
+def test_rounds_that_were_given_up_are_noted_wherever_jobs_are_listed(endpoint: Endpoint) -> None:
+    running = job(4, (0, 1, 2), cleo=report(2), given_up=(LOSS,), ended_at_s=None)
+    endpoint.answers[GetJobs] = known_jobs(running)
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
+    assert f"{JOB}: {LOSS_TOLD}" in run("jobs").stderr.splitlines()
+    assert f"note: {LOSS_TOLD}" in run("status").stdout.splitlines()
+    assert f"note: {LOSS_TOLD}" in run("top").stdout.splitlines()
+    drawn = io.StringIO()
+    Console(file=drawn, width=200).print(render_peers(running))
+    assert f"note: {LOSS_TOLD}" in drawn.getvalue()
+    assert json.loads(run("jobs", "--json").stdout)[0]["given_up"][0]["last"] == 1100
 
 
 def test_names_are_joined_as_people_do() -> None:

@@ -32,7 +32,7 @@ from meshwire.messages.local import Cancel, GetJobs
 from meshwire.wiretypes import Wire
 from tests.daemon import jobs
 
-JOB = new_job_id(bytes(4), 0.0)
+JOB = new_job_id(bytes(8))
 pytestmark = pytest.mark.timeout(180)
 
 

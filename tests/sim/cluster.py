@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from meshwire.messages.generation import Enter
+from meshwire.chain import START
+from meshwire.lineage import Beginning
+from meshwire.messages.generation import Enter, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.roundevents import RoundComplete
@@ -80,6 +82,7 @@ class Cluster:
         self.moments = Moments()
         self.befallen: Counter[str] = Counter()
         self.transcript: list[str] | None = [] if recording else None
+        self.told_lost: list[tuple[int, int]] = []  # rounds that were given up, and for the sake of how many daemons
         self._told: set[tuple[str, int]] = set()
         self._first: set[tuple[int, int]] = set()
         self._incarnations = itertools.count(100)
@@ -179,6 +182,21 @@ class Cluster:
             who = ", ".join(f"{rank}" for rank in done.binds) or "nobody"
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
+
+    def given_up(self, daemon: Daemon, kept: Where, parted: Beginning | None, chain_: bytes, samples: int) -> None:
+        """A daemon leaves its history for another: what is said of it is what is lost, but for rounds that not all of
+        those hold who were together then (G5)."""
+        _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
+        own, other = self.histories.path(chain_), self.histories.path(cut_chain)
+        common = sum(1 for mine, theirs in zip(own, other, strict=False) if mine == theirs)
+        uncommitted = 3 * (self.sync.staleness + 1)
+        if parted is None:
+            assert len(own) - common <= uncommitted, f"{daemon.name} gives up {len(own) - common} rounds in silence"
+            return
+        assert common <= parted.cut <= common + uncommitted, f"{daemon.name} gives up rounds that are kept, or more"
+        lost = self.histories.rounds(chain_)[parted.cut :]
+        assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
+        self.told_lost.append((len(lost), len(kept.generation.ranks)))
 
     # Invariants.
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshtraind.roundhistory import Entry
-from meshwire.lineage import Ballot, ballot, rank_of
+from meshwire.lineage import Ballot, Path, ballot, rank_of
 from meshwire.membership import Membership
 from meshwire.membershipevents import (
     CatchUpFrom,
@@ -24,7 +24,7 @@ from meshwire.membershipevents import (
     Send,
     Waiting,
 )
-from meshwire.messages.generation import DealState, Enter, Propose, ServedRound, Standing
+from meshwire.messages.generation import DealState, Enter, Propose, ServedRound, Standing, Where
 from meshwire.messages.job import Generation, Member
 from meshwire.petitions import Kind
 from tests.sim.clusterexchange import Part, Result
@@ -86,6 +86,9 @@ class Daemon(Node):
         self.round_links: dict[int, Link] = {}
         self.requests = Requests(world.network, self, self._answer)
         self._catching_up = 0
+        self._path = Path()
+        if generation is not None:
+            self._path.entered(generation, 0, 0)
         self._ballot: Ballot | None = None  # of the newest promise
         self._promised = 0  # its generation, by hash
         self._armed_s: float | None = None
@@ -233,7 +236,8 @@ class Daemon(Node):
                     self.rounds.take_in()
                 self._report()
                 self.world.resumed(self, generation)
-            case LeftOut(reason):
+            case LeftOut(reason, kept):
+                self._note_given_up(kept)
                 self._leave_out(reason)
             case NobodyLearns():
                 self.world.fail("no peer can run the script any more")
@@ -298,6 +302,7 @@ class Daemon(Node):
             return
         assert isinstance(answer, Deal)
         self._drop_rounds()
+        self._path.forget()
         self.generation = effect.generation
         enter = effect.enter
         entry = Entry(enter.cut, enter.chain, answer.samples, answer.state, enter.counted, enter.learning)
@@ -311,6 +316,7 @@ class Daemon(Node):
         self._use_links()
         self.world.entered(self, generation, enter)
         self.rounds.enter(generation, enter)
+        self._path.entered(generation, enter.cut, self.rounds.history.samples)
         if self._without_learner and self.rank not in generation.learning:
             self._without_learner = False
             self.life.run()
@@ -325,6 +331,13 @@ class Daemon(Node):
                 assert isinstance(peer, Daemon)
                 if peer.member.incarnation == member.incarnation:
                     self.round_links[rank] = link
+
+    def _note_given_up(self, kept: Where | None) -> None:
+        parted = self._path.parted(kept.generation, kept.ancestors) if kept is not None else None
+        self._path.forget()
+        if kept is not None and self.rounds is not None:
+            history = self.rounds.history
+            self.world.given_up(self, kept, parted, history.chain, history.samples)
 
     def _leave_out(self, reason: str) -> None:
         self.world.tell(self.name, f"is left out: {reason}")

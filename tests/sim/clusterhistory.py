@@ -72,6 +72,14 @@ class Histories:
             chain_ = node.before
         return rounds[::-1]
 
+    def path(self, chain_: bytes) -> list[bytes]:
+        """The chain ids of all rounds of the history that ends there, the first one first."""
+        path = []
+        while chain_ != START:
+            path.append(chain_)
+            chain_ = self.before(chain_)
+        return path[::-1]
+
     def check(self, chain_: bytes, deal: DealState) -> int:
         """What must be true of a whole history. Returns how many epochs are over in it."""
         rounds = self.rounds(chain_)

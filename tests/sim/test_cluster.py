@@ -6,11 +6,13 @@ Every invariant is checked at every event by the cluster itself (`cluster.py`, `
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.sim.clusterfaults import random_schedule, run
+from tests.sim.cluster import Cluster, Setting
+from tests.sim.clusterfaults import Fault, befall, random_schedule, run
 from tests.sim.clusterreplay import replay
 from tests.sim.clusterscenarios import FOLDER, SCENARIOS, transcript
 
@@ -36,6 +38,18 @@ def test_a_seed_repeats_to_the_letter() -> None:
 def test_transcripts_are_as_written(name: str) -> None:
     """If the change is meant: `python -m tests.sim.clusterscenarios` writes them anew; read the difference."""
     assert transcript(name) == (FOLDER / f"{name}.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize(("side", "daemons"), [((2, 3), 2), ((3,), 1)])
+def test_who_went_on_alone_tells_what_it_gives_up(side: tuple[int, ...], daemons: int) -> None:
+    """G4: after two minutes apart hundreds of rounds; every member of the side says the same."""
+    cluster = Cluster(1, Setting(founders=4))
+    cluster.clock.at(2.1, partial(befall, cluster, Fault(2.1, "partition", side[0], 0, side, 120.0)))
+    cluster.run_until(150.0)
+    assert len(cluster.told_lost) == daemons
+    assert {kept for _, kept in cluster.told_lost} == {4 - len(side)}
+    assert all(rounds > 150 for rounds, _ in cluster.told_lost), cluster.told_lost
+    assert len({rounds for rounds, _ in cluster.told_lost}) == 1
 
 
 @pytest.mark.slow

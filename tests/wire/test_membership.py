@@ -301,6 +301,9 @@ def test_of_a_true_partition_the_side_with_fewer_samples_leaves() -> None:
         one.linked(TWO, MEMBERS[1].incarnation, 41.0)
         effects = one.receive(TWO, Where(job=JOB, generation=other, ancestors=(), samples=samples), 41.0)
         assert (LeftOut in kinds(effects)) == leaves
+        assert [effect.kept.samples for effect in effects if isinstance(effect, LeftOut) and effect.kept] == (
+            [99] if leaves else []
+        ), "by what is kept it is known what is given up"
 
 
 def test_a_minority_waits() -> None:

@@ -15,6 +15,7 @@ from meshwire.wiretypes import DeviceId, Digest, Int64, Name, Seconds, Wire
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
+Reason = Annotated[str, Field(max_length=limits.REASON_CHARS_MAX)]
 CheckpointEvery = Annotated[str, StringConstraints(pattern=EVERY_PATTERN)]  # meshwire.checkpointschedule.schedule_of
 Outcome = Literal["succeeded", "failed", "cancelled"]
 Count = Annotated[int, Field(ge=0)]
@@ -203,6 +204,20 @@ class Metrics(Wire):
 
 
 Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
+
+
+class GivenUp(Wire):
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept."""
+
+    first: RoundNumber
+    last: RoundNumber
+    samples: Annotated[int, Field(ge=0, lt=2**63)]  # in these rounds
+    made_by: Ranks
+    kept: Ranks  # whose history it is that is kept
+
+
+GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
 Part = Literal["computes", "forwards", "waits", "leaves"]
 
 
@@ -225,6 +240,7 @@ class RankReport(Wire):
     # wish
     part: Part = "computes"
     metrics: Metrics = Metrics()
+    given_up: GivenUps = ()  # as far as that daemon knows, whoever made them
 
 
 @message("job.hash")
@@ -289,6 +305,7 @@ class JobSummary(Wire):
     waiting_for: Text | None = None  # what a change of the generation waits for
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
+    given_up: GivenUps = ()
 
 
 @message("job.found")
@@ -299,11 +316,12 @@ class Found(Wire):
 
 
 class OutputFile(Wire):
-    """One file that a rank wrote into its output folder."""
+    """One file that a rank wrote into its output folder. Size and time of change tell whether a copy is still its."""
 
     rank: Rank
     path: RelativePath
     size_bytes: Count
+    changed_ns: Annotated[int, Field(ge=0, lt=2**63)] | None = None  # Unix time
 
 
 class CheckpointSummary(Wire):
@@ -355,7 +373,8 @@ class ListOutputs(Wire):
 
 @message("job.outputs.reply")
 class Outputs(Wire):
-    """Reply to `ListOutputs`: as many as one message holds."""
+    """Reply to `ListOutputs`: as many as one message holds, without those of the ranks that are `unreached`."""
 
     files: tuple[OutputFile, ...]
     omitted: Annotated[int, Field(ge=0)] = 0
+    unreached: Annotated[tuple[tuple[Rank, Reason], ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # and why

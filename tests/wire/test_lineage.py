@@ -1,0 +1,63 @@
+"""Where two histories part: what is told of rounds that are given up begins there."""
+
+from meshwire import limits
+from meshwire.lineage import Path
+from meshwire.messages.job import Generation, Member
+
+JOB = "j" + "0" * 11
+MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n}") for n in range(4))
+FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+
+
+def after(before: Generation, *ranks: int) -> Generation:
+    parent = before.digest()
+    changes = {"number": before.number + 1, "parent": parent, "ranks": ranks, "learning": ranks}
+    return before.model_copy(update={**changes, "proposer": MEMBERS[ranks[0]].device})
+
+
+def walked(*steps: tuple[Generation, int]) -> Path:
+    path = Path()
+    for generation, cut in steps:
+        path.entered(generation, cut, cut * 8)
+    return path
+
+
+LEFT = after(FIRST, 0, 1)  # two sides of a partition
+RIGHT = after(FIRST, 2, 3)
+ALONE = after(LEFT, 0)
+
+
+def test_what_comes_after_the_last_common_generation_is_lost() -> None:
+    path = walked((FIRST, 0), (LEFT, 100), (ALONE, 400))
+    parted = path.parted(RIGHT, [FIRST.hash64()])
+    assert parted is not None
+    assert (parted.cut, parted.samples) == (100, 800)
+
+
+def test_of_generations_in_common_nothing_is_lost() -> None:
+    """Who was left out, or was asleep, has made nothing that others lack."""
+    assert walked((FIRST, 0)).parted(RIGHT, [FIRST.hash64()]) is None
+    assert walked((FIRST, 0), (LEFT, 100)).parted(ALONE, [LEFT.hash64(), FIRST.hash64()]) is None
+    assert walked((FIRST, 0), (LEFT, 100)).parted(LEFT, []) is None
+    assert walked().parted(RIGHT, []) is None
+
+
+def test_a_generation_that_the_other_side_has_only_promised_is_left_by_the_next_one() -> None:
+    path = walked((FIRST, 0), (LEFT, 100), (ALONE, 100))
+    parted = path.parted(RIGHT, [LEFT.hash64(), FIRST.hash64()])
+    assert parted is not None
+    assert parted.generation is ALONE
+
+
+def test_too_long_ago_to_be_named_it_is_known_by_who_was_there() -> None:
+    """The other side has changed so often that it names none in common."""
+    many = list(range(limits.ANCESTORS_MAX))
+    parted = walked((FIRST, 0), (LEFT, 100), (ALONE, 400)).parted(RIGHT, many)
+    assert parted is not None
+    assert parted.cut == 100
+
+
+def test_a_path_that_is_forgotten_is_nobodys() -> None:
+    path = walked((FIRST, 0), (LEFT, 100))
+    path.forget()
+    assert path.parted(RIGHT, [FIRST.hash64()]) is None
