@@ -1,6 +1,8 @@
 """What must not end a job, nor hold it up: learners, links and devices that are lost at awkward moments (G2, J1)."""
 
 import asyncio
+import gc
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -145,6 +147,27 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
         desk.rounds.learner.loaded(32)
         assert sorted(desk.rounds._executor._memory.rounds) == [33, 34]
         assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_peer_that_only_forwards_keeps_nothing_of_the_rounds() -> None:
+    """A hub does so for months, a laptop whose script cannot run for as long as the others train."""
+    async with Desk(2, "ssp:1", codec="topk:0.1") as desk:
+        desk.rounds.learner.dead("its process has ended")
+        told: list[int] = []
+        tracemalloc.start()
+        try:
+            for upto in (300, 400):  # before, there are not as many chains of the newest rounds as ever
+                for round_ in range(desk.rounds.complete + 1, upto + 1):
+                    round_of_others(desk, round_)
+                    desk.links[1].sent.clear()
+                    await asyncio.sleep(0)  # timers that were cancelled are let go of in the loop's turn
+                gc.collect()
+                told.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert told[1] - told[0] < 50_000, f"{(told[1] - told[0]) / 100:.0f} bytes a round"
+        assert desk.rounds.learner.loads() == 400, "who comes loads what is complete by then"
 
 
 @pytest.mark.asyncio
