@@ -16,7 +16,7 @@ import pytest
 from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
 from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
-from meshtraind.checkpointtransfer import fetch_state, forget_state, offer, store_state
+from meshtraind.checkpointtransfer import fetch_state, offer, store_state
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.courtesy import Courtesy
 from meshtraind.fetch import serve
@@ -401,7 +401,7 @@ async def test_a_checkpoint_is_offered_and_fetched(
 ) -> None:
     """J1: equal files on the joiner; no second copy stays on either side."""
     made = written(store, 5)
-    saved = offer(made, donor.store)
+    saved = offer("a state", made, donor.store)
     assert saved.round == 5
     assert donor.store.blob_path(saved.units[0].sha256).samefile(made.unit_path(0))
     told: list[Waiting] = []
@@ -409,7 +409,7 @@ async def test_a_checkpoint_is_offered_and_fetched(
     assert content(tmp_path / "state") == content(made.folder)
     assert told[0].reason.startswith("the state of anna: ")
     assert not [path for path in blobs.path.rglob("*") if path.is_file()]
-    forget_state(JOB, saved.units, donor.store)
+    donor.store.release("a state")
     assert not [path for path in donor.store.path.rglob("*") if path.is_file()]
     assert store.verify(made) is None
 
@@ -454,7 +454,7 @@ async def test_a_transfer_that_broke_off_goes_on(
 ) -> None:
     """What has come is not fetched again."""
     made = written(store, 5)
-    saved = offer(made, donor.store)
+    saved = offer("a state", made, donor.store)
     donor.breaks_after = saved.units[0].size_bytes
     with pytest.raises(ConnectionLost):
         await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
@@ -468,7 +468,7 @@ async def test_a_transfer_that_broke_off_goes_on(
 async def test_a_donor_whose_disk_has_rotted_is_named(
     store: CheckpointStore, donor: Peer, blobs: BlobStore, tmp_path: Path
 ) -> None:
-    saved = offer(written(store, 5), donor.store)
+    saved = offer("a state", written(store, 5), donor.store)
     path = donor.store.blob_path(saved.units[1].sha256)
     path.write_bytes(bytes(saved.units[1].size_bytes))
     with pytest.raises(RequestError, match="unit 1 of the state from anna: blob"):

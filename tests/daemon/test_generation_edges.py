@@ -475,10 +475,10 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     passage.generations, machine, tasks = generations(passage, {})
     generation = cast(Any, job_of("ab", 0)).generation
     machine.promised = generation
-    assert (await passage.asked(CatchUp(job=JOB, generation=generation.hash64(), complete=None))).seen == 3
+    assert (await passage.asked("b", CatchUp(job=JOB, generation=generation.hash64(), complete=None))).seen == 3
     machine.promised = generation.model_copy(update={"number": 2})
     with pytest.raises(RequestError, match="anna has promised another generation meanwhile"):
-        await passage.asked(CatchUp(job=JOB, generation=generation.hash64(), complete=None))
+        await passage.asked("b", CatchUp(job=JOB, generation=generation.hash64(), complete=None))
     await tasks.close()
 
 

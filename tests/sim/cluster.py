@@ -19,8 +19,9 @@ from meshwire.syncmode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
+from tests.sim.clusterjoining import State
 from tests.sim.clustermoments import Moment, Moments
-from tests.sim.clusternetwork import Clock, Network
+from tests.sim.clusternetwork import Clock, Network, Node
 from tests.sim.clusterrounds import Rounds
 
 JOB = "j" + "0" * 11
@@ -193,8 +194,18 @@ class Cluster:
             if other.alive and other.rounds is not None and other.rounds.generation == rounds.generation:
                 assert other.rounds.machine.complete >= round_, f"G5: {other.name} does not hold round {round_}"
 
+    def check_kept(self, donor: Node, state: State) -> None:
+        """J1: who loads a state finds it with its donor until the end."""
+        assert isinstance(donor, Daemon)
+        assert donor.life.loans.has(state), f"{donor.name} has given up a state that is still loaded"
+
     def check(self, daemon: Daemon) -> None:
         """After an event at this daemon."""
+        if daemon.generation is not None:
+            lent = len(daemon.life.loans)
+            assert lent <= len(daemon.generation.ranks), "disk is bounded: states that are lent"
+            if self.well():
+                assert not lent, "disk is bounded: what all have loaded is given up"
         rounds = daemon.rounds
         if rounds is None:
             return
