@@ -258,6 +258,7 @@ class Session:
         await self._learners.stop(now=True)
         self.learner.close()
         self.passage.close()
+        self.job.on_odd = lambda _round, _odd: None  # jobs are remembered for long: this session is not, nor its rounds
         await self._donor.close()
         self._metrics.freeze()
         self.closed.set()
