@@ -112,10 +112,7 @@ class ChurnRing(Ring):
     def kill(self, rank: int) -> None:
         """As kill -9 does: what it had queued is lost, and what others had half received of it."""
         self.alive.discard(rank)
-        executor = self.members[rank].executor
-        feedback, executor._feedback = executor._feedback, None  # books are kept of what is lost with it
-        executor.close()
-        executor._feedback = feedback
+        self.members[rank].close()
         for sender, receiver in list(self.wires):
             if rank in (sender, receiver):
                 del self.wires[sender, receiver]
