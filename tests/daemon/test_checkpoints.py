@@ -301,6 +301,31 @@ def test_a_kill_at_any_step_leaves_a_good_one(tmp_path: Path, monkeypatch: pytes
     assert seen == {4, 5}
 
 
+def test_a_checkpoint_has_its_name_only_when_a_power_cut_cannot_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is on the disk, then the names of the files, then the folder's; the older ones go last."""
+    store = prepared(tmp_path)
+    happened: list[str] = []
+    fsync, rename = os.fsync, os.rename
+    names = {path.stat().st_ino: path.name for path in store.path.rglob("*")} | {store.path.stat().st_ino: "names"}
+
+    def synced(handle: int) -> None:
+        happened.append(names.get(os.fstat(handle).st_ino, MANIFEST_FILE))
+        fsync(handle)
+
+    def renamed(old: Path, new: Path) -> None:
+        happened.append(f"{Path(old).name} -> {Path(new).name}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    store.finish(5, facts(5), len(UNITS))
+    files = {unit_file(unit) for unit in range(len(UNITS))} | {MANIFEST_FILE}
+    assert set(happened[: len(files)]) == files
+    assert happened[len(files) :] == [".saving-5", ".saving-5 -> 5", "names", "4 -> .deleting-4"]
+
+
 def test_a_disk_that_is_full_at_any_step_costs_that_checkpoint_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

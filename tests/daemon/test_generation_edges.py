@@ -12,7 +12,7 @@ import pytest
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
-from meshtraind.catchup import Beginning
+from meshtraind.catchup import Beginning, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
@@ -28,7 +28,7 @@ from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
 from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import AskState, CatchUp, Enter, SavedState
+from meshwire.messages.generation import CatchUp, CaughtUp, Enter, SavedState, ServedRound
 from meshwire.messages.job import BarrierReached, BlobRef, Generation
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
@@ -199,7 +199,7 @@ class Offers:
     def __init__(self, *answers: Wire | Exception) -> None:
         self.answers = list(answers)
 
-    async def request(self, _asked: AskState, **_options: object) -> Wire:
+    async def request(self, _asked: Wire, **_options: object) -> Wire:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -356,6 +356,29 @@ async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(l
     await tasks.close()
 
 
+# Links
+
+
+@pytest.mark.asyncio
+async def test_a_link_to_another_incarnation_is_no_link_to_the_member() -> None:
+    """G1: a daemon that was started again has nothing of what the member held, and would take chunks for garbage."""
+    connection = object()
+    hello = SimpleNamespace(incarnation=2)
+    links: dict[str, Any] = {}
+    shell, _, tasks = generations(SimpleNamespace(), links)
+    other = cast(Any, shell._job).members[1]
+    links[other.device] = SimpleNamespace(hello=hello, connection=connection)
+    shell._use_links()
+    assert not shell._links
+    hello.incarnation = other.incarnation
+    shell._use_links()
+    assert shell._links == {1: connection}
+    hello.incarnation = 2
+    shell._use_links()
+    assert not shell._links, "the one of before is let go of"
+    await tasks.close()
+
+
 # Catching up
 
 
@@ -422,6 +445,35 @@ async def test_a_source_that_is_gone_costs_no_history() -> None:
     await turns()
     assert machine.answers == []
     await tasks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("right", [True, False])
+async def test_rounds_of_another_history_do_not_make_a_member_enter(right: bool) -> None:
+    """G4: each served round brings its chain hash with it, and only the last one can be compared with the cut's."""
+    chain = chain_of(5)
+    taken: list[int] = []
+    rounds = SimpleNamespace(complete=4)
+
+    def take(served: ServedRound) -> None:
+        rounds.complete = served.round
+        taken.append(served.round)
+
+    standing = SimpleNamespace(chains=(chain if right else chain_of(6),))
+    rounds.crossing = SimpleNamespace(take_served=take, standing=lambda: standing)
+    served = ServedRound(
+        round=5, void=True, reason="no member contributed", binds=(), poisons=(), used=b"", integers=(),
+        squared_norm=0.0, chain=standing.chains[0], poisoned=b"", size_bytes=0,
+    )  # fmt: skip
+    source = Offers(CaughtUp(rounds=(served,)))
+    cut = catch_up(reload=False).enter.model_copy(update={"chain": chain})
+    fetching = fetch_rounds(cast(Any, rounds), cast(Any, source), JOB, cut)
+    if right:
+        await fetching
+    else:
+        with pytest.raises(RequestError, match="the rounds up to 5 are not those that the others hold"):
+            await fetching
+    assert taken == [5]
 
 
 @pytest.mark.asyncio
