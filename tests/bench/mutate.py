@@ -157,6 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         for bug in chosen:
             print(f"{bug.name:34} {bug.module}.{bug.function}\n{'':34} {bug.test}")
+            try:
+                place(ROOT, bug)
+            except DoesNotApply as error:
+                print(f"{'':34} {Outcome.DOES_NOT_APPLY.value}: {error}")
         return 0
     outcomes: list[Outcome] = []
     sound: dict[str, bool] = {}
