@@ -335,14 +335,13 @@ async def train(session: Session, rounds: int) -> None:
     told: list[Wire] = []
     connection = SimpleNamespace(notify=told.append, writable=True, close=lambda _reason: None)
     session.attach(cast(Any, connection))
-    ask = lambda body: session.learner.request(body, lambda _event: None)  # noqa: E731
     codec = parse_codec(session.job.spec.codec)
     plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, codec)
     layout = MemoryLayout.for_bound(plan.total_values, session.job.spec.sync.staleness)
     os.ftruncate(session.passage.memory.descriptor, layout.total_bytes)
-    await ask(LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes))
-    await ask(LearnerState(units=(bytes(32),)))
-    await ask(LearnerReady())
+    model = LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes)
+    for body in (model, LearnerState(units=(bytes(32),)), LearnerReady()):
+        await session.learner.request(body, lambda _event: None)
     say = session.learner.notice
     for step in range(1, rounds + 1):
         await until(lambda: any(isinstance(body, Start) for body in told))
