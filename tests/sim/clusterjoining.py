@@ -204,7 +204,7 @@ class Joining:
             self._ask_next()
         else:
             if self._goes_on:
-                self._daemon.world.check_kept(donor.other(self._daemon), state)
+                self._daemon.world.check_kept(donor.other(self._daemon), self._daemon, state)
             self._wait_complete(state)
 
     def _wait_complete(self, state: State) -> None:
