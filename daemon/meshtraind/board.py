@@ -325,7 +325,7 @@ class Board:
         session = self._sessions.get(body.job)
         if session is None or not session.passage.is_member(device):
             raise RequestError(f"job {body.job} does not run there")
-        return await session.passage.asked(body)
+        return await session.passage.asked(device, body)
 
     def link_made(self, link: Link) -> None:
         """There is a new link: the jobs of its device may go on with it."""

@@ -29,10 +29,10 @@ Emit = Callable[[Waiting], None]
 # The donor
 
 
-def store_state(job: str, folder: Path, units: int, store: BlobStore) -> tuple[BlobRef, ...]:
+def store_state(owner: str, folder: Path, units: int, store: BlobStore) -> tuple[BlobRef, ...]:
     """Stores what a learner has written for others, and deletes its files. Blocking.
 
-    The blobs are held for the job until `forget_state`.
+    The blobs stay until `BlobStore.release(owner)`.
 
     Raises:
         BlobError: the disk refuses.
@@ -44,16 +44,16 @@ def store_state(job: str, folder: Path, units: int, store: BlobStore) -> tuple[B
             sha256 = hashlib.file_digest(file, "sha256").digest()
             size_bytes = os.fstat(file.fileno()).st_size
         refs.append(BlobRef(sha256=sha256, size_bytes=size_bytes))
-        lend(job, path, refs[-1], store)
+        lend(owner, path, refs[-1], store)
         with explained("delete", path):
             path.unlink()
     return tuple(refs)
 
 
-def offer(checkpoint: Checkpoint, store: BlobStore) -> SavedState:
+def offer(owner: str, checkpoint: Checkpoint, store: BlobStore) -> SavedState:
     """What to answer to whoever asks for a state: this checkpoint, which stays as it is. Blocking.
 
-    The blobs are held for its job until `forget_state`, and outlive the checkpoint.
+    The blobs stay until `BlobStore.release(owner)`, and outlive the checkpoint.
 
     Raises:
         BlobError: the disk refuses.
@@ -61,13 +61,8 @@ def offer(checkpoint: Checkpoint, store: BlobStore) -> SavedState:
     manifest = checkpoint.manifest
     refs = tuple(record.blob() for record in manifest.units)
     for unit, blob in enumerate(refs):
-        lend(manifest.job, checkpoint.unit_path(unit), blob, store)
+        lend(owner, checkpoint.unit_path(unit), blob, store)
     return SavedState(round=manifest.round, chain=bytes.fromhex(manifest.chain), units=refs)
-
-
-def forget_state(job: str, units: Sequence[BlobRef], store: BlobStore) -> None:
-    """Nobody fetches this state any more. Blocking. Raises BlobError."""
-    store.release_passing(job, [blob.sha256 for blob in units])
 
 
 def lend(owner: str, path: Path, blob: BlobRef, store: BlobStore, *, passing: bool = True) -> None:
@@ -127,7 +122,7 @@ async def fetch_state(
         except BlobDamagedError as error:
             raise RequestError(f"unit {unit} of the state from {donor.name}: {error}") from error
     await in_thread(lambda _: _lay_out(units, folder, store))
-    await in_thread(lambda _: forget_state(job, units, store))
+    await in_thread(lambda _: store.release_passing(job, digests))
 
 
 def _missing_bytes(units: Sequence[BlobRef], store: BlobStore) -> int:

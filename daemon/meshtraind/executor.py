@@ -299,11 +299,13 @@ class Executor:
         self._memory.forget(number)
 
     def close(self) -> None:
-        """Lets go of links and memory."""
+        """Lets go of links and memory, and of what encodings left out."""
         self._sending.close()
         self._slot.close()
         self._settling.stop()
         self._memory.close()
+        if self._feedback is not None:
+            self._feedback.close()
 
     # Computing
 

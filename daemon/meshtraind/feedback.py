@@ -147,6 +147,12 @@ class Residual:
         with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
             self._shift(ran, run, start, _in_units(values, weight, left_by))
 
+    def close(self) -> None:
+        """Nothing is owed any more: whoever still refers to this keeps no vector alive."""
+        self.values = np.empty(0, np.float32)
+        self._before.clear()
+        self._spare.clear()
+
     def _restore(self, before: Values, start: int, run: _Changed) -> None:
         self.values[start : start + run.count] = before[start : start + run.count]
         if run.left_by is None:
@@ -264,6 +270,12 @@ class Feedback:
             else:
                 self.owner.dropped += int(np.count_nonzero(owed))
             owed[:] = 0
+
+    def close(self) -> None:
+        """Lets go of all vectors."""
+        for residual in (self.worker, self.owner, self.velocity):
+            if residual is not None:
+                residual.close()
 
 
 def feedback_of(codec: CodecSpec, count: int, momentum: Momentum | None) -> Feedback | None:

@@ -273,6 +273,7 @@ class Passage:
     def entered(self, generation: Generation) -> None:
         """This device is in a new generation."""
         self._agreement.entered()
+        self._donor.entered(generation)
         if self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
             self._wishes.begin()
@@ -339,8 +340,8 @@ class Passage:
         if self.generations is not None and device not in self._node.links:
             self.generations.link_lost(device, reason)
 
-    async def asked(self, body: Asked) -> Wire:
-        """What a member that lacks rounds, or loads, asks for. Raises RequestError."""
+    async def asked(self, device: str, body: Asked) -> Wire:
+        """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""
         rounds = self.rounds
         if rounds is None:
             raise RequestError(f"{self._node.name} has no history of job {self._job.spec.job}")
@@ -355,7 +356,7 @@ class Passage:
             case AskModel():
                 return self.model()
             case AskState():
-                return await self._donor.state(body)
+                return await self._donor.state(device, body)
 
     def close(self) -> None:
         """Lets go of timer, trace and memory."""

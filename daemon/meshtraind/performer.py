@@ -223,6 +223,7 @@ class Performer:
         upto = min(self.committed, self._machine.applied) if kept_for_learner else self.committed
         for round_ in range(self._forgotten + 1, upto + 1):
             self._executor.forget(round_)
+            self._turn.forget(round_)
         self._forgotten = max(self._forgotten, upto)
 
     def _arm(self) -> None:

@@ -83,7 +83,7 @@ class Session:
         memory = SharedMemory()
         saving = Saving(lambda body: self.learner.notify(body), lambda: self.learner.ready)
         checkpointing = Checkpointing(job, node.software, saving, self._tasks, lambda: self.passage.model())
-        donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after)
+        self._donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after, self._tasks)
         self.learner = LearnerLink(
             Place(
                 job=job,
@@ -112,7 +112,17 @@ class Session:
             turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
         )
         self.passage = Passage(
-            node, job, links, self.learner, self._agreement, donor, checkpointing, memory, rtt_s, self._tasks, wishes
+            node,
+            job,
+            links,
+            self.learner,
+            self._agreement,
+            self._donor,
+            checkpointing,
+            memory,
+            rtt_s,
+            self._tasks,
+            wishes,
         )
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
@@ -261,6 +271,8 @@ class Session:
         await self._learners.stop(now=True)
         self.learner.close()
         self.passage.close()
+        self.job.on_odd = lambda _round, _odd: None  # jobs are remembered for long: this session is not, nor its rounds
+        await self._donor.close()
         self._metrics.freeze()
         self.closed.set()
         await self._tasks.close()

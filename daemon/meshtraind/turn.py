@@ -73,6 +73,15 @@ class Turn:
         if not self._gone:
             self._complete[done.round] = done
 
+    @property
+    def rounds_kept(self) -> int:
+        """Complete rounds that the learner was not given."""
+        return len(self._complete)
+
+    def forget(self, round_: int) -> None:
+        """No learner will be given this round: it was applied, or whoever comes loads a base of after it (J1)."""
+        self._complete.pop(round_, None)
+
     def decoded(self, round_: int) -> None:
         """The result slot holds the means of `round_`."""
         self._decoded = round_
@@ -97,7 +106,7 @@ class Turn:
         self._complete.clear()
 
     def away(self) -> None:
-        """Its process has ended, or has not begun: what is complete is kept for the one to come."""
+        """Its process has ended, or has not begun: what is complete is kept until it is forgotten."""
         self._away = True
         self._returning = False
         self._pending_step = None

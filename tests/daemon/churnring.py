@@ -112,7 +112,7 @@ class ChurnRing(Ring):
     def kill(self, rank: int) -> None:
         """As kill -9 does: what it had queued is lost, and what others had half received of it."""
         self.alive.discard(rank)
-        self.members[rank].executor.close()
+        self.members[rank].close()
         for sender, receiver in list(self.wires):
             if rank in (sender, receiver):
                 del self.wires[sender, receiver]

@@ -14,8 +14,9 @@ from meshtraind import checkpointing
 from meshtraind.blobs import BlobStore
 from meshtraind.checkpointing import ROUNDS_AHEAD, Checkpointing
 from meshtraind.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore
+from meshtraind.cleanup import STATE
 from meshtraind.connection import RequestError
-from meshtraind.donor import Donor
+from meshtraind.donor import Donor, Loans
 from meshtraind.roundhistory import Entry
 from meshtraind.saving import Saving
 from meshtraind.tasks import TaskSet, told_elsewhere
@@ -294,27 +295,123 @@ async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Pa
     """J1: the learner is not disturbed for what lies on the disk."""
     store = BlobStore(tmp_path / "blobs")
     chains = {22: b"a" * 16, 30: b"b" * 16}
-    donor = Donor(desk.job, store, desk.saving, lambda: desk.checkpointing.newest, chains.get)
+    donor = Donor(desk.job, store, desk.saving, lambda: desk.checkpointing.newest, chains.get, desk.tasks)
     desk.complete(20 - ROUNDS_AHEAD)
     save = await desk.asked()
     desk.complete(20)
     desk.answer(save, 20)
     await desk.idle()
-    given = await donor.state(AskState(job=JOB, after_round=15))
+    given = await donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=15))
     assert (given.round, given.chain) == (20, bytes([20]) * 16)
     assert len(desk.told) == 1
-    asking = desk.tasks.spawn(donor.state(AskState(job=JOB, after_round=21)), "a member that asks")
+    asking = desk.tasks.spawn(donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=21)), "a member that asks")
     desk.answer(await desk.asked(2), 22)
     assert ((await asking).round, (await asking).chain) == (22, b"a" * 16), "its asker has to know on which history"
-    assert await donor.state(AskState(job=JOB, after_round=22)) == await asking
+    assert await donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=22)) == await asking
     donor.forget()
     desk.checkpointing.forget()
-    again = desk.tasks.spawn(donor.state(AskState(job=JOB, after_round=15)), "a member that asks")
+    again = desk.tasks.spawn(donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=15)), "a member that asks")
     desk.answer(await desk.asked(3), 30)
     assert (await again).round == 30, "what was saved before may be of a history that was not kept"
     tasks = TaskSet("test", on_error=told_elsewhere)
-    late = tasks.spawn(donor.state(AskState(job=JOB, after_round=31)), "a member that asks")
+    late = tasks.spawn(donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=31)), "a member that asks")
     desk.answer(await desk.asked(4), 31)  # of which it is not known any more what the round was
     with pytest.raises(RequestError, match="the state after round 31"):
         await late
     await tasks.close()
+
+
+class Lender:
+    """A member that gives its learner's state, one file for each round, and all that lies on its disk for that."""
+
+    def __init__(self, desk: Desk, folder: Path) -> None:
+        self.desk = desk
+        self.store = BlobStore(folder / "blobs")
+        chain = lambda round_: bytes([round_ % 256]) * 16  # noqa: E731
+        self.donor = Donor(desk.job, self.store, desk.saving, lambda: None, chain, desk.tasks)
+        self.enter((0,))
+
+    def enter(self, learning: tuple[int, ...], ranks: tuple[int, ...] = (0, 1, 2)) -> None:
+        """Into a generation of these, of which these compute."""
+        job = self.desk.job
+        changes = {"number": job.generation.number + 1, "ranks": ranks, "learning": learning}
+        job.generation = job.generation.model_copy(update=changes)
+        self.donor.entered(job.generation)
+
+    async def gives(self, rank: int, round_: int) -> int:
+        """To a member, after this round or a later one; which it is."""
+        asked = AskState(job=JOB, after_round=round_)
+        count = len(self.desk.told)
+        asking = self.desk.tasks.spawn(self.donor.state(MEMBERS[rank].device, asked), "a member that asks")
+        while not asking.done():
+            await asyncio.sleep(0.001)
+            if len(self.desk.told) > count:
+                save, count = self.desk.told[count], count + 1
+                (Path(save.folder) / unit_file(0)).write_bytes(round_.to_bytes(4, "big"))
+                self.desk.saving.saved(LearnerSaved(number=save.number, round=round_, units=1))
+        return asking.result().round
+
+    async def lies_here(self) -> list[int]:
+        """Of which rounds, when all deleting is done."""
+        async with asyncio.timeout(10):
+            while self.desk.tasks._tasks:
+                await asyncio.sleep(0.001)
+        files = [path for path in self.store.path.rglob("*") if path.is_file()]
+        assert not list((self.desk.job.folder / STATE).iterdir())
+        return sorted(int.from_bytes(path.read_bytes(), "big") for path in files)
+
+
+@pytest.mark.asyncio
+async def test_a_state_lies_on_the_disk_for_as_long_as_somebody_loads_it(desk: Desk, tmp_path: Path) -> None:
+    """One whole state for each joiner stayed until the job ended, which may be in a month."""
+    lender = Lender(desk, tmp_path)
+    for round_ in range(10, 60, 10):
+        assert await lender.gives(1, round_) == round_
+        assert await lender.lies_here() == [round_]
+        lender.enter((0,))
+        assert await lender.lies_here() == [round_], "another member was lost: this one still loads"
+        lender.enter((0, 1))
+        assert await lender.lies_here() == []
+        lender.enter((0,))
+    assert await lender.gives(1, 60) == 60
+    assert await lender.gives(2, 55) == 60, "what is there is given again"
+    assert await lender.gives(2, 70) == 70
+    assert await lender.lies_here() == [60, 70]
+    assert await lender.gives(1, 80) == 80
+    assert await lender.lies_here() == [70, 80]
+    lender.enter((0,), ranks=(0, 2))
+    assert await lender.lies_here() == [70]
+    lender.donor.forget()
+    assert await lender.lies_here() == [70], "its own learner is lost: who loads goes on"
+    assert await lender.gives(1, 90) == 90
+    await lender.donor.close()
+    assert await lender.lies_here() == []
+    with pytest.raises(RequestError, match="has ended there"):
+        await lender.donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=1))
+    assert not desk.failed
+
+
+@pytest.mark.asyncio
+async def test_a_state_that_could_not_be_written_leaves_nothing(desk: Desk, tmp_path: Path) -> None:
+    """A learner is killed in the middle of it, or its disk is full."""
+    lender = Lender(desk, tmp_path)
+    tasks = TaskSet("test", on_error=told_elsewhere)
+    asking = tasks.spawn(lender.donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=5)), "a member that asks")
+    save = await desk.asked()
+    (Path(save.folder) / unit_file(0)).write_bytes(b"half of it")
+    desk.saving.learner_lost()
+    with pytest.raises(RequestError, match="its learner has ended"):
+        await asking
+    assert await lender.lies_here() == []
+    await tasks.close()
+
+
+def test_who_is_still_listed_as_computing_when_it_asks_loads_until_it_has_rested() -> None:
+    """X3: a learner that was killed loads again, and a generation may be entered whose proposer had not heard of it."""
+    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    loans: Loans[object] = Loans()
+    state = object()
+    loans.give(MEMBERS[1].device, state, first)
+    for learning, lent in (((0, 1), True), ((0,), True), ((0, 1), False)):
+        loans.entered(first.model_copy(update={"learning": learning}))
+        assert loans.has(state) is lent, learning

@@ -16,7 +16,7 @@ import pytest
 from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
 from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
-from meshtraind.checkpointtransfer import fetch_state, forget_state, offer, store_state
+from meshtraind.checkpointtransfer import fetch_state, offer, store_state
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.courtesy import Courtesy
 from meshtraind.fetch import serve
@@ -301,6 +301,31 @@ def test_a_kill_at_any_step_leaves_a_good_one(tmp_path: Path, monkeypatch: pytes
     assert seen == {4, 5}
 
 
+def test_a_checkpoint_has_its_name_only_when_a_power_cut_cannot_take_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was written is on the disk, then the names of the files, then the folder's; the older ones go last."""
+    store = prepared(tmp_path)
+    happened: list[str] = []
+    fsync, rename = os.fsync, os.rename
+    names = {path.stat().st_ino: path.name for path in store.path.rglob("*")} | {store.path.stat().st_ino: "names"}
+
+    def synced(handle: int) -> None:
+        happened.append(names.get(os.fstat(handle).st_ino, MANIFEST_FILE))
+        fsync(handle)
+
+    def renamed(old: Path, new: Path) -> None:
+        happened.append(f"{Path(old).name} -> {Path(new).name}")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    store.finish(5, facts(5), len(UNITS))
+    files = {unit_file(unit) for unit in range(len(UNITS))} | {MANIFEST_FILE}
+    assert set(happened[: len(files)]) == files
+    assert happened[len(files) :] == [".saving-5", ".saving-5 -> 5", "names", "4 -> .deleting-4"]
+
+
 def test_a_disk_that_is_full_at_any_step_costs_that_checkpoint_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,7 +426,7 @@ async def test_a_checkpoint_is_offered_and_fetched(
 ) -> None:
     """J1: equal files on the joiner; no second copy stays on either side."""
     made = written(store, 5)
-    saved = offer(made, donor.store)
+    saved = offer("a state", made, donor.store)
     assert saved.round == 5
     assert donor.store.blob_path(saved.units[0].sha256).samefile(made.unit_path(0))
     told: list[Waiting] = []
@@ -409,7 +434,7 @@ async def test_a_checkpoint_is_offered_and_fetched(
     assert content(tmp_path / "state") == content(made.folder)
     assert told[0].reason.startswith("the state of anna: ")
     assert not [path for path in blobs.path.rglob("*") if path.is_file()]
-    forget_state(JOB, saved.units, donor.store)
+    donor.store.release("a state")
     assert not [path for path in donor.store.path.rglob("*") if path.is_file()]
     assert store.verify(made) is None
 
@@ -454,7 +479,7 @@ async def test_a_transfer_that_broke_off_goes_on(
 ) -> None:
     """What has come is not fetched again."""
     made = written(store, 5)
-    saved = offer(made, donor.store)
+    saved = offer("a state", made, donor.store)
     donor.breaks_after = saved.units[0].size_bytes
     with pytest.raises(ConnectionLost):
         await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
@@ -468,7 +493,7 @@ async def test_a_transfer_that_broke_off_goes_on(
 async def test_a_donor_whose_disk_has_rotted_is_named(
     store: CheckpointStore, donor: Peer, blobs: BlobStore, tmp_path: Path
 ) -> None:
-    saved = offer(written(store, 5), donor.store)
+    saved = offer("a state", written(store, 5), donor.store)
     path = donor.store.blob_path(saved.units[1].sha256)
     path.write_bytes(bytes(saved.units[1].size_bytes))
     with pytest.raises(RequestError, match="unit 1 of the state from anna: blob"):

@@ -1,6 +1,8 @@
 """What must not end a job, nor hold it up: learners, links and devices that are lost at awkward moments (G2, J1)."""
 
 import asyncio
+import gc
+import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -10,7 +12,7 @@ import pytest
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
-from meshtraind.catchup import Beginning
+from meshtraind.catchup import Beginning, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
@@ -27,7 +29,7 @@ from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
 from meshwire.membershipevents import CatchUpFrom, Effect, EnterGeneration, LeftOut
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import AskState, CatchUp, Enter, SavedState, Where
+from meshwire.messages.generation import CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
@@ -149,6 +151,27 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
 
 
 @pytest.mark.asyncio
+async def test_a_peer_that_only_forwards_keeps_nothing_of_the_rounds() -> None:
+    """A hub does so for months, a laptop whose script cannot run for as long as the others train."""
+    async with Desk(2, "ssp:1", codec="topk:0.1") as desk:
+        desk.rounds.learner.dead("its process has ended")
+        told: list[int] = []
+        tracemalloc.start()
+        try:
+            for upto in (300, 400):  # before, there are not as many chains of the newest rounds as ever
+                for round_ in range(desk.rounds.complete + 1, upto + 1):
+                    round_of_others(desk, round_)
+                    desk.links[1].sent.clear()
+                    await asyncio.sleep(0)  # timers that were cancelled are let go of in the loop's turn
+                gc.collect()
+                told.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+        assert told[1] - told[0] < 50_000, f"{(told[1] - told[0]) / 100:.0f} bytes a round"
+        assert desk.rounds.learner.loads() == 400, "who comes loads what is complete by then"
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize(("codec", "lag"), [("fp32", 0), ("powersgd:1,warmup=0", 3)])
 async def test_a_state_is_asked_for_of_after_a_round_that_what_follows_is_built_on(codec: str, lag: int) -> None:
     """J1: who comes in holds no result of before its cut. But who was there all the time holds whatever is needed: its
@@ -177,7 +200,7 @@ class Offers:
     def __init__(self, *answers: Wire | Exception) -> None:
         self.answers = list(answers)
 
-    async def request(self, _asked: AskState, **_options: object) -> Wire:
+    async def request(self, _asked: Wire, **_options: object) -> Wire:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -353,6 +376,29 @@ async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(l
     await tasks.close()
 
 
+# Links
+
+
+@pytest.mark.asyncio
+async def test_a_link_to_another_incarnation_is_no_link_to_the_member() -> None:
+    """G1: a daemon that was started again has nothing of what the member held, and would take chunks for garbage."""
+    connection = object()
+    hello = SimpleNamespace(incarnation=2)
+    links: dict[str, Any] = {}
+    shell, _, tasks = generations(SimpleNamespace(), links)
+    other = cast(Any, shell._job).members[1]
+    links[other.device] = SimpleNamespace(hello=hello, connection=connection)
+    shell._use_links()
+    assert not shell._links
+    hello.incarnation = other.incarnation
+    shell._use_links()
+    assert shell._links == {1: connection}
+    hello.incarnation = 2
+    shell._use_links()
+    assert not shell._links, "the one of before is let go of"
+    await tasks.close()
+
+
 # Catching up
 
 
@@ -419,6 +465,35 @@ async def test_a_source_that_is_gone_costs_no_history() -> None:
     await turns()
     assert machine.answers == []
     await tasks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("right", [True, False])
+async def test_rounds_of_another_history_do_not_make_a_member_enter(right: bool) -> None:
+    """G4: each served round brings its chain hash with it, and only the last one can be compared with the cut's."""
+    chain = chain_of(5)
+    taken: list[int] = []
+    rounds = SimpleNamespace(complete=4)
+
+    def take(served: ServedRound) -> None:
+        rounds.complete = served.round
+        taken.append(served.round)
+
+    standing = SimpleNamespace(chains=(chain if right else chain_of(6),))
+    rounds.crossing = SimpleNamespace(take_served=take, standing=lambda: standing)
+    served = ServedRound(
+        round=5, void=True, reason="no member contributed", binds=(), poisons=(), used=b"", integers=(),
+        squared_norm=0.0, chain=standing.chains[0], poisoned=b"", size_bytes=0,
+    )  # fmt: skip
+    source = Offers(CaughtUp(rounds=(served,)))
+    cut = catch_up(reload=False).enter.model_copy(update={"chain": chain})
+    fetching = fetch_rounds(cast(Any, rounds), cast(Any, source), JOB, cut)
+    if right:
+        await fetching
+    else:
+        with pytest.raises(RequestError, match="the rounds up to 5 are not those that the others hold"):
+            await fetching
+    assert taken == [5]
 
 
 @pytest.mark.asyncio
@@ -520,10 +595,10 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     passage.generations, machine, tasks = generations(passage, {})
     generation = cast(Any, job_of("ab", 0)).generation
     machine.promised = generation
-    assert (await passage.asked(CatchUp(job=JOB, generation=generation.hash64(), complete=None))).seen == 3
+    assert (await passage.asked("b", CatchUp(job=JOB, generation=generation.hash64(), complete=None))).seen == 3
     machine.promised = generation.model_copy(update={"number": 2})
     with pytest.raises(RequestError, match="anna has promised another generation meanwhile"):
-        await passage.asked(CatchUp(job=JOB, generation=generation.hash64(), complete=None))
+        await passage.asked("b", CatchUp(job=JOB, generation=generation.hash64(), complete=None))
     await tasks.close()
 
 

@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -360,6 +362,36 @@ async def test_a_peer_that_falls_silent_is_lost_after_the_patience(
             assert time.monotonic() - began_s >= 0.3
             assert anna.losses[0][1].startswith("silent for 0.")
             await until(lambda: linked(anna, bert), "bert to dial anna where she listens, without the relay")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("slept_s", [0.0, 100.0], ids=["awake", "asleep"])
+async def test_silence_while_this_device_stood_still_is_its_own(
+    slept_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens the lid would lose all its links at once, though what came meanwhile is only to be read."""
+    now_s = 1000.0
+    monkeypatch.setattr(meshtraind.links, "time", SimpleNamespace(monotonic=lambda: now_s))
+    closed: list[str] = []
+    asked: list[float] = []
+
+    async def request(_body: Wire, *, timeout_s: float, **_name: str) -> Wire:
+        nonlocal now_s
+        asked.append(timeout_s)
+        if len(asked) == 1:
+            now_s += timeout_s + 0.001 + slept_s
+            raise TimeoutError
+        connection.closing = True  # it has been read, and the peer answers
+        return Done()
+
+    def close(reason: str, **_now: bool) -> None:
+        closed.append(reason)
+        connection.closing = True
+
+    connection = SimpleNamespace(closing=False, last_received_s=now_s, request=request, close=close)
+    links = SimpleNamespace(_patience_s=0.04)
+    await Links._keep_alive(cast(Any, links), cast(Any, SimpleNamespace(connection=connection, rtt_s=None)))
+    assert closed == ([] if slept_s else ["silent for 0.0 s"])
 
 
 @pytest.mark.asyncio

@@ -1,34 +1,68 @@
 """What happens to a job at its edges: links that are replaced, ends that cross its start, memory after its end."""
 
 import asyncio
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import pytest
 
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
 from meshtrain.localmesh import LocalDaemon, LocalMesh
+from meshtraind import learnerlife
 from meshtraind.agreement import Agreement
+from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import HashBoard, Job
+from meshtraind.learnertokens import LearnerTokens
 from meshtraind.links import Links
 from meshtraind.session import Session
 from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
+from meshwire.codec import parse_codec
 from meshwire.header import WIRE_VERSION, Header, Kind
 from meshwire.jobs import JobEvent, job_number, new_job_id
-from meshwire.messages.job import BarrierReached, BaseHash, Commit, Found, Generation, Member, Metrics, RankReport
+from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.messages.job import (
+    BarrierReached,
+    BaseHash,
+    BlobRef,
+    Commit,
+    Found,
+    Generation,
+    JobSpec,
+    Member,
+    Metrics,
+    RankReport,
+)
+from meshwire.messages.learner import (
+    LearnerApplied,
+    LearnerBucket,
+    LearnerIdle,
+    LearnerModel,
+    LearnerReady,
+    LearnerSealed,
+    LearnerState,
+    LearnerStepped,
+    RoundDone,
+    Start,
+)
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
+from meshwire.plan import plan_buckets
+from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
 from tests.daemon import jobs
 
@@ -276,6 +310,122 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool | None)
     assert why.endswith("ZeroDivisionError: here\n")
     assert tell is not bool(others_go_on)
     assert session.job.left is bool(others_go_on)
+
+
+class Script:
+    """A learner's process that a test ends, in the place of a real one."""
+
+    running: ClassVar["Script | None"] = None
+
+    def __init__(self, *_args: object) -> None:
+        self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def start(self, _environment: object) -> None:
+        Script.running = self
+
+    async def wait(self) -> int:
+        return await self.code
+
+    def error(self) -> None:
+        """It tells of none."""
+
+    async def stop(self, *, now: bool) -> None:
+        if not self.code.done():
+            self.code.set_result(-9)
+
+
+async def train(session: Session, rounds: int) -> None:
+    """What a learner says, alone, from its call to its end, while it takes a few steps."""
+    await until(lambda: Script.running is not None)
+    told: list[Wire] = []
+    connection = SimpleNamespace(notify=told.append, writable=True, close=lambda _reason: None)
+    session.attach(cast(Any, connection))
+    codec = parse_codec(session.job.spec.codec)
+    plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, codec)
+    layout = MemoryLayout.for_bound(plan.total_values, session.job.spec.sync.staleness)
+    os.ftruncate(session.passage.memory.descriptor, layout.total_bytes)
+    model = LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes)
+    for body in (model, LearnerState(units=(bytes(32),)), LearnerReady()):
+        await session.learner.request(body, lambda _event: None)
+    say = session.learner.notice
+    for step in range(1, rounds + 1):
+        await until(lambda: any(isinstance(body, Start) for body in told))
+        told.clear()
+        np.frombuffer(session.passage.memory.raw(step), np.float32)[:] = step
+        for bucket in plan.buckets:
+            say(LearnerBucket(step=step, bucket=bucket.index, weight=1.0))
+        say(LearnerSealed(step=step, used=b"\x01", integers=()))
+        await until(lambda: any(isinstance(body, RoundDone) for body in told))
+        say(LearnerApplied(round=step))
+        say(LearnerStepped(step=step, samples=1, step_s=0.1, exposed_s=0.0))
+    say(LearnerIdle(reason="its script has ended", finished=True))
+    script, Script.running = Script.running, None
+    assert script is not None
+    script.code.set_result(0)
+
+
+MODEL = ModelManifest(
+    tensors=(TensorSpec(name="weight", shape=(120, 100), dtype="float32", kind="parameter"),), optimizer="SGD"
+)
+COMPRESSED = (
+    "int8",
+    "int8",
+    "topk:0.01",
+    "powersgd:1,warmup=0",
+    "onebit",
+    "dct",
+    "twobit",
+    "lgc:0.05",
+    "int4",
+    "sidco",
+)
+
+
+@pytest.mark.asyncio
+async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A hundred ended jobs are remembered: each kept its session, its rounds, and residuals as large as its model."""
+    monkeypatch.setattr(learnerlife, "Learner", Script)
+    monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
+    who = Member(device="0" * 64, incarnation=1, name="anna")
+    history = cast(Any, SimpleNamespace(put=lambda _record: None))
+    node = SimpleNamespace(
+        device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(tmp_path / "blobs"), history=history,
+        job_folder=lambda id_: tmp_path / "jobs" / id_, patience_s=5.0, endpoint=lambda: "", learners=LearnerTokens(),
+        software=Software(meshtrain="0", python="3", torch=None, system="any"),
+    )  # fmt: skip
+    board = Board(cast(Any, node))
+    left: list[weakref.ref[object]] = []
+    for number, codec in enumerate(COMPRESSED):
+        id_ = new_job_id(number.to_bytes(8, "big"))
+        spec = JobSpec(
+            job=id_, name="x", submitter=who.device, created_at_s=0.0, script="x", args=(), env=(),
+            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec=codec,
+            on_nan="stop", seed=0, bucket_bytes=1 << 20, hash_every=0, trace=False,
+        )  # fmt: skip
+        folder = tmp_path / "jobs" / id_
+        folder.mkdir(parents=True)
+        job = Job(spec, (who,), 0, folder, history)
+        board.add(job)
+        job.advance(JobEvent.FILES_COMPLETE)
+        board.start(job, Generation.first(id_, who.device, (who,)), {})
+        session = board.session(id_)
+        assert session is not None
+        await train(session, 3)
+        rounds = session.rounds
+        assert rounds is not None
+        vectors = rounds._executor._feedback
+        assert vectors is not None
+        large = [weakref.ref(each.values) for each in (vectors.worker, vectors.owner)]
+        left += [weakref.ref(each) for each in (session, session.passage, rounds, rounds._executor)]
+        await session.closed.wait()
+        assert all(ref() is None for ref in large), "close frees its vectors at once, whoever refers to it"
+        del session, rounds, vectors
+        await until(lambda: not board._sessions)
+    await board._tasks.close()
+    await asyncio.sleep(0.01)  # the loop itself lets go of the last task
+    gc.collect()
+    assert [type(ref()).__name__ for ref in left if ref() is not None] == []
+    assert [job.state for job in board.jobs.values()] == ["succeeded"] * len(COMPRESSED), "they are remembered"
 
 
 @pytest.fixture(scope="module")

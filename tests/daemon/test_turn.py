@@ -149,6 +149,20 @@ def test_an_idle_learner_begins_the_same_step_again(desk: Desk) -> None:
     assert desk.told() == [Start(step=3, decided=0)]
 
 
+def test_what_lay_decoded_of_a_round_that_runs_again_is_void(desk: Desk) -> None:
+    """G6: it was decoded before all was said of the round, and then a generation changed."""
+    desk.complete(1)
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1)]
+    desk.machine.applied = 1
+    desk.turn.decoded(2)
+    desk.turn.fenced(1)
+    desk.complete(2)
+    assert desk.told() == []
+    desk.turn.decoded(2)
+    assert desk.told() == [done(2)]
+
+
 def test_a_learner_that_is_gone_is_told_nothing(desk: Desk) -> None:
     desk.complete(1)
     desk.turn.wants_to_start(2)

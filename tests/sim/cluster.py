@@ -21,8 +21,9 @@ from meshwire.syncmode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
+from tests.sim.clusterjoining import State
 from tests.sim.clustermoments import Moment, Moments
-from tests.sim.clusternetwork import Clock, Network
+from tests.sim.clusternetwork import Clock, Network, Node
 from tests.sim.clusterrounds import Rounds
 
 JOB = "j" + "0" * 11
@@ -211,8 +212,18 @@ class Cluster:
             if other.alive and other.rounds is not None and other.rounds.generation == rounds.generation:
                 assert other.rounds.machine.complete >= round_, f"G5: {other.name} does not hold round {round_}"
 
+    def check_kept(self, donor: Node, joiner: Daemon, state: State) -> None:
+        """J1: who loads a state finds it with its donor until the end, unless it was left out and has not heard yet."""
+        assert isinstance(donor, Daemon)
+        generation = donor.generation
+        if generation is not None and joiner.member in generation.live.values():
+            assert donor.life.loans.has(state), f"{donor.name} has given up a state that is still loaded"
+
     def check(self, daemon: Daemon) -> None:
         """After an event at this daemon."""
+        if daemon.generation is not None:
+            lent = len(daemon.life.loans)
+            assert lent <= len(daemon.generation.ranks), "disk is bounded: states that are lent"
         rounds = daemon.rounds
         if rounds is None:
             return
@@ -221,6 +232,7 @@ class Cluster:
         assert len(rounds.unsent) <= 4 * (s + 2), "memory is bounded: unsent messages"
         kept = 3 * (s + 1) + min(self.unapplied_max, machine.complete - machine.applied)
         assert rounds.exchange.rounds_kept <= kept, "memory is bounded: encoded rounds"
+        assert rounds.turn.rounds_kept <= kept, "memory is bounded: rounds to be given to a learner"
         learner = daemon.learner
         if learner is not None and learner.alive and learner.rounds is rounds and machine.applied in rounds.path:
             upto = min(machine.applied, learner.applied)

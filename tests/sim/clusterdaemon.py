@@ -317,6 +317,7 @@ class Daemon(Node):
         self.world.entered(self, generation, enter)
         self.rounds.enter(generation, enter)
         self._path.entered(generation, enter.cut, self.rounds.history.samples)
+        self.life.loans.entered(generation)
         if self._without_learner and self.rank not in generation.learning:
             self._without_learner = False
             self.life.run()
@@ -361,7 +362,7 @@ class Daemon(Node):
         if rounds is None:
             reply(CannotAnswer(f"{self.name} has no history"))
         elif isinstance(what, AskState):
-            self.life.give_state(what.after_round, reply)
+            self.life.give_state(what, reply)
         elif isinstance(what, CatchUp):
             reply(self._rounds_after(rounds, what.complete))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from meshtraind.donor import Loans
 from meshwire.wiretypes import Wire
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
@@ -28,6 +29,7 @@ class AskState:
     """`meshwire.messages.generation.AskState`, answered by a `State`."""
 
     after_round: int
+    device: str  # that loads it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class LearnerLife:
         self.starts = 0
         self._starting: Learner | None = None
         self._given: State | None = None  # to others, last
+        self.loans: Loans[State] = Loans()
         self.learner: Learner | None = None
 
     def found(self, rounds: Rounds) -> None:
@@ -123,21 +126,27 @@ class LearnerLife:
 
     # As a donor
 
-    def give_state(self, after_round: int, reply: Callable[[Answer], None]) -> None:
+    def give_state(self, asked: AskState, reply: Callable[[Answer], None]) -> None:
         """One that was given already is given again, if it is new enough."""
-        if self._given is not None and self._given.round >= after_round:
-            reply(self._given)
+        if self._given is not None and self.loans.has(self._given) and self._given.round >= asked.after_round:
+            self._give(asked, reply, self._given)
         elif self.learner is None or self.learner.rounds is None:
             reply(CannotAnswer("no learner is ready here"))
         else:
-            self.learner.save(after_round, partial(self._saved, self.learner, reply))
+            self.learner.save(asked.after_round, partial(self._saved, self.learner, asked, reply))
 
-    def _saved(self, learner: Learner, reply: Callable[[Answer], None], round_: int, base: bytes | None) -> None:
+    def _saved(
+        self, learner: Learner, asked: AskState, reply: Callable[[Answer], None], round_: int, base: bytes | None
+    ) -> None:
         if base is None or self.learner is not learner:
             reply(CannotAnswer("its learner has ended"))
         else:
-            self._given = State(round_, base)
-            reply(self._given)
+            self._give(asked, reply, State(round_, base))
+
+    def _give(self, asked: AskState, reply: Callable[[Answer], None], state: State) -> None:
+        self._given = state
+        self.loans.give(asked.device, state, self._daemon.generation)
+        reply(state)
 
 
 class Joining:
@@ -168,7 +177,7 @@ class Joining:
             return
         if self._donors:
             donor = self._donors.pop(0)
-            asked = AskState(self._after_round)
+            asked = AskState(self._after_round, self._daemon.member.device)
             self._daemon.requests.ask(donor, asked, STATE_TIMEOUT_S, partial(self._take, donor))
         elif self._refused:
             self._daemon.world.tell(self._daemon.name, "'s learner gets its state from nobody")
@@ -194,6 +203,8 @@ class Joining:
         if self._daemon in donor.closed:
             self._ask_next()
         else:
+            if self._goes_on:
+                self._daemon.world.check_kept(donor.other(self._daemon), self._daemon, state)
             self._wait_complete(state)
 
     def _wait_complete(self, state: State) -> None:

@@ -359,6 +359,7 @@ class Rounds:
         upto = min(self.committed, self.machine.applied) if self._keeps_unapplied else self.committed
         for round_ in range(self._forgotten + 1, upto + 1):
             self.exchange.forget(round_)
+            self.turn.forget(round_)
         self._forgotten = max(self._forgotten, upto)
 
     def _arm(self) -> None:

@@ -415,6 +415,18 @@ def test_a_lost_step_brings_its_samples_back() -> None:
     assert [next(script).item() for _ in range(2)] == [30, 31]
 
 
+def test_what_workers_have_drawn_ahead_comes_first_again_when_a_script_leaves_the_loop() -> None:
+    """X1: they prefetch; what the script was not handed is in no bind, and would be in no round of the epoch."""
+    deal, _, _ = dealt()
+    deal.grant(batches(10), 0)
+    ahead = iter(deal)
+    drawn = [next(ahead) for _ in range(3)]
+    deal.handed_out()
+    deal.give_back()
+    again = iter(deal)
+    assert [next(again) for _ in range(2)] == drawn[1:]
+
+
 def test_a_step_that_takes_all_that_is_held_is_told_so() -> None:
     """X2: it would wait for ever. Not while the round of the step before is on its way."""
     deal, loader, _ = dealt()

@@ -348,6 +348,19 @@ def test_nobody_remembers_old_calls() -> None:
     assert one.timer(one.deadline() or 0.0) == [Broadcast(Call(round=1))]
 
 
+def test_a_null_that_is_told_again_calls_the_own_contributions_before_it() -> None:
+    """R3: one call covers all older rounds, and whoever receives the null takes it for one: no other is sent."""
+    one = machine(s=2)
+    step(one, 1)
+    one.start_step(2, 0.0)
+    for message in (bind(1), seal(1), bind(2), Call(round=2)):
+        one.receive(2, message, 0.0)
+    assert one.decided == 2
+    told = entering(one)
+    assert [effect.message for effect in told if isinstance(effect, Broadcast)] == [bind(1), seal(1), Null(round=2)]
+    assert one.timer(100.0) == []
+
+
 def test_what_laggards_lack_is_not_committed() -> None:
     """G5: the source holds it until they have announced it; a member that is new needs nothing of before the cut."""
     one = machine()
