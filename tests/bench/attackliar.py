@@ -60,7 +60,6 @@ OFFERS = 400
 OFFER_ARGS_BYTES = 60 * limits.KIB  # below JOB_SPEC_BYTES_MAX
 HISTORY_BYTES_MAX = 8 * limits.MIB  # thousands of jobs as people submit them
 MANIFEST_FILES = limits.FILES_MAX
-MANIFEST_PATH_CHARS = 500
 NEVER_JOB = "0" * 12
 
 
@@ -392,13 +391,13 @@ LARGE = Bounds(peak_bytes=512 * limits.MIB, memory_bytes=128 * limits.MIB, disk_
 
 @attack("liar", bounds=LARGE)
 async def a_legal_manifest_of_50_megabytes(scene: Scene) -> str:
-    """as many files as are allowed, with long paths, of which none is delivered: 512 MiB of memory at most"""
+    """as many files as are allowed, each deep in folders of its own, and none delivered: 512 MiB of memory at most"""
     liar, victim = scene.liar(scene.anna), scene.anna
     files = max(10_000, int(MANIFEST_FILES * min(1.0, 2 * scene.share)))
-    folder = "/".join("d" * 60 for _ in range(7))
+    folders = "/".join("d" * 14 for _ in range(limits.FOLDER_DEPTH_MAX - 2))
     entries = [FileEntry(path="train.py", size_bytes=1, sha256=bytes(32), executable=False)]
     for number in range(files - 1):
-        path = f"{folder}/{number:07}".ljust(MANIFEST_PATH_CHARS, "x")
+        path = f"{number:07}/{folders}/file"  # in folders of its own, each of which has to be looked at
         digest = number.to_bytes(32, "big")
         entries.append(FileEntry(path=path, size_bytes=1, sha256=digest, executable=False))
     manifest = await asyncio.to_thread(FileManifest(entries=tuple(entries)).pack)
@@ -413,7 +412,11 @@ async def a_legal_manifest_of_50_megabytes(scene: Scene) -> str:
             raise NotHeldError("the intake had not ended after 120 s") from None
         call_off(link, offer.spec.job)
         await asyncio.sleep(2.0)
-    return f"{len(manifest) // limits.MIB} MiB, {files} files; refused with: {(said.error or '')[:80]}"
+    peak_bytes = scene.watch.peak_bytes(victim)
+    return (
+        f"{len(manifest) // limits.MIB} MiB, {files} files took {peak_bytes // limits.MIB} MiB at the peak; refused "
+        f"with: {(said.error or '')[:80]}"
+    )
 
 
 @attack("liar")

@@ -33,6 +33,7 @@ FRAMES_BROKEN = 0.1  # in their header
 CHUNKS = 0.1
 SWAPPED = 0.2  # with a field of another message
 STRETCHED = 0.3  # whole, with numbers at the ends of ranges
+NUMBERS_STRETCHED = 0.15  # of such a message: one wrong number would hide what the others do
 STRETCHED_OF_A_MEMBER = 0.9  # most others would end the link, and with it the membership
 ENDS = (0, 1, 2, 63, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
 JOBS_MAX = 8  # of the liar's own, one after the other: a violation ends one
@@ -41,6 +42,9 @@ INTAKE_TIMEOUT_S = 30.0
 
 # A line or two each, that a link has begun and why it ended.
 BROKEN = Bounds(log_bytes=1024 * 2 * MESSAGES)
+
+NOT_SAID = ("hello", "refuse")  # they end a link by themselves
+OF_MEMBERS = ("bind", "null", "call", "seal", "job.", "generation.", "model.", "state.", "round.fetch")
 
 # A paired device may cancel a job; what is left of these is sent with job ids of no job.
 ENDS_JOBS = frozenset({"cancel", "job.end", "leave"})
@@ -52,16 +56,24 @@ class Mutants:
     Args:
         job, generation: of the job that they are to be about, if they are.
         stretched: how many are whole, with numbers at the ends of their ranges: these come behind the first checks.
+        names: what the message types begin with.
     """
 
     def __init__(
-        self, rng: random.Random, job: str | None = None, generation: int = 0, stretched: float = STRETCHED
+        self,
+        rng: random.Random,
+        job: str | None = None,
+        generation: int = 0,
+        *,
+        stretched: float = STRETCHED,
+        names: tuple[str, ...] = ("",),
     ) -> None:
         self._rng = rng
         self._stretched_share = stretched
         self._job = job
         self._generation = generation
-        self._bodies = {name: body for name, body in every_message().items() if name not in ("hello", "refuse")}
+        bodies = every_message().items()
+        self._bodies = {name: body for name, body in bodies if name.startswith(names) and name not in NOT_SAID}
 
     def frame(self) -> bytes:
         """The next one."""
@@ -122,7 +134,7 @@ class Mutants:
             return {name: self._stretch(value) for name, value in plain.items()}
         if isinstance(plain, list):
             return [self._stretch(value) for value in plain]
-        if isinstance(plain, bool) or self._rng.random() < 0.6:
+        if isinstance(plain, bool) or self._rng.random() > NUMBERS_STRETCHED:
             return plain
         if isinstance(plain, int):
             return self._rng.choice(ENDS)
@@ -211,7 +223,7 @@ async def as_a_member_of_a_job(scene: Scene) -> str:
             def goes_on(job: str = job) -> bool:
                 return state_of(victim, job) in ("starting", "running", "finishing")
 
-            mutants = Mutants(rng, job, generation, STRETCHED_OF_A_MEMBER)
+            mutants = Mutants(rng, job, generation, stretched=STRETCHED_OF_A_MEMBER, names=OF_MEMBERS)
             done, more = await sent(max(1, count // JOBS_MAX), mutants, link, again, goes_on)
             total, links = total + done, links + more
             state = state_of(victim, job)
@@ -232,7 +244,7 @@ async def liar_in_job(scene: Scene, *, prepared: bool) -> AsyncIterator[tuple[Li
     entry = FileEntry(path="train.py", size_bytes=len(content), sha256=_digest(content), executable=False)
     manifest = FileManifest(entries=(entry,)).pack()
     link = await liar.connect(victim.address, serving({_digest(manifest): manifest, entry.sha256: content}))
-    offer = offer_of(liar, victim, link, spec_of(liar, manifest, env=(("OMP_NUM_THREADS", "1"),)))
+    offer = offer_of(liar, victim, link, spec_of(liar, manifest, args=("1000000",), env=(("OMP_NUM_THREADS", "1"),)))
     job = offer.spec.job
     try:
         await link.ask(offer)

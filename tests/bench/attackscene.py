@@ -42,6 +42,7 @@ COMMAND_TIMEOUT_S = 60.0
 LINK_TIMEOUT_S = 30.0
 END_TIMEOUT_S = 15.0
 POLL_S = 0.25
+SHOWN_CHARS = 200
 UNANSWERED = (RequestError, ConnectionLost, DaemonNotRunning, TimeoutError, OSError)
 TRACEBACK = b"Traceback (most recent call last)"
 ERROR = b" ERROR "  # what others say is no error of the daemon's
@@ -179,6 +180,7 @@ class Log:
         self._offset = path.stat().st_size if path.exists() else 0
         self._inode = path.stat().st_ino if path.exists() else 0
         self._rest = b""
+        self._in_traceback = False
 
     def read(self) -> None:
         """Looks at what has come."""
@@ -193,15 +195,19 @@ class Log:
         self._offset += len(data)
         self.written_bytes += len(data)
         whole, _, self._rest = (self._rest + data).rpartition(b"\n")
-        self.tracebacks += whole.count(TRACEBACK)
-        errors = [line for line in whole.splitlines() if ERROR in line]
-        self.errors += len(errors)
-        if errors and not self.first_error:
-            self.first_error = errors[0].partition(ERROR)[2].decode(errors="replace")[:200]
-        if TRACEBACK in whole and not self.error:
-            lines = whole[whole.index(TRACEBACK) :].splitlines()[1:]
-            ends = next((line for line in lines if line and not line.startswith((b" ", b"\t"))), b"")
-            self.error = ends.decode(errors="replace")[:200]
+        for line in whole.splitlines():
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        if TRACEBACK in line:
+            self.tracebacks += 1
+            self._in_traceback = True
+        elif self._in_traceback and line and not line.startswith((b" ", b"\t")):
+            self._in_traceback = False
+            self.error = self.error or line.decode(errors="replace")[:SHOWN_CHARS]
+        if ERROR in line:
+            self.errors += 1
+            self.first_error = self.first_error or line.partition(ERROR)[2].decode(errors="replace")[:SHOWN_CHARS]
 
 
 @dataclass
@@ -313,6 +319,11 @@ class Watch:
         if self.job is not None and self._gap_s > bounds.rounds_gap_s:
             wrong.append(f"the job of bert and cleo had no round for {self._gap_s:.1f} s")
         return wrong
+
+    def peak_bytes(self, victim: Victim) -> int:
+        """What this attack has made a daemon take of memory so far, at most."""
+        cost = self._costs[victim.name]
+        return max(0, cost.peak_bytes - cost.resident_bytes)
 
     def close(self) -> None:
         """Ends its connections."""
