@@ -6,12 +6,15 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {
@@ -142,6 +145,7 @@ def test_the_wheel_holds_exactly_three_packages(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
+    assert any(name.endswith("NOTICE.md") for name in names), "the licences of dependencies"
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     assert {f"{package}/py.typed" for package in PACKAGES} <= set(names)
@@ -240,6 +244,68 @@ def test_tasks_are_started_in_one_place() -> None:
         or (isinstance(node, ast.Name) and node.id in starters)
     ]
     assert not found
+
+
+def runtime_requirements() -> dict[str, Requirement]:
+    """What `pip install .` needs, by normalised name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    return {canonicalize_name(one.name): one for one in map(Requirement, project["dependencies"])}
+
+
+def pinned_versions() -> dict[str, list[str]]:
+    """The versions in deploy/constraints.txt by name: several where they depend on the Python."""
+    found: dict[str, list[str]] = {}
+    for name, version in re.findall(r"^([\w.\-]+)==(\S+)", (ROOT / "deploy/constraints.txt").read_text("utf-8"), re.M):
+        found.setdefault(canonicalize_name(name), []).append(version)
+    return found
+
+
+def test_the_constraints_satisfy_what_is_required() -> None:
+    """Every run-time dependency has a version in deploy/constraints.txt, within the range of pyproject.toml."""
+    required, pinned = runtime_requirements(), pinned_versions()
+    assert not required.keys() - pinned.keys(), "dependencies without a version: make deploy/constraints.txt anew"
+    outside = [
+        f"{name}=={version}, required: {requirement.specifier}"
+        for name, requirement in required.items()
+        for version in pinned[name]
+        if version not in requirement.specifier
+    ]
+    assert not outside
+
+
+def test_every_pinned_file_has_a_hash_and_no_index_is_named() -> None:
+    """`pip install --require-hashes` refuses what has none; where files come from is whoever installs's choice."""
+    text = (ROOT / "deploy/constraints.txt").read_text("utf-8")
+    blocks = re.split(r"^(?=\w)", re.sub(r"^\s*#.*\n", "", text, flags=re.M), flags=re.M)[1:]
+    assert len(blocks) == sum(map(len, pinned_versions().values()))
+    assert not [block.split()[0] for block in blocks if not re.search(r"--hash=sha256:[0-9a-f]{64}", block)]
+    assert not re.search(r"://|--index-url|--find-links", text)
+
+
+def test_the_notice_names_every_dependency() -> None:
+    """Whoever passes meshtrain on finds all licences in one place."""
+    notice = {
+        canonicalize_name(word) for word in re.findall(r"[\w\-]+", (ROOT / "deploy/NOTICE.md").read_text("utf-8"))
+    }
+    builds_only = {"hatchling", "packaging", "pluggy", "tomlkit", "trove-classifiers"}
+    assert not pinned_versions().keys() - builds_only - notice
+
+
+def test_every_promise_names_a_test_that_exists() -> None:
+    """.github/SECURITY.md says what is promised to whom; what it names as proof is there."""
+    text = (ROOT / ".github/SECURITY.md").read_text("utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    missing = [
+        f"{path}::{test}"
+        for path, test in named
+        if not (ROOT / path).exists()
+        or not re.search(rf"^(async )?def {test}\(", (ROOT / path).read_text("utf-8"), re.M)
+    ]
+    assert not missing
+    tables = text.partition("## What is not promised")[0]
+    rows = [line for line in tables.splitlines() if line.startswith("| ") and not line.startswith("| promise")]
+    assert rows
+    assert not [row for row in rows if "::" not in row], "promises without a test"
 
 
 @pytest.mark.asyncio

@@ -12,12 +12,9 @@ import sys
 import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 import meshtraind.links
 from meshtraind.app import App
@@ -31,12 +28,11 @@ from meshwire.messages.learner import LEARNER_ASKS
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 from meshwire.messages.rounds import Null, Seal
-from meshwire.wiretypes import Wire
 from tests.daemon.jobs import PREAMBLE, TIMEOUT_S, submission
 from tests.daemon.test_app import config, pair, running
 from tests.daemon.test_app import linked as linked_names
 from tests.daemon.test_links import DEADLINE_S, Device, devices, frame, linked, stranger, until
-from tests.wire.wirevalues import MESSAGES, messages
+from tests.wire.wirevalues import every_message
 
 # They end the daemon, start a process, or wait for a person or for a host that does not exist.
 NOT_ASKED = {"shutdown", "submit", "pair.host", "pair.join", "attach"}
@@ -165,26 +161,6 @@ async def mesh_with_cleo(folder: Path) -> AsyncIterator[tuple[App, App, Cleo]]:
             yield anna, bert, cleo
     finally:
         cleo.pins.close()
-
-
-@cache
-def every_message() -> dict[str, Wire]:
-    """One valid message of every type, the same in every run."""
-    found: dict[str, Wire] = {}
-
-    @settings(
-        max_examples=1,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-        derandomize=True,
-    )
-    @given(st.fixed_dictionaries({name: messages(cls) for name, cls in MESSAGES.items()}))
-    def collect(made: dict[str, Wire]) -> None:
-        found.update(made)
-
-    collect()
-    return found
 
 
 def errors(caplog: pytest.LogCaptureFixture) -> list[str]:

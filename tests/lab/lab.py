@@ -4,6 +4,8 @@ Rates are TCP goodput: the token buckets run at R * 1514/1448, so headers are no
 netem: HTB and a byte FIFO at both ends of every cable, a bridge in a namespace of its own.
 """
 
+import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -12,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -27,6 +29,7 @@ COMMAND_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 5.0
 
 _CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}
+_CLONE_NEWNET = 0x40000000
 _numbers = itertools.count()
 
 
@@ -111,6 +114,22 @@ class Lab:
         self._processes.append(process)
         return process
 
+    def plug(self, station: int, *, into: bool) -> None:
+        """Lets a station's cable lead into the switch, or nowhere: what it sends is lost, its interface stays up."""
+        attached = ("master", "br0") if into else ("nomaster",)
+        _do("ip", "-n", self._switch, "link", "set", f"port{station}", *attached)
+
+    @contextlib.contextmanager
+    def inside(self, station: int) -> Iterator[None]:
+        """While this holds, what this thread makes is a station's: sockets, processes, threads."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open("/proc/thread-self/ns/net") as outside, open(f"/run/netns/{self._station(station)}") as namespace:
+            _enter(libc, namespace)
+            try:
+                yield
+            finally:
+                _enter(libc, outside)
+
     def _station(self, station: int) -> str:
         assert 0 <= station < self.stations
         return f"{self._name}-{station}"
@@ -158,6 +177,11 @@ class Lab:
         for process in self._processes:
             process.wait(STOP_TIMEOUT_S)
         _remove_namespaces(f"{self._name}-")
+
+
+def _enter(libc: ctypes.CDLL, namespace: IO[str]) -> None:
+    if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
+        raise LabError(f"cannot enter {namespace.name}: {os.strerror(ctypes.get_errno())}")
 
 
 def remove_stale() -> None:

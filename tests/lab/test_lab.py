@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,21 @@ def test_one_flow_gets_the_rate() -> None:
             measured_mbit = float(output.readline())
         assert receiver.wait(5) == 0
     assert 0.9 * RATE_MBIT < measured_mbit < 1.1 * RATE_MBIT
+
+
+def test_what_is_made_inside_a_station_is_on_its_network() -> None:
+    with Lab(stations=2, rate_mbit=RATE_MBIT) as lab:
+        with lab.inside(0), socket.create_server((lab.host(0), 0)) as listener:
+            address = listener.getsockname()
+            with lab.inside(1):
+                socket.create_connection(address, timeout=5).close()
+                lab.plug(0, into=False)
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(address, timeout=0.5)
+                lab.plug(0, into=True)
+                socket.create_connection(address, timeout=5).close()
+        with pytest.raises(OSError, match="assign"):
+            socket.create_server((lab.host(0), 0))
 
 
 def test_nothing_is_left_of_a_lab() -> None:

@@ -4,8 +4,10 @@ import importlib
 import pkgutil
 import types
 from enum import Enum
+from functools import cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
@@ -111,3 +113,23 @@ def control_messages(*roles: Role) -> st.SearchStrategy[bytes]:
 
     any_message = st.sampled_from(sorted(MESSAGES)).flatmap(lambda name: messages(MESSAGES[name]))
     return st.builds(packed, any_message, st.sampled_from(roles or tuple(Role)), st.integers(1, 2**63 - 1))
+
+
+@cache
+def every_message() -> dict[str, Wire]:
+    """One valid message of every type, the same in every run."""
+    found: dict[str, Wire] = {}
+
+    @settings(
+        max_examples=1,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    @given(st.fixed_dictionaries({name: messages(cls) for name, cls in MESSAGES.items()}))
+    def collect(made: dict[str, Wire]) -> None:
+        found.update(made)
+
+    collect()
+    return found
