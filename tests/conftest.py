@@ -149,6 +149,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     descriptors_before = open_descriptors() if DESCRIPTORS.exists() else None
     children_before = child_processes()
     yield
+    assert all((DESCRIPTORS / stream).is_symlink() for stream in STANDARD_STREAMS) or not DESCRIPTORS.exists(), (
+        "a standard stream was closed: what is opened next takes its number, and libuv aborts the process"
+    )
     children = settled(lambda: list(child_processes() - children_before))
     blamed = [describe(child) for child in children]
     for child in children:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(180)
 
 SMALL_DISK_BYTES = 24 * limits.MIB  # of which a quarter is kept in reserve
 DATA_BYTES = 20 * limits.MIB
-MOUNT = 'mount -t tmpfs -o size="$1" tmpfs "$0" && shift && exec "$@"'
+MOUNT = 'mount -t tmpfs -o size="$1",mode=0700 tmpfs "$0" && shift && exec "$@"'
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from meshtraind.performer import Stage
 from meshwire import proposing
 from meshwire.membershipstate import State
-from meshwire.messages.generation import Standing
+from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
 from meshwire.ownparts import OwnParts
@@ -46,9 +46,9 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
     leave_out, take_rounds = Daemon._leave_out, Daemon._take_rounds
     brought: dict[str, Generation] = {}
 
-    def left(self: State, reason: str, now_s: float) -> None:
+    def left(self: State, reason: str, now_s: float, kept: Where | None = None) -> None:
         before = self.entered
-        leave(self, reason, now_s)
+        leave(self, reason, now_s, kept)
         if before is not None:
             brought[self.me.device] = before
 
