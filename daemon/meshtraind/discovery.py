@@ -206,6 +206,9 @@ class Discovery:
                 "there, and pair that machine as a device of its own. If not, somebody on this network pretends to be "
                 "this device, and gains nothing but this warning"
             )
+            # The next try asks the network, and not what somebody has once said with a TTL of years.
+            _forget(self._mdns.zeroconf, info.name)
+            _forget_pointer(self._mdns.zeroconf, info.name)
         except (Error, OSError, TimeoutError) as error:
             self._warn(f"mDNS: this device could not be announced ({error!r}); {_USE_PEER}")
         else:
@@ -342,9 +345,7 @@ class Discovery:
             name = f"{instance}.{SERVICE_TYPE}"
             if confirmed.asked >= ASKED_TIMES:
                 _forget(zeroconf, name)
-                cache = zeroconf.cache
-                pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "").lower() == name]
-                cache.async_remove_records(pointers)  # kept until now: without it a goodbye would go unheard
+                _forget_pointer(zeroconf, name)  # kept until now: without it a goodbye would go unheard
                 self._gone(instance)
             elif len(self._resolving) < limits.MDNS_RESOLVES_MAX:
                 confirmed.asked += 1
@@ -359,6 +360,13 @@ def _forget(zeroconf: "Zeroconf", name: str) -> None:
     records = cache.entries_with_name(name)
     hosts = {host for record in records if (host := getattr(record, "server_key", None)) is not None}
     cache.async_remove_records([*records, *(record for host in hosts for record in cache.entries_with_name(host))])
+
+
+def _forget_pointer(zeroconf: "Zeroconf", name: str) -> None:
+    """Removes from the cache that there is a device of this name."""
+    cache = zeroconf.cache
+    pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "").lower() == name]
+    cache.async_remove_records(pointers)
 
 
 def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:

@@ -180,6 +180,32 @@ async def test_a_copied_identity_is_reported() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_daemon_is_announced_when_nobody_claims_its_id_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when one packet has claimed it for 68 years; and while it is claimed every try is refused anew."""
+    monkeypatch.setattr(discovery, "INTERFACE_POLL_S", 0.3)
+    a, witness = Daemon("ada"), Daemon("bo")
+    text = {"id": a.device_id, "v": "1", "name": "x"}
+    async with running(witness), stranger() as liar:
+        claim = announcement(a.device_id[:16], text, host="127.0.0.9", ttl_s=FOR_EVER_S)
+
+        async def claim_again() -> None:
+            while True:
+                liar.zeroconf.async_send(liar.zeroconf.generate_service_broadcast(claim, None))
+                await asyncio.sleep(0.02)
+
+        claiming = asyncio.get_running_loop().create_task(claim_again(), name="claims")
+        async with running(a):
+            await _until_warned(a, "another machine announces the id")
+            claiming.cancel()
+            await asyncio.wait({claiming})
+            async with asyncio.timeout(DEADLINE_S):
+                while a.discovery.warning is not None:
+                    await asyncio.sleep(0.02)
+            a.discovery.announce_pairing(True)
+            await witness.until(lambda: witness.seen[a.device_id].pairing, "ada, who shows a code")
+
+
+@pytest.mark.asyncio
 async def test_a_port_held_by_one_program_alone_is_a_warning_and_not_a_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
