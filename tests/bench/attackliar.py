@@ -70,7 +70,6 @@ OFFERS = 400
 OFFER_ARGS_BYTES = 60 * limits.KIB  # below JOB_SPEC_BYTES_MAX
 # As many as are remembered of those that never began, each as large as may be, and sqlite's journal.
 HISTORY_BYTES_MAX = limits.UNBEGUN_REMEMBERED_MAX * limits.JOB_SPEC_BYTES_MAX + 6 * limits.MIB
-MANIFEST_FILES = limits.FILES_MAX
 NEVER_JOB = "0" * 12
 
 Checked = TypeVar("Checked", bound=Wire)
@@ -447,14 +446,11 @@ async def owner_submits(scene: Scene) -> None:
 
 @attack("liar", bounds=Bounds(log_bytes_per_s=64 * limits.KIB))
 async def files_that_never_end(scene: Scene) -> str:
-    """offers whose files come a byte at a time, as many as may run: the owner needs a place all the same"""
+    """offers whose files are asked for and never come, as many as may run: the owner needs a place all the same"""
     liar, victim = scene.liar(scene.anna), scene.anna
     taken = []
 
-    def drip(_wanted: Fetch) -> Fetched:
-        return Fetched(data=b"x", total_bytes=10**9, end=False)
-
-    async with liar.at(victim.address, drip) as link:
+    async with liar.at(victim.address, lambda _wanted: None) as link:
         for number in range(limits.JOBS_RUNNING_MAX + 4):
             offer = offer_of(liar, victim, link, spec_of(liar, b"never" * (number + 1)))
             large = BlobRef(sha256=offer.spec.files.sha256, size_bytes=limits.MIB)
@@ -477,37 +473,38 @@ async def files_that_never_end(scene: Scene) -> str:
 
 
 # In proportion: ten times its bytes while it is read and checked.
-LARGE = Bounds(peak_bytes=512 * limits.MIB, memory_bytes=128 * limits.MIB, disk_bytes=128 * limits.MIB)
+LARGE = Bounds(peak_bytes=320 * limits.MIB, memory_bytes=128 * limits.MIB, disk_bytes=64 * limits.MIB)
 
 
 @attack("liar", bounds=LARGE)
-async def a_legal_manifest_of_50_megabytes(scene: Scene) -> str:
-    """as many files as are allowed, each deep in folders of its own, and none delivered: 512 MiB of memory at most"""
+async def manifests_as_large_as_may_be(scene: Scene) -> str:
+    """as many files as are allowed, of which none is delivered, 28 MiB of names; and as many, each deep in folders of
+    its own: 320 MiB of memory at most"""
     liar, victim = scene.liar(scene.anna), scene.anna
-    files = max(10_000, int(MANIFEST_FILES * min(1.0, 2 * scene.share)))
-    folders = "/".join("d" * 14 for _ in range(limits.FOLDER_DEPTH_MAX - 2))
-    entries = [FileEntry(path="train.py", size_bytes=1, sha256=bytes(32), executable=False)]
-    for number in range(files - 1):
-        path = f"{number:07}/{folders}/file"  # in folders of its own, each of which has to be looked at
-        digest = number.to_bytes(32, "big")
-        entries.append(FileEntry(path=path, size_bytes=1, sha256=digest, executable=False))
-    manifest = await asyncio.to_thread(FileManifest(entries=tuple(entries)).pack)
-    async with liar.at(victim.address, serving({hashlib.sha256(manifest).digest(): manifest})) as link:
-        offer = offer_of(liar, victim, link, spec_of(liar, manifest))
-        reply = await link.ask(offer)
-        if not isinstance(reply, OfferReply) or reply.refusal is not None:
-            raise LeftOutError(f"the offer was not taken: {reply}")
-        try:
-            said = await progress_of(link, offer.spec.job, 120.0)
-        except TimeoutError:
-            raise NotHeldError("the intake had not ended after 120 s") from None
-        call_off(link, offer.spec.job)
-        await asyncio.sleep(2.0)
+    files = max(10_000, int(limits.FILES_MAX * min(1.0, 2 * scene.share)))
+    deep = "/".join("d" * 6 for _ in range(limits.FOLDER_DEPTH_MAX - 2))
+    found = []
+    for how, path in (("legal", f"{deep}/{{folder:06}}/{{number:06}}"), ("too deep", f"{{number:07}}/{deep}/f")):
+        entries = [FileEntry(path="train.py", size_bytes=1, sha256=bytes(32), executable=False)]
+        for number in range(1, files):
+            where = path.format(folder=number // 2, number=number)
+            digest = number.to_bytes(32, "big")
+            entries.append(FileEntry(path=where, size_bytes=1, sha256=digest, executable=False))
+        manifest = await asyncio.to_thread(FileManifest(entries=tuple(entries)).pack)
+        async with liar.at(victim.address, serving({hashlib.sha256(manifest).digest(): manifest})) as link:
+            offer = offer_of(liar, victim, link, spec_of(liar, manifest))
+            reply = await link.ask(offer)
+            if not isinstance(reply, OfferReply) or reply.refusal is not None:
+                raise LeftOutError(f"the offer was not taken: {reply}")
+            try:
+                said = await progress_of(link, offer.spec.job, 120.0)
+            except TimeoutError:
+                raise NotHeldError("the intake had not ended after 120 s") from None
+            call_off(link, offer.spec.job)
+            await asyncio.sleep(2.0)
+        found.append(f"{how}: {len(manifest) / limits.MIB:.0f} MiB, refused with: {(said.error or '')[:90]}")
     peak_bytes = scene.watch.peak_bytes(victim)
-    return (
-        f"{len(manifest) // limits.MIB} MiB, {files} files took {peak_bytes // limits.MIB} MiB at the peak; refused "
-        f"with: {(said.error or '')[:80]}"
-    )
+    return f"{files} files took {peak_bytes // limits.MIB} MiB at the peak; {'; '.join(found)}"
 
 
 @attack("liar")

@@ -614,7 +614,7 @@ async def false_pairing_hosts(scene: Scene) -> str:
                 )
             except (RequestError, TimeoutError) as error:
                 text = " ".join(str(error).split())
-                raise NotHeldError(f"bert could not pair by the code that anna shows: {text[:300]}") from error
+                raise NotHeldError(f"bert could not pair by the code that anna shows: {text[:900]}") from error
             took_s = time.monotonic() - began_s
             if took_s > 2 * limits.PAIRING_EXCHANGE_TIMEOUT_S:
                 raise NotHeldError(f"pairing took {took_s:.0f} s")
