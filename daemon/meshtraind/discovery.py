@@ -206,6 +206,9 @@ class Discovery:
                 "there, and pair that machine as a device of its own. If not, somebody on this network pretends to be "
                 "this device, and gains nothing but this warning"
             )
+            # The next try asks the network, and not what somebody has once said with a TTL of years.
+            _forget(self._mdns.zeroconf, info.name)
+            _forget_pointer(self._mdns.zeroconf, info.name)
         except (Error, OSError, TimeoutError) as error:
             self._warn(f"mDNS: this device could not be announced ({error!r}); {_USE_PEER}")
         else:
@@ -311,7 +314,11 @@ class Discovery:
         if known is not None and known.device_id != sighting.device_id:
             self._gone(instance)
         if instance not in self._sightings and len(self._sightings) >= limits.DEVICES_SEEN_MAX:
-            self._gone(self._most_crowded())
+            crowded = self._most_crowded()
+            self._gone(crowded)
+            if self._mdns is not None:  # its cache has room for so many records, and throws away true ones for them
+                _forget(self._mdns.zeroconf, f"{crowded}.{SERVICE_TYPE}")
+                _forget_pointer(self._mdns.zeroconf, f"{crowded}.{SERVICE_TYPE}")
         self._sightings[instance] = sighting
         self._on_seen(sighting)
 
@@ -336,21 +343,34 @@ class Discovery:
         if self._mdns is None:
             return
         zeroconf = self._mdns.zeroconf
+        self._forget_old(zeroconf)
         for instance, confirmed in list(self._confirmed.items()):
             if now_s - confirmed.at_s < SIGHTING_LIFETIME_S or instance in self._resolving:
                 continue
             name = f"{instance}.{SERVICE_TYPE}"
             if confirmed.asked >= ASKED_TIMES:
                 _forget(zeroconf, name)
-                cache = zeroconf.cache
-                pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "").lower() == name]
-                cache.async_remove_records(pointers)  # kept until now: without it a goodbye would go unheard
+                _forget_pointer(zeroconf, name)  # kept until now: without it a goodbye would go unheard
                 self._gone(instance)
             elif len(self._resolving) < limits.MDNS_RESOLVES_MAX:
                 confirmed.asked += 1
                 _forget(zeroconf, name)
                 work = self._resolve(zeroconf, instance, AsyncServiceInfo(SERVICE_TYPE, name))
                 self._resolving[instance] = self._tasks.spawn(work, f"resolve {instance}")
+
+    def _forget_old(self, zeroconf: "Zeroconf") -> None:
+        """Removes what the cache was told long ago, whatever the TTL: without an end it would fill up for good, with
+        what is not ours, too. The pointers to devices that are known stay: without them a goodbye would go unheard."""
+        from zeroconf import current_time_millis
+
+        oldest_ms = current_time_millis() - SIGHTING_LIFETIME_S * 1000
+        known = {f"{instance}.{SERVICE_TYPE}" for instance in self._confirmed}
+        cache = zeroconf.cache
+        for name in cache.names():
+            records = cache.entries_with_name(name)
+            old = [r for r in records if r.created < oldest_ms and getattr(r, "alias", "").lower() not in known]
+            if old:
+                cache.async_remove_records(old)
 
 
 def _forget(zeroconf: "Zeroconf", name: str) -> None:
@@ -359,6 +379,13 @@ def _forget(zeroconf: "Zeroconf", name: str) -> None:
     records = cache.entries_with_name(name)
     hosts = {host for record in records if (host := getattr(record, "server_key", None)) is not None}
     cache.async_remove_records([*records, *(record for host in hosts for record in cache.entries_with_name(host))])
+
+
+def _forget_pointer(zeroconf: "Zeroconf", name: str) -> None:
+    """Removes from the cache that there is a device of this name."""
+    cache = zeroconf.cache
+    pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "").lower() == name]
+    cache.async_remove_records(pointers)
 
 
 def parse_sighting(instance: str, info: "AsyncServiceInfo") -> Sighting | None:

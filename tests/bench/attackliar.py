@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -24,7 +24,7 @@ from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.files import FileEntry, FileManifest
 from meshwire.jobs import job_number, new_job_id
-from meshwire.messages.envelope import Failure
+from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import (
     AskCheckpoint,
@@ -48,7 +48,17 @@ from meshwire.messages.link import Addresses, KnownPeer
 from meshwire.messages.local import Cancel, PairHost, Shutdown, Submit, Unpair
 from meshwire.messages.rounds import Call, Null
 from meshwire.wiretypes import Wire
-from tests.bench.attackscene import NAMES, Bounds, LeftOutError, NotHeldError, Scene, Victim, attack, in_thread
+from tests.bench.attackscene import (
+    NAMES,
+    Bounds,
+    LeftOutError,
+    NotHeldError,
+    Scene,
+    Victim,
+    attack,
+    in_thread,
+    linked,
+)
 from tests.bench.liar import Liar, LiarLink
 from tests.daemon.jobs import submission
 from tests.wire.wirevalues import every_message
@@ -58,9 +68,11 @@ ANSWER_S = 5.0  # for a fetch of a few bytes, whatever else is asked
 PIPES_ASKED = 40  # more than asyncio's pool of threads has
 OFFERS = 400
 OFFER_ARGS_BYTES = 60 * limits.KIB  # below JOB_SPEC_BYTES_MAX
-HISTORY_BYTES_MAX = 8 * limits.MIB  # thousands of jobs as people submit them
-MANIFEST_FILES = limits.FILES_MAX
+# As many as are remembered of those that never began, each as large as may be, and sqlite's journal.
+HISTORY_BYTES_MAX = limits.UNBEGUN_REMEMBERED_MAX * limits.JOB_SPEC_BYTES_MAX + 6 * limits.MIB
 NEVER_JOB = "0" * 12
+
+Checked = TypeVar("Checked", bound=Wire)
 
 
 def spec_of(liar: Liar, manifest: bytes, **changes: Any) -> JobSpec:
@@ -133,52 +145,130 @@ def fetch(what: Any, job: str, **changes: Any) -> Fetch:
     return Fetch(job=job, what=what, **(fields | changes))
 
 
+def extreme(liar: Liar, victim: Victim, link: LiarLink, job: str) -> Iterator[Wire]:
+    """Every request about a job with numbers at the ends of their ranges, and beyond."""
+    for biggest in (limits.DATA_BYTES_MAX, limits.NUMBER_MAX, 2**63 - 1, 2**64 - 1):
+        for rank in (0, 1, limits.MEMBERS_MAX - 1, 2**31):
+            for what in ("output", "log"):
+                yield changed(fetch(what, job), offset_bytes=biggest, rank=rank, path="a" if what == "output" else None)
+        for sha256 in (bytes(32), *some_blobs(victim)):
+            yield changed(fetch("blob", job, sha256=sha256), offset_bytes=biggest)
+        yield changed(fetch("log", job), max_bytes=biggest)
+        yield changed(
+            FetchRound(job=job, round=2**32 - 1, offset_bytes=0, max_bytes=limits.FETCH_BYTES_MAX), offset_bytes=biggest
+        )
+        yield changed(CatchUp(job=job, generation=0, complete=0), generation=biggest, complete=2**32 - 1)
+        yield changed(AskState(job=job, after_round=0), after_round=biggest)
+        yield changed(AskCheckpoint(job=job, round=0), round=biggest)
+        spec = spec_of(liar, b"", job=job)
+        first = Generation.first(job, liar.id, offer_of(liar, victim, link, spec).members)
+        yield Prepare(generation=changed(first, number=biggest))
+        huge = changed(spec.files, size_bytes=biggest)
+        yield offer_of(liar, victim, link, spec_of(liar, b"", files=huge))
+        yield offer_of(liar, victim, link, spec_of(liar, b"", data=huge))
+    yield from (AskState(job=job, after_round=2**32 - 1), AskModel(job=job), AskCheckpoint(job=job, round=2**32 - 1))
+    yield from (ListOutputs(job=job), ListCheckpoints(job=job), Find(prefix="0" * 32))
+    for created_at_s in (0.0, 5e-324, limits.SECONDS_MAX, 1e308, -1e308, float("inf"), float("nan")):
+        yield offer_of(liar, victim, link, spec_of(liar, b"", created_at_s=created_at_s, seed=2**63 - 1))
+
+
+def changed(body: Checked, **fields: Any) -> Checked:
+    """With these fields, whatever they may be."""
+    return body.model_copy(update=fields)
+
+
+def is_legal(body: Wire) -> bool:
+    """Whether the protocol allows this."""
+    return isinstance(decode(encode(Envelope(Role.REQUEST, 1, body))), Envelope)
+
+
 @attack("liar")
 async def extreme_numbers(scene: Scene) -> str:
-    """every request with offsets, rounds, ranks and sizes at the ends of their ranges, of a job that runs and none"""
+    """every request with offsets, rounds, ranks, sizes and times at the ends of their ranges and beyond, of a job that
+    runs and none: answered, or the link refused with a reason"""
     assert scene.job is not None
-    biggest = 2**64 - 1
-    asked = 0
+    asked = refused = 0
     for victim in (scene.anna, scene.bert):
         liar = scene.liar(victim)
-        async with liar.at(victim.address) as link:
-            for job in (scene.job, NEVER_JOB):
-                spec = spec_of(liar, b"", job=job)
-                huge = BlobRef(sha256=bytes(32), size_bytes=biggest)
-                first = Generation.first(job, liar.id, offer_of(liar, victim, link, spec).members)
-                wanted: list[Wire] = [
-                    *(fetch(what, job, offset_bytes=biggest, rank=1) for what in ("output", "log")),
-                    *(fetch(what, job, offset_bytes=2**63 - 1, rank=63) for what in ("output", "log")),
-                    *(
-                        fetch("log", job, offset_bytes=offset, rank=rank)
-                        for offset in (2**63, 2**31)
-                        for rank in (0, 1)
-                    ),
-                    fetch("blob", job, sha256=bytes(32), offset_bytes=biggest),
-                    *(fetch("blob", job, sha256=sha256, offset_bytes=biggest) for sha256 in some_blobs(victim)),
-                    FetchRound(job=job, round=2**32 - 1, offset_bytes=biggest, max_bytes=limits.FETCH_BYTES_MAX),
-                    CatchUp(job=job, generation=biggest, complete=2**32 - 1),
-                    AskState(job=job, after_round=2**32 - 1),
-                    AskModel(job=job),
-                    AskCheckpoint(job=job, round=2**32 - 1),
-                    ListOutputs(job=job),
-                    ListCheckpoints(job=job),
-                    Find(prefix="0" * 32),
-                    Prepare(generation=first.model_copy(update={"number": biggest})),
-                    offer_of(liar, victim, link, spec_of(liar, b"", files=huge)),
-                    offer_of(liar, victim, link, spec_of(liar, b"", created_at_s=1e308, seed=2**63 - 1, files=huge)),
-                    offer_of(liar, victim, link, spec_of(liar, b"", created_at_s=-1e308, data=huge)),
-                    offer_of(liar, victim, link, spec_of(liar, b"", created_at_s=float("nan"))),
-                ]
-                for body in wanted:
-                    asked += 1
-                    try:
-                        reply = await link.ask(body)
-                    except (TimeoutError, ConnectionError) as error:
-                        raise NotHeldError(f"{body!r:.200} was not answered: {error}") from error
-                    if isinstance(reply, Failure) and INTERNAL in reply.error:
-                        raise NotHeldError(f"{body!r:.200} is an error of ours: {reply.error[:200]}")
-    return f"{asked} requests, each answered or refused"
+        link = await linked(liar, victim)
+        for job in (scene.job, NEVER_JOB):
+            for body in list(extreme(liar, victim, link, job)):
+                asked += 1
+                if not link.open:
+                    await link.end()
+                    link = await linked(liar, victim)
+                if isinstance(body, Offer):  # in the name of the present link
+                    body = offer_of(liar, victim, link, body.spec)
+                legal = is_legal(body)
+                try:
+                    reply = await link.ask(body)
+                except TimeoutError:
+                    raise NotHeldError(f"{body!r:.200} was not answered") from None
+                except ConnectionError as error:
+                    if legal or not link.refused:
+                        raise NotHeldError(f"{body!r:.200} ended the link: {error}") from error
+                    refused += 1
+                    continue
+                if not legal:
+                    raise NotHeldError(f"{body!r:.200} is beyond the protocol and was answered with {reply!r:.100}")
+                if isinstance(reply, Failure) and INTERNAL in reply.error:
+                    raise NotHeldError(f"{body!r:.200} is an error of ours: {reply.error[:200]}")
+                if isinstance(body, Offer) and isinstance(reply, OfferReply) and reply.refusal is None:
+                    call_off(link, body.spec.job)
+        await link.end()
+    return f"{asked} requests, of which {refused} are refused with the link, and the others answered"
+
+
+@attack("liar")
+async def pieces_that_do_not_fit(scene: Scene) -> str:
+    """fetches of the daemon answered with pieces that are empty, short, too long, behind the end or of a size that
+    changes, and with blobs whose content is another"""
+    liar, victim = scene.liar(scene.anna), scene.anna
+    whole = secrets.token_bytes(5000)
+    digest = hashlib.sha256(whole).digest()
+
+    def piece(data: bytes, total_bytes: int, end: bool) -> Callable[[Fetch], Wire | None]:
+        return lambda _wanted: Fetched(data=data, total_bytes=total_bytes, end=end)
+
+    sizes = iter(range(10_000))
+    ways: dict[str, Callable[[Fetch], Wire | None]] = {
+        "nothing, and no end": piece(b"", 5000, False),
+        "nothing, and the end": piece(b"", 5000, True),
+        "short, and the end": piece(whole[:100], 5000, True),
+        "a total of none": piece(whole[:100], 0, False),
+        "a larger total": piece(whole, 2**40, False),
+        "too long": piece(whole + whole, 5000, True),
+        "a megabyte": piece(bytes(limits.MIB), 5000, False),
+        "a total that changes": lambda _wanted: Fetched(data=b"x", total_bytes=next(sizes), end=False),
+        "other content": piece(bytes(5000), 5000, True),
+        "another message": lambda _wanted: Find(prefix="0"),
+        "a failure that draws": lambda _wanted: Failure(error="\x1b[2J\u202e" * 100),
+    }
+    said: list[str] = []
+    for how, serve in ways.items():
+        link = await linked(liar, victim, serve)
+        try:
+            offer = offer_of(liar, victim, link, spec_of(liar, whole, files=BlobRef(sha256=digest, size_bytes=5000)))
+            reply = await link.ask(offer)
+            if not isinstance(reply, OfferReply) or reply.refusal is not None:
+                raise LeftOutError(f"an offer was not taken: {reply}")
+            try:
+                ended = await progress_of(link, offer.spec.job, 30.0)
+            except ConnectionError:
+                said.append(how)  # the link was refused
+                continue
+            except TimeoutError:
+                raise NotHeldError(f"{how}: the intake had not ended after 30 s") from None
+            if ended.ready:
+                raise NotHeldError(f"{how}: the files were taken")
+            said.append(how)
+        finally:
+            if link.open:
+                call_off(link, offer.spec.job)
+                with contextlib.suppress(ConnectionError, TimeoutError):
+                    await link.ask(Find(prefix=NEVER_JOB))
+            await link.end()
+    return f"{len(said)} ways, none taken"
 
 
 def some_blobs(victim: Victim) -> list[bytes]:
@@ -333,7 +423,7 @@ async def offers_without_files(scene: Scene) -> str:
     grown_bytes = history_bytes(history) - before_bytes
     await owner_submits(scene)
     seen = f"{taken} of {count} taken, jobs.db grew by {grown_bytes // limits.KIB} KiB; refused: {refusals or 'none'}"
-    if grown_bytes > HISTORY_BYTES_MAX * max(scene.share, 0.1):
+    if grown_bytes > HISTORY_BYTES_MAX:
         raise NotHeldError(seen)
     return seen
 
@@ -356,14 +446,11 @@ async def owner_submits(scene: Scene) -> None:
 
 @attack("liar", bounds=Bounds(log_bytes_per_s=64 * limits.KIB))
 async def files_that_never_end(scene: Scene) -> str:
-    """offers whose files come a byte at a time, as many as may run: the owner needs a place all the same"""
+    """offers whose files are asked for and never come, as many as may run: the owner needs a place all the same"""
     liar, victim = scene.liar(scene.anna), scene.anna
     taken = []
 
-    def drip(_wanted: Fetch) -> Fetched:
-        return Fetched(data=b"x", total_bytes=10**9, end=False)
-
-    async with liar.at(victim.address, drip) as link:
+    async with liar.at(victim.address, lambda _wanted: None) as link:
         for number in range(limits.JOBS_RUNNING_MAX + 4):
             offer = offer_of(liar, victim, link, spec_of(liar, b"never" * (number + 1)))
             large = BlobRef(sha256=offer.spec.files.sha256, size_bytes=limits.MIB)
@@ -386,37 +473,38 @@ async def files_that_never_end(scene: Scene) -> str:
 
 
 # In proportion: ten times its bytes while it is read and checked.
-LARGE = Bounds(peak_bytes=512 * limits.MIB, memory_bytes=128 * limits.MIB, disk_bytes=128 * limits.MIB)
+LARGE = Bounds(peak_bytes=320 * limits.MIB, memory_bytes=128 * limits.MIB, disk_bytes=64 * limits.MIB)
 
 
 @attack("liar", bounds=LARGE)
-async def a_legal_manifest_of_50_megabytes(scene: Scene) -> str:
-    """as many files as are allowed, each deep in folders of its own, and none delivered: 512 MiB of memory at most"""
+async def manifests_as_large_as_may_be(scene: Scene) -> str:
+    """as many files as are allowed, of which none is delivered, 28 MiB of names; and as many, each deep in folders of
+    its own: 320 MiB of memory at most"""
     liar, victim = scene.liar(scene.anna), scene.anna
-    files = max(10_000, int(MANIFEST_FILES * min(1.0, 2 * scene.share)))
-    folders = "/".join("d" * 14 for _ in range(limits.FOLDER_DEPTH_MAX - 2))
-    entries = [FileEntry(path="train.py", size_bytes=1, sha256=bytes(32), executable=False)]
-    for number in range(files - 1):
-        path = f"{number:07}/{folders}/file"  # in folders of its own, each of which has to be looked at
-        digest = number.to_bytes(32, "big")
-        entries.append(FileEntry(path=path, size_bytes=1, sha256=digest, executable=False))
-    manifest = await asyncio.to_thread(FileManifest(entries=tuple(entries)).pack)
-    async with liar.at(victim.address, serving({hashlib.sha256(manifest).digest(): manifest})) as link:
-        offer = offer_of(liar, victim, link, spec_of(liar, manifest))
-        reply = await link.ask(offer)
-        if not isinstance(reply, OfferReply) or reply.refusal is not None:
-            raise LeftOutError(f"the offer was not taken: {reply}")
-        try:
-            said = await progress_of(link, offer.spec.job, 120.0)
-        except TimeoutError:
-            raise NotHeldError("the intake had not ended after 120 s") from None
-        call_off(link, offer.spec.job)
-        await asyncio.sleep(2.0)
+    files = max(10_000, int(limits.FILES_MAX * min(1.0, 2 * scene.share)))
+    deep = "/".join("d" * 6 for _ in range(limits.FOLDER_DEPTH_MAX - 2))
+    found = []
+    for how, path in (("legal", f"{deep}/{{folder:06}}/{{number:06}}"), ("too deep", f"{{number:07}}/{deep}/f")):
+        entries = [FileEntry(path="train.py", size_bytes=1, sha256=bytes(32), executable=False)]
+        for number in range(1, files):
+            where = path.format(folder=number // 2, number=number)
+            digest = number.to_bytes(32, "big")
+            entries.append(FileEntry(path=where, size_bytes=1, sha256=digest, executable=False))
+        manifest = await asyncio.to_thread(FileManifest(entries=tuple(entries)).pack)
+        async with liar.at(victim.address, serving({hashlib.sha256(manifest).digest(): manifest})) as link:
+            offer = offer_of(liar, victim, link, spec_of(liar, manifest))
+            reply = await link.ask(offer)
+            if not isinstance(reply, OfferReply) or reply.refusal is not None:
+                raise LeftOutError(f"the offer was not taken: {reply}")
+            try:
+                said = await progress_of(link, offer.spec.job, 120.0)
+            except TimeoutError:
+                raise NotHeldError("the intake had not ended after 120 s") from None
+            call_off(link, offer.spec.job)
+            await asyncio.sleep(2.0)
+        found.append(f"{how}: {len(manifest) / limits.MIB:.0f} MiB, refused with: {(said.error or '')[:90]}")
     peak_bytes = scene.watch.peak_bytes(victim)
-    return (
-        f"{len(manifest) // limits.MIB} MiB, {files} files took {peak_bytes // limits.MIB} MiB at the peak; refused "
-        f"with: {(said.error or '')[:80]}"
-    )
+    return f"{files} files took {peak_bytes // limits.MIB} MiB at the peak; {'; '.join(found)}"
 
 
 @attack("liar")

@@ -20,8 +20,8 @@ from meshwire.messages.job import Commit, Generation, Prepare, Promise
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetStatus
 from tests.bench.attackliar import call_off, offer_of, progress_of, serving, spec_of
-from tests.bench.attackscene import Bounds, LeftOutError, NotHeldError, Scene, Victim, attack
-from tests.bench.liar import Liar, LiarLink
+from tests.bench.attackscene import Bounds, LeftOutError, NotHeldError, Scene, Victim, attack, linked
+from tests.bench.liar import LiarLink
 from tests.daemon import jobs
 from tests.wire.fuzzing import mutated
 from tests.wire.wirevalues import every_message
@@ -192,16 +192,6 @@ async def to_all_three(scene: Scene) -> str:
         victim.request(GetStatus(), 2.0, "status")
     total, links = (sum(numbers) for numbers in zip(*results, strict=True))
     return f"seed {scene.seed}: {total} frames over {links} links"
-
-
-async def linked(liar: Liar, victim: Victim) -> LiarLink:
-    """A link, tried again where the last one is still being closed. Raises NotHeldError."""
-    for attempt in range(5):
-        try:
-            return await liar.connect(victim.address)
-        except (OSError, TimeoutError):
-            await asyncio.sleep(0.1 * 2**attempt)
-    raise NotHeldError(f"{victim.name} lets its paired device in no more")
 
 
 @attack("mutations", bounds=BROKEN)

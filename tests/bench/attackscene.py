@@ -29,7 +29,7 @@ from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.files import human_bytes
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, Shutdown, Status
-from tests.bench.liar import Liar
+from tests.bench.liar import Liar, LiarLink, Serve
 from tests.bench.soakwatch import use_of
 from tests.daemon import jobs
 from tests.lab.lab import Lab
@@ -572,3 +572,13 @@ def attack(
 async def in_thread(work: Callable[[], object]) -> object:
     """For requests to daemons, which block."""
     return await asyncio.to_thread(work)
+
+
+async def linked(liar: Liar, victim: Victim, serve: Serve = lambda _wanted: None) -> LiarLink:
+    """A link, tried again where the last one is still being closed. Raises NotHeldError."""
+    for attempt in range(5):
+        try:
+            return await liar.connect(victim.address, serve)
+        except (OSError, TimeoutError):
+            await asyncio.sleep(0.1 * 2**attempt)
+    raise NotHeldError(f"{victim.name} lets its paired device in no more")

@@ -155,6 +155,11 @@ class Liar:
         )
 
     @property
+    def hello(self) -> Hello:
+        """What it has said first on its newest link."""
+        return self._hello
+
+    @property
     def incarnation(self) -> int:
         """Of its newest link."""
         return self._hello.incarnation

@@ -180,6 +180,32 @@ async def test_a_copied_identity_is_reported() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_daemon_is_announced_when_nobody_claims_its_id_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when one packet has claimed it for 68 years; and while it is claimed every try is refused anew."""
+    monkeypatch.setattr(discovery, "INTERFACE_POLL_S", 0.3)
+    a, witness = Daemon("ada"), Daemon("bo")
+    text = {"id": a.device_id, "v": "1", "name": "x"}
+    async with running(witness), stranger() as liar:
+        claim = announcement(a.device_id[:16], text, host="127.0.0.9", ttl_s=FOR_EVER_S)
+
+        async def claim_again() -> None:
+            while True:
+                liar.zeroconf.async_send(liar.zeroconf.generate_service_broadcast(claim, None))
+                await asyncio.sleep(0.02)
+
+        claiming = asyncio.get_running_loop().create_task(claim_again(), name="claims")
+        async with running(a):
+            await _until_warned(a, "another machine announces the id")
+            claiming.cancel()
+            await asyncio.wait({claiming})
+            async with asyncio.timeout(DEADLINE_S):
+                while a.discovery.warning is not None:
+                    await asyncio.sleep(0.02)
+            a.discovery.announce_pairing(True)
+            await witness.until(lambda: witness.seen[a.device_id].pairing, "ada, who shows a code")
+
+
+@pytest.mark.asyncio
 async def test_a_port_held_by_one_program_alone_is_a_warning_and_not_a_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -292,6 +318,48 @@ async def test_who_does_not_answer_is_forgotten_whatever_the_announcement_said(m
             await a.until(lambda: ghost in a.seen, "the ghost seen")
             await a.until(lambda: ghost not in a.seen, "the ghost forgotten")
         assert ghost[:16] not in a.discovery._confirmed
+
+
+def cached(daemon: Daemon, instance: str) -> list[object]:
+    """What a daemon's cache holds of a device, and that there is one."""
+    mdns = daemon.discovery._mdns
+    assert mdns is not None
+    cache, name = mdns.zeroconf.cache, f"{instance}.{SERVICE_TYPE}"
+    pointers = [r for r in cache.entries_with_name(SERVICE_TYPE) if getattr(r, "alias", "") == name]
+    return [*pointers, *cache.entries_with_name(name), *cache.entries_with_name(f"{instance}-host.local.")]
+
+
+@pytest.mark.asyncio
+async def test_of_invented_devices_the_cache_keeps_no_more_than_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has room for 10,000 records, and lets go first of those that end first: true ones."""
+    monkeypatch.setattr(limits, "DEVICES_SEEN_MAX", 4)
+    a = Daemon("ada")
+    invented = [device(f"crowd {i}") for i in range(8)]
+    async with running(a), stranger() as liar:
+        for invention in invented:
+            info = announcement(invention[:16], {"id": invention, "v": "1", "name": "x"}, ttl_s=FOR_EVER_S)
+            liar.zeroconf.async_send(liar.zeroconf.generate_service_broadcast(info, None))
+            await a.until(lambda invention=invention: invention in a.seen, "an invention seen")  # type: ignore[misc]
+        gone = [invention[:16] for invention in invented if invention[:16] not in a.discovery._sightings]
+        assert len(gone) >= 4
+        assert [cached(a, instance) for instance in gone] == [[]] * len(gone)
+        assert cached(a, invented[-1][:16])
+
+
+@pytest.mark.asyncio
+async def test_what_leads_nowhere_is_forgotten_whatever_the_announcement_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "INTERFACE_POLL_S", 0.05)
+    monkeypatch.setattr(discovery, "SIGHTING_LIFETIME_S", 0.3)
+    a, nobody = Daemon("ada"), device("nobody")[:16]
+    async with running(a), stranger() as liar:
+        out = DNSOutgoing(0x8400)
+        out.add_answer_at_time(DNSPointer(SERVICE_TYPE, 12, 1, FOR_EVER_S, f"{nobody}.{SERVICE_TYPE}"), 0)
+        liar.zeroconf.async_send(out)
+        async with asyncio.timeout(DEADLINE_S):
+            while not cached(a, nobody):
+                await asyncio.sleep(0.01)
+            while cached(a, nobody):
+                await asyncio.sleep(0.01)
 
 
 @pytest.mark.asyncio
