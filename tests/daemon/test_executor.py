@@ -14,6 +14,7 @@ from meshwire.codec import parse_codec
 from meshwire.exchange import Part
 from meshwire.layout import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, SEGMENTS, Offer, Opening, Ring, offers, ring_mean
+from tests.tiers import mostly_slow
 
 ROUNDS = 8
 TOLERANCE = {"fp32": 1e-6, "fp16": 3e-3, "bf16": 3e-2}
@@ -40,7 +41,7 @@ def bucket_run(bucket: int) -> slice:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("codec", mostly_slow(["fp32", "fp16", "bf16"]))
 @pytest.mark.parametrize("staleness", [0, 2])
 @pytest.mark.parametrize("members", [1, 2, 3, 4])
 async def test_all_ranks_hold_the_same_weighted_mean(members: int, staleness: int, codec: str) -> None:

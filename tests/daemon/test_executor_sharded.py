@@ -13,6 +13,7 @@ from meshwire.codec import parse_codec
 from tests.daemon.churnring import offers_of
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
+from tests.tiers import mostly_slow
 
 CODECS = (
     "int8",
@@ -115,7 +116,7 @@ def test_nothing_is_lost_over_many_changes(codec: str, staleness: int, seed: int
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", mostly_slow(CODECS, quick=4))
 async def test_buffers_lose_nothing_but_the_rounding_of_a_cast(codec: str) -> None:
     """O5: their differences are from a base that has moved by what was sent alone, so nothing may be owed: whatever a
     codec leaves out of gradients, every round moves them by the mean, and those that did not change not at all."""
@@ -179,8 +180,8 @@ async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> N
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk:0.05", "threshold:rms=2", "topk:0.05,gather"])
-@pytest.mark.parametrize("staleness", [0, 2])
-@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("staleness", mostly_slow([2, 0]))
+@pytest.mark.parametrize("opened", mostly_slow([True, False]))
 async def test_a_member_that_lags_takes_a_served_round(opened: bool, staleness: int, codec: str) -> None:
     """G4: the runs back to back; decoded into the slot whenever it is the round's, and served on as they are."""
     mesh = ShardedMesh(3, codec, staleness, 1, constant_offers(3, 0, 3, 1, poison=0))

@@ -38,6 +38,7 @@ def test_a_cut_link_is_not_got_around(mesh: ChaosMesh) -> None:
     mesh.wait_linked()
 
 
+@pytest.mark.slow
 def test_a_stalled_link_is_lost_after_the_patience(mesh: ChaosMesh) -> None:
     def stall(proxy: ChaosProxy) -> None:
         proxy.stall("anna", "bert")
@@ -52,6 +53,7 @@ def test_a_stalled_link_is_lost_after_the_patience(mesh: ChaosMesh) -> None:
     mesh.wait_linked()
 
 
+@pytest.mark.slow
 def test_a_daemon_that_was_killed_or_frozen_comes_back_with_its_data(mesh: ChaosMesh) -> None:
     cleo = mesh.daemons["cleo"]
     cleo.kill()

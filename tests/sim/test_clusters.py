@@ -7,6 +7,7 @@ import pytest
 
 from meshwire.syncmode import Straggler, Visibility
 from tests.sim.roundcluster import Cluster, Mishap, Timing
+from tests.tiers import mostly_slow
 
 MODES: tuple[tuple[Straggler, Visibility], ...] = (
     ("carry", "eager"),
@@ -65,7 +66,7 @@ def test_every_schedule_keeps_the_rules_and_ends(s: int, members: int, seeds: ra
 
 
 @pytest.mark.parametrize("members", [2, 4, 8])
-@pytest.mark.parametrize("s", [1, 2, 4, 8])
+@pytest.mark.parametrize("s", mostly_slow([2, 1, 4, 8]))
 @pytest.mark.parametrize("exchange_s", [0.3, 1.5])
 def test_equal_learners_share_every_round(members: int, s: int, exchange_s: float) -> None:
     """Equal learners with 10 % jitter make at most 1.05 rounds a step with at least 0.95 m contributors."""
@@ -77,7 +78,7 @@ def test_equal_learners_share_every_round(members: int, s: int, exchange_s: floa
 
 
 @pytest.mark.parametrize("jitter", [0.0, 0.1])
-@pytest.mark.parametrize("exchange_s", [0.2, 0.8, 1.2])
+@pytest.mark.parametrize("exchange_s", mostly_slow([0.8, 0.2, 1.2]))
 def test_a_slow_learner_costs_the_others_nothing(exchange_s: float, jitter: float) -> None:
     """R4: one of three learners is 3x slower; with s=3 the others keep above 0.9 of their own speed, and most rounds
     have three contributors or two."""
@@ -91,7 +92,7 @@ def test_a_slow_learner_costs_the_others_nothing(exchange_s: float, jitter: floa
 
 
 @pytest.mark.parametrize("members", [2, 3, 6])
-@pytest.mark.parametrize("s", range(1, 9))
+@pytest.mark.parametrize("s", mostly_slow([2, 1, *range(3, 9)]))
 def test_nobody_waits_for_a_learner_that_s_can_carry(s: int, members: int) -> None:
     """Speed: nobody waits for a peer up to s+1-q times slower, q rounds in flight when its step begins (here 1)."""
     step_s = (1.0,) * (members - 1)
@@ -109,7 +110,7 @@ def test_nobody_waits_for_a_learner_that_s_can_carry(s: int, members: int) -> No
 
 
 @pytest.mark.parametrize("bucket", [0, 1, 2])
-@pytest.mark.parametrize("s", [1, 2, 3, 8])
+@pytest.mark.parametrize("s", mostly_slow([2, 1, 3, 8]))
 @pytest.mark.parametrize("step_s", [0.2, 0.5])
 def test_a_learner_that_hangs_is_cut_off_at_its_deadline(step_s: float, s: int, bucket: int) -> None:
     """V2 if it is bound, R5 if it is not; the others stand still no longer than its deadline and half a second."""

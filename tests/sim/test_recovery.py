@@ -79,6 +79,7 @@ def test_survivors_of_crashes_never_load() -> None:
         check_undisturbed(cluster, crashed)
 
 
+@pytest.mark.slow
 def test_a_hiccup_costs_nobody_its_history() -> None:
     """G6: a link that comes back within the grace leads to the same members in a new generation."""
     kept = 0

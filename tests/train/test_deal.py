@@ -18,6 +18,7 @@ from meshwire.samples import rounds_per_epoch
 from meshwire.supply import Batch
 from meshwire.syncmode import SyncSettings
 from tests.plannedeal import deal as planned
+from tests.tiers import mostly_slow
 from tests.train.dealcluster import Cluster, Learner
 
 LOCKSTEP = SyncSettings()
@@ -227,9 +228,9 @@ def test_steps_are_lost_and_passed_over_in_these_runs() -> None:
     assert len({size for learner in cluster.learners.values() for size in learner.steps}) > 2
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", mostly_slow([False, True]))
 @pytest.mark.parametrize("sync", [LOCKSTEP, claims(2)], ids=["lockstep", "claims"])
-@pytest.mark.parametrize("prefetch", [2, 30])
+@pytest.mark.parametrize("prefetch", mostly_slow([2, 30]))
 def test_workers_prefetch(sync: SyncSettings, persistent: bool, prefetch: int) -> None:
     """X2: what the workers have in hand when a loop is left comes first in the next one; of any number."""
     loader = DataLoader(

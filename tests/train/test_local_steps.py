@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import NonFiniteGradient, UsageError
 from meshtrain.train.session import Session
+from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 
 TOLERANCE = 1e-6  # relative: base - (base - w) rounds once in fp32, w * d / w a few times
@@ -107,7 +108,7 @@ def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalD
     return daemon, replicas, drawn
 
 
-@pytest.mark.parametrize("make", [sgd, momentum, adamw])
+@pytest.mark.parametrize("make", mostly_slow([adamw, sgd, momentum]))
 @pytest.mark.parametrize(("members", "total", "period"), [(1, 20, 2), (2, 40, 1), (2, 41, 3), (3, 50, 4), (2, 24, 50)])
 def test_weights_are_those_of_local_sgd(make: Make, members: int, total: int, period: int) -> None:
     """ALGORITHMS 2: w <- mean of w by samples after H steps; an epoch's end ends a period. X1, X6: every sample

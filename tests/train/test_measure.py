@@ -14,6 +14,7 @@ from meshtrain.train.memory import learner_bytes, model_size
 from meshwire.footprint import Measurement
 from meshwire.local import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
 from meshwire.syncmode import sync_settings
+from tests.tiers import mostly_slow
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -116,6 +117,7 @@ def measured(work: Path, file: Path, how: str, sync: str, codec: str) -> "subpro
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sync", "codec", "complaint"),
     [
@@ -132,7 +134,7 @@ def test_what_the_job_would_refuse_is_refused(tmp_path: Path, sync: str, codec: 
     assert not (tmp_path / "size.json").exists()
 
 
-@pytest.mark.parametrize("how", ["loader", "none"])
+@pytest.mark.parametrize("how", mostly_slow(["loader", "none"]))
 def test_a_measured_script_ends_at_prepare(tmp_path: Path, how: str) -> None:
     """It writes the sizes, trains nothing, and leaves nothing in the user's folder."""
     work = tmp_path / "work"

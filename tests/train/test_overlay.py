@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from meshtrain.errors import NotSupported
 from meshtrain.train.session import Session
 from meshtrain.train.twin import twin
+from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 
 Make = Callable[..., torch.optim.Optimizer]
@@ -88,7 +89,7 @@ def late(make: Make, staleness: int, gamma: float) -> tuple[list[list[Tensor]], 
     return views, bases
 
 
-@pytest.mark.parametrize("staleness", [1, 2])
+@pytest.mark.parametrize("staleness", mostly_slow([2, 1]))
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_alone_the_view_is_the_fresh_model(name: str, staleness: int) -> None:
     """O2, c=1: with m=1 own gradients are the means, so delays cost nothing: every view has the weights of a process

@@ -21,6 +21,7 @@ from meshtrain.train.session import Session
 from meshtrain.train.state import Progress, ReplicaState
 from meshwire.checkpoint import unit_file
 from meshwire.messages.learner import LearnerSaved, RoundDone
+from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.localrounds import LocalRound
 
@@ -162,7 +163,7 @@ def state_of(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [states, groups]
 
 
-@pytest.mark.parametrize("make", [sgd, adamw, counting])
+@pytest.mark.parametrize("make", mostly_slow([adamw, sgd, counting]))
 @pytest.mark.parametrize(("staleness", "own"), [(0, "0"), (2, "0"), (2, "1")])
 def test_a_run_goes_on_from_what_was_saved(make: Make, staleness: int, own: str, tmp_path: Path) -> None:
     """J1: learners with other weights and fresh optimizers load round 5, and have the base of each later round."""

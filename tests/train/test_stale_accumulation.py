@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR,
 from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.train.session import Session
+from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.replaymodel import Batches, replay
 
@@ -140,30 +141,30 @@ def distance(a: nn.Module, b: nn.Module) -> float:
 
 
 @pytest.mark.parametrize("staleness", BOUNDS)
-@pytest.mark.parametrize("make", [momentum, adamw])
+@pytest.mark.parametrize("make", mostly_slow([adamw, momentum]))
 def test_accumulation(staleness: int, make: Any) -> None:
     """O6: a step of three micro-batches, of which the last one leaves."""
     Run(staleness, micro=3, make=make).train_reproducibly()
 
 
-@pytest.mark.parametrize("staleness", BOUNDS)
-@pytest.mark.parametrize("make", [momentum, adamw])
+@pytest.mark.parametrize("staleness", mostly_slow([2, 0, 1]))
+@pytest.mark.parametrize("make", mostly_slow([adamw, momentum]))
 @pytest.mark.parametrize("own", ["0", "1/m", "1"])
 def test_own_gradients(staleness: int, own: str, make: Any) -> None:
     """O2: the view is the base, ahead by c of what the optimizer makes of own gradients that are not yet covered."""
     Run(staleness, make=make, own=own).train_reproducibly()
 
 
-@pytest.mark.parametrize("staleness", BOUNDS)
+@pytest.mark.parametrize("staleness", mostly_slow([2, 0, 1]))
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
-@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("before", mostly_slow([True, False]))
 def test_schedulers(staleness: int, schedule: str, before: bool) -> None:
     """O3: a round is applied with the options of its own step, however late; no warning of torch's on the way."""
     Run(staleness, schedules=[SCHEDULES[schedule]], before=before).train_reproducibly()
 
 
 @pytest.mark.parametrize("staleness", BOUNDS)
-@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("members", mostly_slow([3, 2]))
 def test_uneven_batches(staleness: int, members: int) -> None:
     """W3: the last round of an epoch splits what is left unevenly, and weighs by samples."""
     run = Run(staleness, members=members, total=2 * members * BATCH + members + 1)
@@ -179,7 +180,7 @@ def test_schedules_that_differ_between_peers(staleness: int) -> None:
     Run(staleness, schedules=schedules).train_reproducibly()
 
 
-@pytest.mark.parametrize("staleness", [2, 3])
+@pytest.mark.parametrize("staleness", mostly_slow([2, 3]))
 @pytest.mark.parametrize("own", ["0", "1/m", "1"])
 def test_late_learner(staleness: int, own: str) -> None:
     """R4, O2, O3: rank 0 is passed over, its step lands in a later round, and from then on rank 1 leads."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from meshtrain.errors import MeshtrainError, NonFiniteGradient, UsageError
 from meshtrain.train.session import Session
+from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -77,7 +78,7 @@ def delayed(staleness: int, make: Make, steps: int) -> Tensor:
     return bases[-1]
 
 
-@pytest.mark.parametrize("staleness", [1, 2, 3])
+@pytest.mark.parametrize("staleness", mostly_slow([2, 1, 3]))
 @pytest.mark.parametrize(
     "make",
     [
@@ -182,7 +183,7 @@ def test_view_of_plain_sgd_is_the_base_less_own_gradients(make: Make, own: str, 
     assert len(seen) == 12
 
 
-@pytest.mark.parametrize("staleness", [1, 2, 3, 4])
+@pytest.mark.parametrize("staleness", mostly_slow([2, 1, 3, 4]))
 @pytest.mark.parametrize("converges", [True, False])
 def test_stability_bound(staleness: int, converges: bool) -> None:
     """A delay of s in x' = x - eta*lambda*x(t-s) is stable iff eta*lambda < 2 sin(pi / (2 (2s+1)))."""

@@ -93,6 +93,7 @@ def test_in_a_job(sync: str) -> None:
         assert {rank for rank, idle in daemon.idle if idle.finished} == {0, 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.slow)])
 def test_script_that_raises_is_not_finished(sync: str) -> None:
     """V2: what it had begun is void; its exit code tells."""
