@@ -62,7 +62,7 @@ def test_rounds_that_run_again_have_the_same_parts_and_the_same_mean_everywhere(
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**CHURNED)
 def test_many_rounds_that_run_again(members: int, codec: str, staleness: int, seed: int) -> None:
     """The same, for longer."""
@@ -108,7 +108,7 @@ def test_nothing_is_lost_at_workers_and_owners(codec: str, staleness: int, seed:
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**CONSERVED)
 def test_nothing_is_lost_over_many_changes(codec: str, staleness: int, seed: int, joins: bool) -> None:
     """The same, for longer."""
