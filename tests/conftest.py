@@ -45,6 +45,7 @@ LEARNING = "test_real"  # and of those whose learners keep all cores busy; in tr
 failed = pytest.StashKey[bool]()
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Two tests that start learners never run at once, nor two that start daemons; the latter mostly wait."""
     for item in items:
