@@ -11,11 +11,12 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pytest
 import pytest_asyncio
+from xdist.scheduler import LoadScopeScheduling
 
 # Read when torch and numpy are imported. Threads that share a core with those of another test mostly wait.
 os.environ.update(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
@@ -39,21 +40,30 @@ KEPT_CHILDREN = ("multiprocessing.resource_tracker", "multiprocessing.forkserver
 T = TypeVar("T")
 
 PURE = ("wire", "sim")  # folders of tests that start nothing
-ARITHMETIC = "test_codec"  # how the names of modules begin that start nothing either, in other folders
+ARITHMETIC = ("test_codec", "test_executor")  # begin the names of modules elsewhere that start nothing either
 LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
 
 failed = pytest.StashKey[bool]()
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two tests that start learners never run at once, nor two that start daemons; the latter mostly wait."""
-    for item in items:
-        folder, name = item.path.parent.name, item.path.name
+class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Two tests that start learners never run at once, nor two that start daemons; the latter mostly wait.
+
+    By path, and not by xdist's marks: those are lost where pytest and xdist do not suit each other.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = Path(nodeid.partition("::")[0])
+        folder, name = path.parent.name, path.name
         if folder == "train" or name.startswith(LEARNING):
-            item.add_marker(pytest.mark.xdist_group("learners"))
-        elif folder not in PURE and not name.startswith(ARITHMETIC):
-            item.add_marker(pytest.mark.xdist_group("daemons"))
+            return "learners"
+        if folder not in PURE and not name.startswith(ARITHMETIC):
+            return "daemons"
+        return nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
+    return Groups(config, log)
 
 
 def pytest_collection_finish() -> None:
