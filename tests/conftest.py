@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import time
+import zlib
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,13 +42,14 @@ T = TypeVar("T")
 
 PURE = ("wire", "sim")  # folders of tests that start nothing
 ARITHMETIC = ("test_codec", "test_executor")  # begin the names of modules elsewhere that start nothing either
+LEARNERS_AT_ONCE = 2
 LEARNING = "test_real"  # and of those whose learners keep all cores busy; in train/ most do
 
 failed = pytest.StashKey[bool]()
 
 
 class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Two tests that start learners never run at once, nor two that start daemons; the latter mostly wait.
+    """Never more than LEARNERS_AT_ONCE tests that start learners, and one that starts daemons alone, run at once.
 
     By path, and not by xdist's marks: those are lost where pytest and xdist do not suit each other.
     """
@@ -56,7 +58,7 @@ class Groups(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
         path = Path(nodeid.partition("::")[0])
         folder, name = path.parent.name, path.name
         if folder == "train" or name.startswith(LEARNING):
-            return "learners"
+            return f"learners {zlib.crc32(name.encode()) % LEARNERS_AT_ONCE}"
         if folder not in PURE and not name.startswith(ARITHMETIC):
             return "daemons"
         return nodeid
