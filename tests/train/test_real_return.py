@@ -229,7 +229,7 @@ def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path)
 
 
 def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_path: Path) -> None:
-    """J3: started again after its step, and once after its start, at which it fails the same way again; then it forwards
+    """J3: started again after its step, and after its start, at which it fails the same way again; then it forwards
     what the others send, who succeed."""
     fails = tmp_path / "fails"
     wrong = 'raise RuntimeError("this script is wrong")'
