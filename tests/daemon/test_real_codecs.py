@@ -27,8 +27,6 @@ def mesh() -> Iterator[LocalMesh]:
     ("codec", "options"),
     [
         ("onebit:warmup=5", {"sync": "ssp:2", "straggler": "wait"}),
-        ("dgc:0.05,ramp=10", {"sync": "ssp:2"}),
-        (None, {"sync": "demo"}),
         ("powersgd:2,min_rate=1,warmup=3", {"sync": "ssp:1"}),
         (None, {"sync": "sparseloco:2", "args": ("4",)}),
     ],
