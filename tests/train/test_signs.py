@@ -1,5 +1,6 @@
 """O10, --sync demo: plain SGD that steps on the signs of the mean (ALGORITHMS section 5, DeMo)."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -13,9 +14,13 @@ from tests.train.localdaemon import LocalDaemon
 RATE, DECAY, STEPS, MEMBERS = 0.01, 0.1, 4, 2
 
 
+torch.manual_seed(0)
+MODEL = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
 def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+    """Equal on all learners, which are threads here and share torch's generator."""
+    return copy.deepcopy(MODEL)
 
 
 def inputs(rank: int, step: int) -> torch.Tensor:
