@@ -13,7 +13,7 @@ from meshtrain.localmesh import LocalMesh
 from meshwire.messages.local import Cancel
 from tests.daemon import jobs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("learners")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 FAILS = jobs.TRAIN.replace("        loss.backward()\n", "        loss.backward()\n        {}['loss']\n")
 LINE = next(at for at, line in enumerate((jobs.WITHOUT_COMPILER + FAILS).splitlines(), 1) if "{}['loss']" in line)
