@@ -7,7 +7,7 @@ from enum import IntEnum, IntFlag
 from meshwire import limits
 
 MAGIC = b"MESH"
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 RESERVED = bytes(4)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
