@@ -23,14 +23,23 @@ PACKAGES = {
     "meshwire": ROOT / "protocol/meshwire",
 }
 TOP_LEVEL = {
-    *(".ci", ".github", ".gitignore", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md"),
+    *(
+        ".ci",
+        ".github",
+        ".gitignore",
+        ".pre-commit-config.yaml",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+    ),
     *("protocol", "daemon", "meshtrain", "tests", "deploy"),
 }
 # An __init__.py in one of these would shadow other people's packages of that name.
 NO_PACKAGES = ("daemon", "protocol", "tests", "deploy")
 FOLDERS_WITHOUT_MAP = {
     ".ci",  # one script; tests/README.md tells of it
-    ".github",  # a README there would be shown in place of the top one
+    *(".github", ".github/workflows"),  # a README there would be shown in place of the top one
     # These are copied into a user's own folder; meshtrain/examples/README.md tells of them.
     *("meshtrain/examples/templates", "meshtrain/examples/templates/gpt", "meshtrain/examples/templates/mlp"),
 }
