@@ -212,3 +212,12 @@ def test_finite_check_sees_every_bad_value(value: float) -> None:
     assert _finite(values)
     values[637] = value
     assert not _finite(values)
+
+
+def test_finite_check_takes_large_values_whose_squares_overflow_for_finite() -> None:
+    from meshtrain.train.contribution import _finite
+
+    values = torch.full((1000,), 1e30)
+    values[-1] = torch.finfo(torch.float32).max
+    assert torch.dot(values, values).isinf()
+    assert _finite(values)
