@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from meshtrain.errors import ConnectionLost, DaemonNotRunning, RequestError
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
 from meshwire import limits
 from meshwire.header import Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
@@ -18,7 +18,7 @@ from meshwire.messages.local import Attach
 from meshwire.parser import Broken, ControlReceived, FrameParser
 from meshwire.wiretypes import Wire
 
-__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "RequestError"]
+__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "OtherVersion", "RequestError"]
 
 CONNECT_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 30.0  # a daemon that reads nothing for so long hangs
@@ -174,6 +174,8 @@ class Client:
                     continue
                 case ControlReceived(_, payload):
                     return self._decoded(payload)
+                case Broken(_, version) if version is not None:
+                    raise OtherVersion(version)
                 case Broken(reason):
                     raise ConnectionLost(f"what the daemon sent cannot be read: {reason}")
                 case _:

@@ -32,7 +32,6 @@ from meshtraind.tls import Trust
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address, split_host_port
-from meshwire.header import WIRE_VERSION
 from meshwire.messages.link import Hello
 
 log = logging.getLogger(__name__)
@@ -138,8 +137,6 @@ class App:
                 trust,
                 book,
                 hello=Hello(
-                    wire_oldest=WIRE_VERSION,
-                    wire_newest=WIRE_VERSION,
                     incarnation=incarnation,
                     name=config.name,
                     listen_port=0,
@@ -172,6 +169,7 @@ class App:
             links.handler = PeerSide(self.board, questions)
             links.on_link = self.board.link_made
             self.board.on_members = links.awaits
+            self.board.refused = links.refused
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)

@@ -119,7 +119,7 @@ class Mesh:
     def warnings(self) -> tuple[str, ...]:
         """What a person should know."""
         found = self._discovery.warning if self._discovery is not None else None
-        return (found,) if found is not None else ()
+        return (*((found,) if found is not None else ()), *self._links.refused.values())
 
     def peers(self) -> tuple[PeerSummary, ...]:
         """Linked first, then paired, then those that were only seen."""
@@ -150,6 +150,7 @@ class Mesh:
             software=None,
             cores=None,
             memory_bytes=None,
+            refused=self._links.refused.get(device),
         )
 
     # Pairing
