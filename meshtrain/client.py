@@ -151,7 +151,7 @@ class Client:
                     if not select.select([], [self._stream], [], max(0.0, deadline_s - time.monotonic()))[1]:
                         raise ConnectionLost(f"the daemon has read nothing for {SEND_TIMEOUT_S:.0f} s") from None
                 except OSError as error:
-                    raise ConnectionLost(self._why_closed(error)) from error
+                    raise self._why_closed(error) from error
 
     def _receive(self, timeout_s: float) -> Envelope | None:
         """The next message; None after `timeout_s`."""
@@ -189,14 +189,14 @@ class Client:
             raise ConnectionLost(f"the daemon refused: {envelope.body.reason}")
         return envelope
 
-    def _why_closed(self, error: OSError) -> str:
+    def _why_closed(self, error: OSError) -> ConnectionLost:
         """A daemon that refuses says why before it closes."""
         try:
             while self._receive(0.0) is not None:
                 pass
         except ConnectionLost as lost:
-            return str(lost)
-        return f"the connection to the daemon broke: {error}"
+            return lost
+        return ConnectionLost(f"the connection to the daemon broke: {error}")
 
 
 def _running(data_dir: Path) -> tuple[str, str]:

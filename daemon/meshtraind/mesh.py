@@ -221,7 +221,7 @@ class Mesh:
         self._links.dial_now()
         with contextlib.suppress(TimeoutError):  # paired all the same; `meshtrain peers` shows when it is linked
             async with asyncio.timeout(LINK_AFTER_PAIRING_S):
-                while device.device_id not in self.node.links:
+                while device.device_id not in self.node.links and device.device_id not in self._links.refused:
                     await asyncio.sleep(0.02)
         return Paired(device=device.device_id, name=printable(device.name))
 

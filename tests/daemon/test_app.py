@@ -13,10 +13,13 @@ import pytest
 
 from meshtraind.app import App, Config, StartError
 from meshtraind.connection import RequestError
+from meshtraind.job import Job
 from meshtraind.tls import Trust
 from meshwire import limits
 from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
+from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import PairCode, PairJoin, Unpair
+from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
 
 TIMEOUT_S = 15.0
@@ -215,10 +218,18 @@ async def test_a_peer_of_another_wire_version_is_named_where_people_look(tmp_pat
         said = f"bert speaks wire version {WIRE_VERSION + 1}, anna {WIRE_VERSION}: update meshtrain on anna"
         assert [(row.state, row.refused) for row in anna.mesh.peers()] == [("paired", said)]
         assert anna.mesh.warnings == (said,)
-        assert anna.board.refused == {bert.mesh.node.device: said}
+        spec = JobSpec(
+            job="0123456789ab", name="train", submitter="a" * 64, created_at_s=1.0, script="train.py", args=(), env=(),
+            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+            on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
+        )  # fmt: skip
+        members = anna.mesh.node.member, bert.mesh.node.member
+        job = Job(spec, members, 0, anna.mesh.node.job_folder(spec.job), anna.mesh.node.history)
+        anna.board.add(job)
+        assert job.summary().refused == ((1, said),)
         async with running(config(tmp_path, "bert", peers=[f"127.0.0.1:{port}"])):
             await until(lambda: linked(anna) == {"bert"}, "the link")
-            assert not anna.board.refused
+            assert anna.mesh.warnings + job.summary().refused == ()
 
 
 @pytest.mark.asyncio
