@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from meshtrain.errors import ConnectionLost, DaemonNotRunning, RequestError
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
 from meshwire import limits
 from meshwire.header import Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
@@ -18,7 +18,7 @@ from meshwire.messages.local import Attach
 from meshwire.parser import Broken, ControlReceived, FrameParser
 from meshwire.wiretypes import Wire
 
-__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "RequestError"]
+__all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "OtherVersion", "RequestError"]
 
 CONNECT_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 30.0  # a daemon that reads nothing for so long hangs
@@ -151,7 +151,7 @@ class Client:
                     if not select.select([], [self._stream], [], max(0.0, deadline_s - time.monotonic()))[1]:
                         raise ConnectionLost(f"the daemon has read nothing for {SEND_TIMEOUT_S:.0f} s") from None
                 except OSError as error:
-                    raise ConnectionLost(self._why_closed(error)) from error
+                    raise self._why_closed(error) from error
 
     def _receive(self, timeout_s: float) -> Envelope | None:
         """The next message; None after `timeout_s`."""
@@ -174,6 +174,8 @@ class Client:
                     continue
                 case ControlReceived(_, payload):
                     return self._decoded(payload)
+                case Broken(_, version) if version is not None:
+                    raise OtherVersion(version)
                 case Broken(reason):
                     raise ConnectionLost(f"what the daemon sent cannot be read: {reason}")
                 case _:
@@ -187,14 +189,14 @@ class Client:
             raise ConnectionLost(f"the daemon refused: {envelope.body.reason}")
         return envelope
 
-    def _why_closed(self, error: OSError) -> str:
+    def _why_closed(self, error: OSError) -> ConnectionLost:
         """A daemon that refuses says why before it closes."""
         try:
             while self._receive(0.0) is not None:
                 pass
         except ConnectionLost as lost:
-            return str(lost)
-        return f"the connection to the daemon broke: {error}"
+            return lost
+        return ConnectionLost(f"the connection to the daemon broke: {error}")
 
 
 def _running(data_dir: Path) -> tuple[str, str]:

@@ -1,5 +1,7 @@
 """What can go wrong between a script or command and the mesh. Every text is for a person and says what to do."""
 
+from meshwire.header import WIRE_VERSION
+
 
 class MeshtrainError(Exception):
     """The base of all of them."""
@@ -11,6 +13,16 @@ class DaemonNotRunning(MeshtrainError):
 
 class ConnectionLost(MeshtrainError):
     """The daemon on this device went away, or gives no sign of life."""
+
+
+class OtherVersion(ConnectionLost):
+    """The daemon on this device was started from another version of meshtrain (W6)."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(
+            f"the daemon on this device speaks wire version {version}, what is installed here {WIRE_VERSION}: it was "
+            "started before meshtrain was installed anew (meshtrain down, then meshtrain up), or from elsewhere"
+        )
 
 
 class RequestError(MeshtrainError):

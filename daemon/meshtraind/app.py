@@ -15,6 +15,7 @@ from typing import Self
 from meshtraind.blobs import BlobStore
 from meshtraind.blobwriter import BlobError
 from meshtraind.board import Board
+from meshtraind.datafolder import FormatError, check, migrate
 from meshtraind.endpoint import Endpoint, EndpointError
 from meshtraind.history import HistoryError, JobHistory
 from meshtraind.identity import IdentityError, load_or_create
@@ -32,10 +33,11 @@ from meshtraind.tls import Trust
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address, split_host_port
-from meshwire.header import WIRE_VERSION
 from meshwire.messages.link import Hello
 
 log = logging.getLogger(__name__)
+
+UNUSABLE = (FormatError, IdentityError, PinsError, HistoryError, BlobError, ListenError, EndpointError)
 
 
 class StartError(Exception):
@@ -112,15 +114,25 @@ class App:
         try:
             if config.interfaces:
                 usable_interfaces(config.interfaces)
+            check(config.data_dir)  # before anything is written
             rundir = RunDir(config.data_dir)
-        except (RunDirError, InterfaceError) as error:
+        except (RunDirError, InterfaceError, FormatError) as error:
             raise StartError(str(error)) from error
         for note in rundir.notes:
             log.warning("%s", note)
         with rundir:
             try:
+                migrate(config.data_dir)
                 await self._run(rundir)
-            except (IdentityError, PinsError, HistoryError, BlobError, ListenError, EndpointError) as error:
+            except (
+                FormatError,
+                IdentityError,
+                PinsError,
+                HistoryError,
+                BlobError,
+                ListenError,
+                EndpointError,
+            ) as error:
                 raise StartError(str(error)) from error
 
     async def _run(self, rundir: RunDir) -> None:
@@ -138,8 +150,6 @@ class App:
                 trust,
                 book,
                 hello=Hello(
-                    wire_oldest=WIRE_VERSION,
-                    wire_newest=WIRE_VERSION,
                     incarnation=incarnation,
                     name=config.name,
                     listen_port=0,
@@ -172,6 +182,7 @@ class App:
             links.handler = PeerSide(self.board, questions)
             links.on_link = self.board.link_made
             self.board.on_members = links.awaits
+            self.board.refused = links.refused
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)

@@ -72,6 +72,7 @@ class Board:
 
     Attributes:
         on_members: called with the devices that jobs here need, whenever they change.
+        refused: why paired devices that answer cannot be linked, by id (`Links.refused`).
     """
 
     def __init__(self, node: Node) -> None:
@@ -82,6 +83,7 @@ class Board:
         self._members: set[str] = set()  # of all their jobs, as told last
         self.closing = False
         self.on_members: Callable[[set[str]], None] = lambda _devices: None
+        self.refused: Mapping[str, str] = {}
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
         self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
@@ -137,6 +139,7 @@ class Board:
         for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
             del self._ids[job_number(id_)]
             del self._jobs[id_]
+        job.refused = self.refused
         job.advance(JobEvent.ACCEPT)
         self._jobs[job.spec.job] = job
         self._ids[job_number(job.spec.job)] = job.spec.job

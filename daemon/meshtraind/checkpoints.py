@@ -177,6 +177,32 @@ class CheckpointStore:
     def _saving(self, number: int) -> Path:
         return self.path / f"{_SAVING}{number}"
 
+    def respell(self) -> None:
+        """Spells every manifest as it is written today: what an earlier version did not know stands in it then, too.
+
+        What cannot be read stays as it is, and `listed` names it. Raises CheckpointError where the disk refuses.
+        """
+        try:
+            rounds = self._rounds()
+        except CheckpointError as error:
+            log.warning("checkpoints stay as they are: %s", error)
+            return
+        for round_ in rounds:
+            path = self.path / str(round_) / MANIFEST_FILE
+            try:
+                data = _read_manifest(path)
+                spelled = CheckpointManifest.decode(data).encode()
+            except (OSError, ValueError) as error:
+                log.warning("the checkpoint %s stays as it is: %s", path.parent, error)
+                continue
+            if spelled != data:
+                part = path.with_name(f"{MANIFEST_FILE}.part")
+                with _explained("write", path):
+                    part.unlink(missing_ok=True)  # of a start that was killed
+                    self._write_manifest(part, spelled)
+                    part.replace(path)
+                    _sync_folder(path.parent)
+
     # Reading
 
     def listed(self) -> tuple[Checkpoint | Rejected, ...]:

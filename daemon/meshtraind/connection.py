@@ -75,6 +75,8 @@ class Connection(asyncio.BufferedProtocol):
         same_host: both ends are on this machine, so the bytes never leave it.
         last_received_s: when the last byte came, on time.monotonic's clock.
         lossless: the stage that chunks' payloads pass, with the link's rate.
+        on_other_version: where frames of another wire version are to be expected (W6): is told which, notes it, and
+            returns what to refuse them with. None: they break the protocol.
     """
 
     def __init__(self, handler: Handler, *, name: str) -> None:
@@ -85,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self.same_host = False
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
+        self.on_other_version: Callable[[int], str] | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser()
         self._paused = False
@@ -312,6 +315,8 @@ class Connection(asyncio.BufferedProtocol):
                     self._violated(envelope)
                 else:
                     self._take_message(header, envelope)
+            case Broken(_, version) if version is not None and self.on_other_version is not None:
+                self.refuse(self.on_other_version(version))
             case Broken(reason):
                 self._violated(reason)
         return None

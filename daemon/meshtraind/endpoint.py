@@ -17,7 +17,7 @@ from meshtraind.learnertokens import LearnerTokens
 from meshtraind.rundir import RunDir
 from meshtraind.tasks import TaskSet
 from meshwire import limits
-from meshwire.header import Header
+from meshwire.header import WIRE_VERSION, Header
 from meshwire.messages.learner import LEARNER_ASKS, LEARNER_TELLS
 from meshwire.messages.local import Attach
 from meshwire.wiretypes import Wire
@@ -48,6 +48,7 @@ class Endpoint:
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._tasks = TaskSet("endpoint")
+        self._other_version = 0  # that a command or a script here spoke last
 
     async def start(self) -> None:
         """Raises EndpointError."""
@@ -68,11 +69,23 @@ class Endpoint:
     def _accept(self) -> Connection:
         guard = _Guard(self, self._rundir.token)
         connection = Connection(guard, name="a local client")
+        connection.on_other_version = self._speaks
         self._connections.add(connection)
         if len(self._connections) > limits.LOCAL_CONNECTIONS_MAX:
             connection.close(f"more than {limits.LOCAL_CONNECTIONS_MAX} local connections")
         self._tasks.spawn(self._watch(connection), "attach")
         return connection
+
+    def _speaks(self, version: int) -> str:
+        """W6: meshtrain was installed anew while this daemon runs. Told once; a command may ask again and again."""
+        told = (
+            f"a command or a script here speaks wire version {version}, this daemon {WIRE_VERSION}: meshtrain was "
+            "installed anew while it runs; meshtrain down, then meshtrain up"
+        )
+        if version != self._other_version:
+            self._other_version = version
+            log.warning("%s", told)
+        return told
 
     async def _watch(self, connection: Connection) -> None:
         """Sends away who does not attach in time; forgets who has gone."""
@@ -123,6 +136,7 @@ class _Guard:
             conn.refuse("wrong token: meshtraind was restarted, or runs on another data folder")
             raise RequestError("wrong token")
         conn.attached = body
+        conn.on_other_version = None
         conn.name = f"the learner of job {body.job}" if body.role == "learner" else "a client"
         handler = self._endpoint.handler
         conn.handler = _LearnerGuard(handler) if body.role == "learner" else handler

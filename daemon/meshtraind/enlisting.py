@@ -13,6 +13,7 @@ from meshtraind.intake import Intake
 from meshtraind.job import BEFORE_START, Job, Way
 from meshtraind.jobfile import JobFile
 from meshtraind.node import Node
+from meshtraind.software import installed_anew
 from meshtraind.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.tasks import TaskSet
 from meshwire import limits
@@ -145,6 +146,8 @@ class Enlisting:
 
     def _unsuitable(self, spec: JobSpec) -> str | None:
         """Why this device could not run the job, whoever asks."""
+        if installed_anew():
+            return "meshtrain was installed anew there while its daemon runs: meshtrain down, then meshtrain up"
         if not _codec_known(spec.codec):
             return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
         typed = (*spec.args, *(part for pair in spec.env for part in pair))

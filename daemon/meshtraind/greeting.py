@@ -30,10 +30,15 @@ class Greeting:
     device the other end then links the same one.
 
     The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read.
+
+    Attributes:
+        other_version: the other end speaks another wire version, and that was told.
     """
 
     def __init__(self, links: "Links", dialled: Address | None) -> None:
         self.connection = Connection(self, name=str(dialled) if dialled is not None else "a new connection")
+        self.connection.on_other_version = self._speaks
+        self.other_version = False
         self._links = links
         self._dialled = dialled
         self._device: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -65,6 +70,7 @@ class Greeting:
         try:
             self._links.verify(conn)
             self._device.set_result(self._links.greeted(conn, body, self._dialled))
+            conn.on_other_version = None
         except (NotPinnedError, ConnectionLost) as error:
             log.warning("%s: %s", conn.name, error, extra=caused_by(conn.remote_host))
             conn.refuse(str(error))
@@ -72,6 +78,15 @@ class Greeting:
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         conn.refuse("the first message must be a hello")
         raise RequestError("the first message must be a hello")
+
+    def _speaks(self, version: int) -> str:
+        """W6: which wire version the other end speaks, before any hello of it could be read."""
+        self.other_version = True
+        try:
+            self._links.verify(self.connection)
+        except (NotPinnedError, ConnectionLost) as error:
+            return str(error)
+        return self._links.speaks(self.connection, version)
 
     def lost(self, conn: Connection, reason: str) -> None:
         if not self._device.done():

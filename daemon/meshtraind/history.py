@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from meshtraind.datafolder import FORMAT
 from meshwire import limits
 from meshwire.jobs import JOB_ID_PATTERN, TERMINAL_STATES, JobRecord, JobState
 
-SCHEMA_VERSION = 1
 _COLUMNS = tuple(JobRecord.model_fields)
 _JSON_COLUMNS = ("spec", "members")
 _CREATE = """
@@ -93,10 +93,10 @@ class JobHistory:
 
     def _open_schema(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
+        if version > FORMAT:
             raise HistoryError(
-                f"{self.path} was written by a newer meshtraind (schema {version}, this one knows "
-                f"{SCHEMA_VERSION}): update meshtraind, or use another --data-dir"
+                f"{self.path} was written by a newer meshtraind (format {version}, this one knows "
+                f"{FORMAT}): update meshtraind, or use another --data-dir"
             )
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")  # a power cut may cost the last entries, never the file
@@ -104,7 +104,7 @@ class JobHistory:
         if version == 0:
             with self._transaction():
                 self._db.execute(_CREATE)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                self._db.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _mark_lost(self, now_s: float) -> tuple[JobRecord, ...]:
         marks = ", ".join("?" for _ in TERMINAL_STATES)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 
@@ -119,6 +119,7 @@ class Job:
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self.waiting = ""  # for people: what a change of the generation waits for
+        self.refused: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
         self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
         self.left = False  # by a person's word; the others go on, and hear no end from here
@@ -292,7 +293,12 @@ class Job:
             not_joining=() if self.ended else self.not_joining,
             expired_at_s=self.expired_at_s,
             given_up=self.given_up,
+            refused=() if self.ended else self._refused(),
         )
+
+    def _refused(self) -> tuple[tuple[int, str], ...]:
+        whys = ((rank, self.refused.get(member.device)) for rank, member in enumerate(self.members))
+        return tuple((rank, why) for rank, why in whys if why is not None)
 
     def _save(self) -> None:
         self._saved_s = time.monotonic()

@@ -19,7 +19,7 @@ from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
 from meshwire.addressbook import AddressBook, Dial, Source
 from meshwire.addresses import Address
-from meshwire.header import Header
+from meshwire.header import Header, versions_differ
 from meshwire.messages.envelope import Done
 from meshwire.messages.link import Addresses, Heartbeat, Hello
 from meshwire.text import printable
@@ -71,6 +71,7 @@ class Links:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
         on_link: called with every new link.
         linked: the links by device id; live.
+        refused: which paired devices answered last in another wire version (W6), in words; live.
         port: the actual one, once started.
     """
 
@@ -95,6 +96,7 @@ class Links:
         self._host = host
         self._patience_s = patience_s
         self._linked: dict[str, Link] = {}
+        self._refused: dict[str, str] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
         self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
@@ -107,6 +109,11 @@ class Links:
     def linked(self) -> Mapping[str, Link]:
         """The links by device id; a live view."""
         return self._linked
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why a link to a paired device that answers cannot be, by device id; a live view."""
+        return self._refused
 
     async def start(self) -> None:
         """Listens, and dials what the address book says. Raises ListenError."""
@@ -148,6 +155,7 @@ class Links:
 
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
+        self._refused.pop(device, None)
         link = self._linked.get(device)
         if link is not None:
             link.connection.refuse(reason)
@@ -261,7 +269,8 @@ class Links:
                     await door.greeting.finish(self._hello)
         except NOT_LINKED as error:
             name = door.greeting.connection.name
-            log.info("%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(host))
+            level = logging.DEBUG if door.greeting.other_version else logging.INFO  # `speaks` has told it, once
+            log.log(level, "%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(host))
             return
         if door.guest is not None and self._serve_guest is not None:
             self._guests.add(cast("asyncio.Task[None]", asyncio.current_task()))
@@ -274,17 +283,19 @@ class Links:
         if self._trust is not None:
             connection.device = self._trust.verify_peer(connection.ssl_object())
 
+    def speaks(self, connection: Connection, version: int) -> str:
+        """A verified peer speaks another wire version (W6): notes it, tells it once, and returns it in words."""
+        device, name = connection.device, connection.name
+        if device is not None and self._trust is not None:
+            name = printable(self._trust.name_of(device))
+        told = versions_differ(name, version, self._hello.name)
+        if device is not None and self._refused.get(device) != told:
+            self._refused[device] = told
+            log.warning("%s", told, extra=caused_by(connection.remote_host))
+        return told
+
     def greeted(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
         """A verified peer has said hello: makes the link and returns the device. Raises ConnectionLost if it cannot."""
-        oldest, newest = (
-            max(hello.wire_oldest, self._hello.wire_oldest),
-            min(hello.wire_newest, self._hello.wire_newest),
-        )
-        if oldest > newest:
-            raise ConnectionLost(
-                f"{printable(hello.name)} speaks wire version {_versions(hello)}, {self._hello.name} "
-                f"{_versions(self._hello)}: install the same version of meshtraind on both"
-            )
         if connection.device is None:
             connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
         self._book_connected(connection, hello, dialled)
@@ -321,6 +332,7 @@ class Links:
         connection.name = f"{printable(hello.name)} ({device[:8]})"
         connection.handler = _Linked(self, link)
         self._linked[device] = link
+        self._refused.pop(device, None)
         if there is not None and not there.connection.closing:
             there.connection.close("a better link has replaced it")
         log.info("linked with %s at %s", connection.name, address)
@@ -415,9 +427,3 @@ class _Linked:
 
     def lost(self, conn: Connection, reason: str) -> None:
         self._links.lost(self._link, reason)
-
-
-def _versions(hello: Hello) -> str:
-    if hello.wire_oldest == hello.wire_newest:
-        return str(hello.wire_newest)
-    return f"{hello.wire_oldest} to {hello.wire_newest}"

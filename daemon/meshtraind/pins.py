@@ -14,12 +14,12 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from meshtraind.datafolder import FORMAT
 from meshtraind.identity import device_id_of
 from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.text import printable
 
-SCHEMA_VERSION = 1
 _CREATE = """
 CREATE TABLE pins (
     device_id TEXT PRIMARY KEY,
@@ -99,13 +99,13 @@ class PinTable:
 
     def _open_schema(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version > SCHEMA_VERSION:
+        if version > FORMAT:
             raise PinsError(
-                f"{self.path} was written by a newer meshtraind (schema {version}, this one knows "
-                f"{SCHEMA_VERSION}): update meshtraind, or use another --data-dir"
+                f"{self.path} was written by a newer meshtraind (format {version}, this one knows "
+                f"{FORMAT}): update meshtraind, or use another --data-dir"
             )
         if version == 0:
-            self._db.executescript(f"BEGIN IMMEDIATE; {_CREATE}; PRAGMA user_version = {SCHEMA_VERSION}; COMMIT")
+            self._db.executescript(f"BEGIN IMMEDIATE; {_CREATE}; PRAGMA user_version = {FORMAT}; COMMIT")
         (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)

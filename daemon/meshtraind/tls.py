@@ -68,6 +68,10 @@ class Trust:
             raise NotPinnedError(f"device {device_id[:8]} is not paired with this one: run `meshtrain pair` on both")
         return device_id
 
+    def name_of(self, device_id: str) -> str:
+        """What a pinned device called itself when it was pinned."""
+        return self._pinned[device_id]
+
     def _rebuild(self) -> None:
         pins = self._pins.all()
         server, client = self._context(ssl.PROTOCOL_TLS_SERVER), self._context(ssl.PROTOCOL_TLS_CLIENT)
@@ -77,7 +81,7 @@ class Trust:
         if self._guests_admitted:
             server.set_alpn_protocols([PAIRING_ALPN])
         self._server, self._client = server, client
-        self._pinned = frozenset(pin.device_id for pin in pins)
+        self._pinned = {pin.device_id: pin.name for pin in pins}
 
     def _use_current_pins(
         self, ssl_object: ssl.SSLObject | ssl.SSLSocket, _name: str | None, _context: ssl.SSLContext

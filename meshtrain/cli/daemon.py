@@ -1,6 +1,7 @@
 """`up` and `down`: the daemon of this device as a background process."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from meshtrain.cli.mesh import ID_CHARS
 from meshtrain.cli.options import DataDir
 from meshtrain.cli.terminal import printable_lines, say
 from meshtrain.datadir import data_folder
-from meshtrain.errors import ConnectionLost, DaemonNotRunning
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion
 from meshwire import limits
 from meshwire.messages.envelope import Done
 from meshwire.messages.local import GetStatus, Shutdown, Status
@@ -25,6 +26,7 @@ from meshwire.text import printable
 UP_TIMEOUT_S = 30.0  # a cold start reads some hundred files; a laptop that has just woken takes its time
 DOWN_TIMEOUT_S = 30.0  # learners get their grace, then are killed
 POLL_S = 0.05
+LOCK = Path("run", "lock")  # below the data folder: held by the daemon, whose process it names
 LOG_NAME = "daemon.log"
 LOG_TAIL_BYTES = 4 * limits.KIB
 LOG_TAIL_LINES = 15
@@ -87,10 +89,12 @@ def _options(
 
 
 def _status(folder: Path) -> Status | None:
-    """The running daemon's, or None when none answers."""
+    """The running daemon's, or None when none answers. Raises OtherVersion."""
     try:
         with connected(folder) as client:
             return ask(client, GetStatus(), Status, name="status")
+    except OtherVersion:
+        raise
     except (DaemonNotRunning, ConnectionLost):
         return None
 
@@ -171,7 +175,13 @@ def down(data_dir: DataDir = None) -> None:
     A job that no other device can go on with ends. Paired devices stay paired.
     """
     folder = data_folder(data_dir)
-    status = _status(folder)
+    try:
+        status = _status(folder)
+    except OtherVersion:
+        say("This daemon was started from another version of meshtrain. Its jobs go on elsewhere.")
+        _wait_until_down(_terminate(folder), folder)
+        print("meshtraind is down")
+        return
     if status is None:
         print("meshtraind is not running")
         return
@@ -182,6 +192,26 @@ def down(data_dir: DataDir = None) -> None:
         ask(client, Shutdown(), Done, name="shutdown", timeout_s=DOWN_TIMEOUT_S)
     _wait_until_down(status.pid, folder)
     print(f"{printable(status.name)} is down")
+
+
+def _terminate(folder: Path) -> int:
+    """Stops a daemon that does not understand what this version asks: it ends by SIGTERM as it does when asked.
+
+    Returns its process. Raises CliError, OSError.
+    """
+    import fcntl
+
+    with (folder / LOCK).open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = lock.read().strip()
+        else:
+            raise CliError(f"no daemon holds {folder / LOCK}, and something answers in its place", "meshtrain status")
+    if not holder.isdigit():
+        raise CliError(f"{folder / LOCK} does not name the daemon's process", "end meshtraind by hand")
+    os.kill(int(holder), signal.SIGTERM)
+    return int(holder)
 
 
 def _wait_until_down(pid: int, folder: Path) -> None:

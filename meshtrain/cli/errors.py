@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.terminal import printable_lines, say
-from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError, OtherVersion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +53,8 @@ def reported(command: Callable[P, R]) -> Callable[P, R]:
             raise typer.Exit(error.exit_code) from None
         except DaemonNotRunning as error:
             show_error(str(error), "meshtrain up")
+        except OtherVersion as error:
+            show_error(str(error), "meshtrain down && meshtrain up")
         except ConnectionLost as error:
             show_error(f"the daemon on this device went away: {error}", "meshtrain status")
         except MeshtrainError as error:

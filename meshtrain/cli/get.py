@@ -56,12 +56,16 @@ def get(
         Path | None, typer.Option("--output", "-o", metavar="DIR", help="Where to; else a folder named by the id.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist and differ.")] = False,
+    partial: Annotated[
+        bool, typer.Option("--partial", help="What can be reached is all: exit with 0 without the rest.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Fetch a job's results. There is one folder per rank: rank0, rank1 and so on.
 
     Where a device is away, what can be reached is fetched, and the exit code is 4. The same command completes it when
-    the device is back; what is there already is not fetched again.
+    the device is back; what is there already is not fetched again. If it never comes back, --partial says that this is
+    all.
     """
     with connected(data_dir) as client:
         summary = find_job(client, job)
@@ -81,10 +85,14 @@ def get(
     if missing:
         command = " ".join(("meshtrain", "get", summary.job, *(shlex.quote(word) for word in _options(path, output))))
         who = joined([name_of(summary, rank) for rank in sorted(missing)])
-        raise Incomplete(
-            "not everything is here:" + "".join(_lines(summary, missing, lacking)),
-            f"{command}    (once `meshtrain peers` shows {who} as linked; what is here is not fetched again)",
-        )
+        what = "not everything is here:" + "".join(_lines(summary, missing, lacking))
+        way_on = f"{command}    (once `meshtrain peers` shows {who} as linked; what is here is not fetched again)"
+        if len(lacking) == len(targets):
+            raise Incomplete(what, way_on)
+        if not partial:
+            enough = f"\n  or {command} --partial    (if {who} will not come back: what is here is all)"
+            raise Incomplete(what, way_on + enough)
+        say(f"note: {what}")
     if not has_ended(summary):
         say(f"The job is {summary.state}: what it writes from now on is not here.")
 

@@ -112,6 +112,9 @@ def peers(data_dir: DataDir = None, json: Json = False) -> None:
         ("NAME", "ID", "STATE", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
         [_peer_row(peer) for peer in reply.peers],
     )
+    for peer in reply.peers:
+        if peer.refused is not None:
+            say(f"warning: {printable_lines(peer.refused)}", style="yellow")
 
 
 def _peer_row(peer: PeerSummary) -> tuple[str, ...]:

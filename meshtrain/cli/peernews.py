@@ -38,6 +38,7 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
     was not in it, or it is ending: how it ends is told when it has ended."""
     told = {(one.first, one.kept) for one in before.given_up}
     lost = [_given_up(after, one) for one in after.given_up if (one.first, one.kept) not in told]
+    lost += [why for why in refused(after) if why not in refused(before)]
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
     return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
@@ -46,6 +47,11 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
 def losses(job: JobSummary) -> list[str]:
     """Which rounds are in no history any more, a line each: for all that show how a job stands or stood."""
     return [_given_up(job, one) for one in job.given_up]
+
+
+def refused(job: JobSummary) -> list[str]:
+    """Which members answer and cannot be linked, and why, a line each."""
+    return [printable(why) for _, why in job.refused]
 
 
 def script_failed(before: JobSummary, after: JobSummary) -> bool:

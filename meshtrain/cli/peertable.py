@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshtrain.cli.peernews import losses, name_of, part_of
+from meshtrain.cli.peernews import losses, name_of, part_of, refused
 from meshtrain.cli.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.text import printable
@@ -31,8 +31,8 @@ def print_peers(job: JobSummary) -> None:
     print(_title(job))
     if job.ranks:
         print_table(COLUMNS, peer_rows(job), WRAPPING)
-    for loss in losses(job):
-        print(f"note: {loss}")
+    for note in (*losses(job), *refused(job)):
+        print(f"note: {note}")
 
 
 def render_peers(job: JobSummary) -> "RenderableType":
@@ -40,7 +40,7 @@ def render_peers(job: JobSummary) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    notes = (Text(f"note: {loss}") for loss in losses(job))
+    notes = (Text(f"note: {note}") for note in (*losses(job), *refused(job)))
     return Group(Text(_title(job)), made_table(COLUMNS, peer_rows(job), WRAPPING), *notes)
 
 

@@ -9,6 +9,7 @@ from meshwire import limits
 MAGIC = b"MESH"
 WIRE_VERSION = 6
 RESERVED = bytes(4)
+_VERSION_AT = len(MAGIC)
 
 # magic, version, kind, flags | job | generation | round, program step, bucket | first segment, segment count |
 # contributors | weight | complete, payload length | squared norm | packed length, reserved
@@ -92,6 +93,20 @@ class Header:
             self.packed_bytes,
             RESERVED,
         )
+
+
+def other_version(data: bytes | bytearray | memoryview) -> int | None:
+    """The wire version of a frame that is not of this one, whatever else it holds. None: of this one, or no frame.
+
+    Frames of every version, past and future, begin with the magic and a byte that says which (W6).
+    """
+    return data[_VERSION_AT] if data[:_VERSION_AT] == MAGIC and data[_VERSION_AT] != WIRE_VERSION else None
+
+
+def versions_differ(name: str, theirs: int, own_name: str) -> str:
+    """What a person is told of a device that speaks another wire version, and what helps."""
+    behind = name if theirs < WIRE_VERSION else own_name
+    return f"{name} speaks wire version {theirs}, {own_name} {WIRE_VERSION}: update meshtrain on {behind}"
 
 
 def decode_header(data: bytes | bytearray | memoryview) -> Header | str:

@@ -7,7 +7,7 @@ After a `ChunkAnnounced` it must call `land` or `drain` before it asks for the n
 from dataclasses import dataclass
 
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
+from meshwire.header import HEADER_BYTES, Header, Kind, decode_header, other_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,13 @@ class ControlReceived:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The stream is not ours or breaks a limit; nothing after it can be trusted."""
+    """The stream is not ours or breaks a limit; nothing after it can be trusted.
+
+    `version`: which other wire version its frame is of, where it is a frame of one (W6).
+    """
 
     reason: str
+    version: int | None = None
 
 
 Event = ChunkAnnounced | ChunkReceived | ChunkPacked | ControlReceived | Broken
@@ -119,7 +123,8 @@ class FrameParser:
     def _header_complete(self) -> Event | None:
         header = decode_header(self._header_bytes)
         if isinstance(header, str):
-            return self._break(header)
+            self._break(header)
+            return Broken(header, other_version(self._header_bytes))
         self._header = header
         if header.kind is Kind.CHUNK:
             self._awaiting_place = True

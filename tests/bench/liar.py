@@ -11,7 +11,7 @@ from meshtraind.identity import Identity
 from meshtraind.pins import PinTable
 from meshtraind.tls import Trust
 from meshwire.addresses import Address
-from meshwire.header import HEADER_BYTES, WIRE_VERSION, Header, Kind, decode_header
+from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import Fetch
 from meshwire.messages.link import Heartbeat, Hello, Software
@@ -144,8 +144,6 @@ class Liar:
         self._pins = pins
         self._trust = Trust(identity, pins)
         self._hello = Hello(
-            wire_oldest=WIRE_VERSION,
-            wire_newest=WIRE_VERSION,
             incarnation=1,
             name=identity.name,
             listen_port=1,

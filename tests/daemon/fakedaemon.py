@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
 from meshwire.files import FileManifest
-from meshwire.header import Header, Kind
+from meshwire.header import WIRE_VERSION, Header, Kind
 from meshwire.jobs import JobState
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import Found, JobSummary, Member
@@ -39,6 +39,7 @@ class Endpoint:
         self.data_dir = data_dir
         self.answers: dict[type[Wire], Wire | Answer] = {}
         self.asked: list[Wire] = []
+        self.version = WIRE_VERSION  # of what it says
         run = data_dir / "run"
         run.mkdir(parents=True)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -95,7 +96,9 @@ class Endpoint:
         def send(role: Role, reply: Wire) -> None:
             out = encode(Envelope(role, envelope.id, reply))
             with lock:
-                connection.sendall(Header(kind=Kind.CONTROL, payload_bytes=len(out)).encode() + out)
+                said = bytearray(Header(kind=Kind.CONTROL, payload_bytes=len(out)).encode() + out)
+                said[4] = self.version
+                connection.sendall(said)
 
         if isinstance(body, Attach):
             send(Role.REPLY, Done() if body.token == TOKEN else Failure(error="wrong token"))

@@ -13,10 +13,13 @@ import pytest
 
 from meshtraind.app import App, Config, StartError
 from meshtraind.connection import RequestError
-from meshtraind.links import Links
+from meshtraind.job import Job
+from meshtraind.tls import Trust
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION
+from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
+from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import PairCode, PairJoin, Unpair
+from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
 
 TIMEOUT_S = 15.0
@@ -197,23 +200,36 @@ async def test_noise_on_the_port_harms_nobody(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_peer_of_another_wire_version_is_refused_and_both_versions_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
-        links: Links = bert.mesh._links
-        newer = {"wire_oldest": WIRE_VERSION + 1, "wire_newest": WIRE_VERSION + 2}
-        theirs = f"{WIRE_VERSION + 1} to {WIRE_VERSION + 2}"
-        monkeypatch.setattr(links, "_hello", links._hello.model_copy(update=newer))
-        pairing = asyncio.get_running_loop().create_task(pair(anna, bert), name="pairing")
-        await until(lambda: "speaks wire version" in caplog.text, "the refusal")
-        assert (
-            f"bert speaks wire version {theirs}, anna {WIRE_VERSION}" in caplog.text
-            or f"anna speaks wire version {WIRE_VERSION}, bert {theirs}" in caplog.text
-        )
-        await asyncio.wait_for(pairing, TIMEOUT_S)
-        assert not linked(anna)
-        assert not linked(bert)
+async def test_a_peer_of_another_wire_version_is_named_where_people_look(tmp_path: Path) -> None:
+    """W6: bert was updated, and calls anna, which was not."""
+    newer = bytearray(Header(Kind.CONTROL, 8).encode() + bytes(8))
+    newer[4] = WIRE_VERSION + 1
+    async with running(config(tmp_path, "anna")) as (anna,):
+        async with running(config(tmp_path, "bert")) as (bert,):
+            await pair(anna, bert)
+            await until(lambda: linked(anna) == {"bert"}, "the link")
+            tls = Trust(bert.mesh._identity, bert.mesh._pins).client_context
+        await until(lambda: not linked(anna), "the end of the link")
+        port = anna.mesh._links.port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, server_hostname="x")
+        writer.write(newer)
+        await asyncio.wait_for(reader.read(), TIMEOUT_S)
+        writer.transport.abort()
+        said = f"bert speaks wire version {WIRE_VERSION + 1}, anna {WIRE_VERSION}: update meshtrain on anna"
+        assert [(row.state, row.refused) for row in anna.mesh.peers()] == [("paired", said)]
+        assert anna.mesh.warnings == (said,)
+        spec = JobSpec(
+            job="0123456789ab", name="train", submitter="a" * 64, created_at_s=1.0, script="train.py", args=(), env=(),
+            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+            on_nan="stop", seed=1, bucket_bytes=4096, hash_every=0, trace=False,
+        )  # fmt: skip
+        members = anna.mesh.node.member, bert.mesh.node.member
+        job = Job(spec, members, 0, anna.mesh.node.job_folder(spec.job), anna.mesh.node.history)
+        anna.board.add(job)
+        assert job.summary().refused == ((1, said),)
+        async with running(config(tmp_path, "bert", peers=[f"127.0.0.1:{port}"])):
+            await until(lambda: linked(anna) == {"bert"}, "the link")
+            assert anna.mesh.warnings + job.summary().refused == ()
 
 
 @pytest.mark.asyncio

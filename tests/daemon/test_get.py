@@ -92,10 +92,11 @@ def test_one_member_that_is_away_hides_nothing_and_a_later_run_completes_it(mesh
     assert shown.exit_code == 4
     assert lying() == whole(mesh, 0, 1)
     assert shown.stdout.splitlines() == [f"{JOB}/rank0/a", f"{JOB}/rank1/big", f"{JOB}/rank1/c"]
-    assert shown.stderr.splitlines()[-3:] == [
+    assert shown.stderr.splitlines()[-4:] == [
         "error: not everything is here:",
         f"  rank2 (cleo): its files are not known; {AWAY}",
         f"try: meshtrain get {JOB}    (once `meshtrain peers` shows cleo as linked; what is here is not fetched again)",
+        f"  or meshtrain get {JOB} --partial    (if cleo will not come back: what is here is all)",
     ]
     assert mesh.asked == [(0, "a"), (1, "big"), (1, "c")]
     mesh.away = set()
@@ -106,6 +107,21 @@ def test_one_member_that_is_away_hides_nothing_and_a_later_run_completes_it(mesh
     assert "3 were here already" in again.stderr
     assert len(again.stdout.splitlines()) == 5
     assert (run("get").exit_code, mesh.asked) == (0, [])
+
+
+def test_who_never_comes_back_does_not_make_every_get_fail(mesh: Mesh) -> None:
+    """A person says so, and a script that fetches results goes on. What is missing is still named."""
+    mesh.away = {2}
+    assert run("get").exit_code == 4
+    shown = run("get", "--partial")
+    assert shown.exit_code == 0
+    assert lying() == whole(mesh, 0, 1)
+    assert f"note: not everything is here:\n  rank2 (cleo): its files are not known; {AWAY}\n" in shown.stderr
+    assert "try:" not in shown.stderr
+    mesh.away = {0, 1, 2}
+    nothing = run("get", "--partial", "-o", "none")
+    assert nothing.exit_code == 4  # nothing is not all
+    assert "--partial " not in nothing.stderr
 
 
 def test_a_member_that_vanishes_in_the_middle_leaves_no_half_file(mesh: Mesh) -> None:

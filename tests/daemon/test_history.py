@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from meshtraind import job as jobs_here
+from meshtraind.datafolder import FORMAT
 from meshtraind.history import (
-    SCHEMA_VERSION,
     AmbiguousJobError,
     HistoryError,
     JobHistory,
@@ -133,11 +133,11 @@ def test_ambiguous_and_unknown_prefixes_are_named(history: JobHistory) -> None:
 
 def test_a_newer_schema_is_refused_and_left_alone(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {FORMAT + 1}")
         db.execute("CREATE TABLE other (x)")
     db.close()
     before = path.read_bytes()
-    with pytest.raises(HistoryError, match=rf"newer meshtraind \(schema {SCHEMA_VERSION + 1}.*update"):
+    with pytest.raises(HistoryError, match=rf"newer meshtraind \(format {FORMAT + 1}.*update"):
         JobHistory(path, now_s=0.0)
     assert path.read_bytes() == before
 

@@ -26,7 +26,7 @@ from meshtraind.tls import Trust
 from meshwire import addressbook, limits
 from meshwire.addressbook import AddressBook, Source
 from meshwire.addresses import Address
-from meshwire.header import WIRE_VERSION, Header, Kind
+from meshwire.header import HEADER_BYTES, WIRE_VERSION, Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Role, encode
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat, Hello, Software
@@ -48,8 +48,6 @@ class Device:
         self.trust = Trust(self.identity, self.pins)
         self.book = AddressBook(self.id)
         self.hello = Hello(
-            wire_oldest=WIRE_VERSION,
-            wire_newest=WIRE_VERSION,
             incarnation=len(name),
             name=name,
             listen_port=0,
@@ -434,19 +432,113 @@ async def test_a_busy_peer_is_still_watched(tmp_path: Path, monkeypatch: pytest.
             assert anna.losses[0][1].startswith("silent for")
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """By this daemon; asyncio says how slow the machine is."""
+    return [record.getMessage() for record in caplog.records if record.name.startswith("meshtraind")]
+
+
+def in_version(version: int, envelope: Envelope) -> bytes:
+    """As a daemon of another wire version sends it; what follows the version means something else there."""
+    said = bytearray(frame(envelope))
+    said[4] = version
+    said[6:] = said[6:][::-1]
+    return bytes(said)
+
+
 @pytest.mark.asyncio
-async def test_another_wire_version_is_refused_and_both_named(tmp_path: Path) -> None:
-    anna, bert = Device(tmp_path, "anna"), Device(tmp_path, "bert")
-    anna.trusts(bert)
-    bert.trusts(anna)
-    bert.hello = bert.hello.model_copy(update={"wire_oldest": 7, "wire_newest": 9})
-    async with anna.running(), bert.running():
+@pytest.mark.parametrize("step", [-1, 1])
+async def test_another_wire_version_is_refused_and_told_once_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, step: int
+) -> None:
+    """W6: whoever calls. A device of another version may call for months; others are not disturbed."""
+    theirs = WIRE_VERSION + step
+    async with devices(tmp_path, "anna", "cleo") as (anna, cleo):
+        bert = Device(tmp_path, "bert")
+        anna.trusts(bert)
+        bert.trusts(anna)
+        anna.dial(cleo.address)
+        await until(lambda: linked(anna, cleo), "the link")
+        behind = "bert" if step < 0 else "anna"
+        said = f"bert speaks wire version {theirs}, anna {WIRE_VERSION}: update meshtrain on {behind}"
+        with caplog.at_level(logging.INFO):
+            for _ in range(3):
+                async with stranger(anna, bert) as (reader, writer):
+                    writer.write(in_version(theirs, Envelope(Role.NOTICE, 0, bert.hello)))
+                    answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
+                assert said.encode() in answer
+        assert told(caplog) == [said]
+        assert anna.links.refused == {bert.id: said}
+        assert linked(anna, cleo)
+        async with bert.running():  # which was updated
+            anna.dial(bert.address)
+            await until(lambda: linked(anna, bert), "the link")
+            assert not anna.links.refused
+
+
+@pytest.mark.asyncio
+async def test_a_listener_of_another_wire_version_is_noted_by_who_dials_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W6: who was dialled says hello first. It is dialled on, less and less often, and told of once."""
+    monkeypatch.setattr(addressbook, "BACKOFF_MIN_S", 0.01)
+    bert = Device(tmp_path, "bert")
+    refusals: list[bytes] = []
+
+    async def old(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(in_version(WIRE_VERSION - 1, Envelope(Role.NOTICE, 0, bert.hello)))
+        with contextlib.suppress(OSError):
+            refusals.append(await reader.read())
+        writer.transport.abort()
+
+    async with devices(tmp_path, "anna") as (anna,):
+        anna.trusts(bert)
+        bert.trusts(anna)
+        server = await asyncio.start_server(old, "127.0.0.1", 0, ssl=bert.trust.server_context)
+        with caplog.at_level(logging.INFO):
+            anna.dial(Address(host="127.0.0.1", port=server.sockets[0].getsockname()[1]))
+            await until(lambda: len(refusals) >= 3, "dials")
+        said = f"bert speaks wire version {WIRE_VERSION - 1}, anna {WIRE_VERSION}: update meshtrain on bert"
+        assert told(caplog) == [said]
+        assert said.encode() in refusals[0]
+        assert anna.links.refused == {bert.id: said}
+        anna.links.drop(bert.id, "this device was unpaired")
+        assert not anna.links.refused
+        server.close()
+    bert.pins.close()
+
+
+@pytest.mark.asyncio
+async def test_the_version_of_a_stranger_is_nobodys_business(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """W6 is for devices that are paired at that moment: of others nothing is noted."""
+    async with devices(tmp_path, "anna") as (anna,):
+        bert = Device(tmp_path, "bert")
+        anna.trusts(bert)
+        bert.trusts(anna)
         async with stranger(anna, bert) as (reader, writer):
-            writer.write(frame(Envelope(Role.NOTICE, 0, bert.hello)))
-            answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
-        said = f"bert speaks wire version 7 to 9, anna {WIRE_VERSION}: install the same version of meshtraind on both"
-        assert said.encode() in answer
-        assert not anna.links.linked
+            await reader.readexactly(HEADER_BYTES)  # of anna's hello: bert was paired
+            anna.pins.remove(bert.id)
+            writer.write(in_version(WIRE_VERSION + 1, Envelope(Role.NOTICE, 0, bert.hello)))
+            assert b"is not paired with this one" in await asyncio.wait_for(reader.read(), DEADLINE_S)
+        assert not anna.links.refused
+        assert "wire version" not in caplog.text
+        bert.pins.close()
+
+
+@pytest.mark.asyncio
+async def test_a_link_whose_version_changes_breaks_the_protocol(tmp_path: Path) -> None:
+    """W6 is about hellos: a link was made in one version, which it keeps."""
+    async with devices(tmp_path, "anna") as (anna,):
+        bert = Device(tmp_path, "bert")
+        anna.trusts(bert)
+        bert.trusts(anna)
+        async with stranger(anna, bert) as (reader, writer):
+            hello = Envelope(Role.NOTICE, 0, bert.hello)
+            writer.write(frame(hello))
+            await until(lambda: bert.id in anna.links.linked, "the link")
+            writer.write(in_version(WIRE_VERSION + 1, hello))
+            assert b"protocol violation" in await asyncio.wait_for(reader.read(), DEADLINE_S)
+        assert not anna.links.refused
+        bert.pins.close()
 
 
 def frame(envelope: Envelope) -> bytes:

@@ -1,6 +1,7 @@
 """Offers of paired devices that never become jobs: they expire, leave nothing, and keep nobody else out."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,14 @@ import pytest
 import pytest_asyncio
 
 import meshtraind.submission
-from meshtraind import enlisting
+from meshtraind import enlisting, software
 from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
 from meshtraind.connection import RequestError
 from meshtraind.history import JobHistory
 from meshtraind.job import Job
 from meshtraind.submission import Submission
-from meshwire import limits
+from meshwire import header, limits
 from meshwire.jobs import JobState, new_job_id
 from meshwire.messages.job import FilesProgress, JobSpec, Member, Offer, OfferReply
 from meshwire.wiretypes import Wire
@@ -124,6 +125,22 @@ async def test_an_offer_that_is_repeated_stays_but_not_for_ever(bert: Bert, monk
         assert bert.offered(offer) is None
         await job.news(0.1)
     assert loop.time() - began_s >= 2.0
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_whose_files_were_replaced_takes_no_job_before_it_is_restarted(
+    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """W6: what of itself it imports with its first job, and the job's learner, would be of another version."""
+    installed = Path(shutil.copy2(header.__file__, tmp_path / "header.py"))
+    monkeypatch.setattr(header, "__file__", str(installed))
+    monkeypatch.setattr(software, "_AT_START", software._traits())
+    assert bert.offered(bert.anna.offer(1)) is None
+    installed.write_text("WIRE_VERSION = 77\n")
+    refusal = "meshtrain was installed anew there while its daemon runs: meshtrain down, then meshtrain up"
+    assert bert.offered(bert.anna.offer(2)) == refusal
+    installed.unlink()
+    assert bert.offered(bert.anna.offer(3)) == refusal
 
 
 @pytest.mark.asyncio

@@ -53,7 +53,6 @@ from meshtraind.tls import PAIRING_ALPN, Trust
 from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
-from meshwire.header import WIRE_VERSION
 from meshwire.messages import envelope
 from meshwire.messages.link import Hello, Software
 from meshwire.parser import FrameParser
@@ -477,8 +476,6 @@ def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 HELLO = Hello(
-    wire_oldest=WIRE_VERSION,
-    wire_newest=WIRE_VERSION,
     incarnation=1,
     name="x",
     listen_port=0,

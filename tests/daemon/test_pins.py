@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from meshtraind.datafolder import FORMAT
 from meshtraind.identity import load_or_create
-from meshtraind.pins import SCHEMA_VERSION, AmbiguousPeerError, Pin, PinsError, PinTable, UnknownPeerError
+from meshtraind.pins import AmbiguousPeerError, Pin, PinsError, PinTable, UnknownPeerError
 from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.text import printable
@@ -154,7 +155,7 @@ def test_a_damaged_entry_is_a_clear_error(path: Path, pins: tuple[Pin, ...], cha
 def test_a_newer_schema_is_not_touched(path: Path) -> None:
     PinTable(path).close()
     with sqlite3.connect(path) as db:
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+        db.execute(f"PRAGMA user_version = {FORMAT + 1}")
     db.close()
     with pytest.raises(PinsError, match="newer meshtraind"):
         PinTable(path)

@@ -31,7 +31,7 @@ from meshwire import limits
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
 from meshwire.codec import parse_codec
-from meshwire.header import WIRE_VERSION, Header, Kind
+from meshwire.header import Header, Kind
 from meshwire.jobs import JobEvent, job_number, new_job_id
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest, TensorSpec
@@ -96,8 +96,6 @@ def links(name: str, incarnation: int) -> Links:
     """A device without TLS, which goes by its name."""
     software = Software(meshtrain="0", python="3", torch=None, system="any")
     hello = Hello(
-        wire_oldest=WIRE_VERSION,
-        wire_newest=WIRE_VERSION,
         incarnation=incarnation,
         name=name,
         listen_port=0,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from meshtrain.client import Client
-from meshtrain.errors import ConnectionLost, DaemonNotRunning, RequestError
-from meshwire.header import Header, Kind
+from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
+from meshwire.header import WIRE_VERSION, Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.learner import Waiting
 from meshwire.messages.link import Refuse
@@ -133,6 +133,19 @@ def test_refusal_is_told(tmp_path: Path) -> None:
         with pytest.raises(ConnectionLost, match="wire version 2"):
             client.request(GetStatus(), timeout_s=5.0, name="status")
         client.close()
+
+
+def test_another_version_is_told_even_where_the_daemon_has_closed() -> None:
+    """W6: `down` and `up` must know it from a daemon that is gone."""
+    here, there = socket.socketpair()
+    said = bytearray(frame(Envelope(Role.NOTICE, 0, Refuse(reason="?"))))
+    said[4] = 77
+    there.sendall(said)
+    there.close()
+    client = Client(here)
+    with pytest.raises(OtherVersion, match=f"wire version 77, what is installed here {WIRE_VERSION}"):
+        client.notify(GetStatus())
+    client.close()
 
 
 def test_no_daemon(tmp_path: Path) -> None:

@@ -306,6 +306,7 @@ class JobSummary(Wire):
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
     given_up: GivenUps = ()
+    refused: tuple[tuple[Rank, Text], ...] = ()  # members that answer and cannot be linked, and why
 
 
 @message("job.found")

@@ -23,10 +23,8 @@ class Software(Wire):
 
 @message("hello")
 class Hello(Wire):
-    """First message in both directions, after the pinned handshake."""
+    """First message in both directions, after the pinned handshake. Its frame says which wire version it is (W6)."""
 
-    wire_oldest: int
-    wire_newest: int
     incarnation: Annotated[int, Field(ge=0, lt=2**63)]  # random per daemon start (G1)
     name: Name
     listen_port: Annotated[int, Field(ge=0, lt=65536)]

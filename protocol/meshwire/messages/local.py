@@ -84,6 +84,7 @@ class PeerSummary(Wire):
     software: Software | None
     cores: int | None
     memory_bytes: int | None
+    refused: Text | None = None  # of a paired one that answers: why there is no link
 
 
 @message("peers")
