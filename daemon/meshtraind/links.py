@@ -202,7 +202,7 @@ class Links:
         context = self._trust.client_context if self._trust is not None else None
         greeting = Greeting(self, dial.address)
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
+            async with greeting.within(DIAL_TIMEOUT_S):
                 await loop.create_connection(
                     lambda: greeting.connection,
                     dial.address.host,
@@ -255,7 +255,7 @@ class Links:
         loop = asyncio.get_running_loop()
         context = self._trust.server_context if self._trust is not None else None
         try:
-            async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
+            async with door.greeting.within(limits.HANDSHAKE_TIMEOUT_S):
                 await loop.connect_accepted_socket(lambda: door, accepted, ssl=context)
                 if door.guest is None:
                     await door.greeting.finish(self._hello)
