@@ -59,7 +59,7 @@ class Greeting:
             raise
 
     async def finish(self, hello: Hello | None) -> str:
-        """Verifies the other end, says `hello` if given, and waits for its hello, `within` a deadline. Returns the device.
+        """Verifies the other end, says `hello` if given, waits `within` a deadline for its hello. Returns the device.
 
         Raises NotPinnedError or ConnectionLost.
         """

@@ -82,6 +82,8 @@ class RoundCore:
 
     def may_null(self) -> Decision:
         """R4, R5: may this daemon null the next round, provided that it is called."""
+        if self.phase is Phase.ABSENT and self._table.settled(self.settings.rank) < self.decided:
+            return False, f"its learner died in round {self.decided}, which runs again in the next generation (V2)"
         return self._learner.may_null(self.decided, self.complete)
 
     def waiting(self) -> str:

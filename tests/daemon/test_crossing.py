@@ -14,17 +14,17 @@ from meshwire.header import Header, Kind
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation, RankReport
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone
-from meshwire.messages.rounds import Bind, Call, Seal
+from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.wiretypes import Wire
 from tests.daemon.test_learner_notices import JOB, PLAN, Desk, kinds, stepped
 
 SEALED = LearnerSealed(step=1, used=b"\x01", integers=())
 
 
-def enter(desk: Desk, number: int = 2) -> Generation:
+def enter(desk: Desk, number: int = 2, learning: tuple[int, ...] = (0, 1)) -> Generation:
     """All members have promised the next generation, in which nobody is lost, and this one enters it."""
     crossing = desk.rounds.crossing
-    generation = desk.generation.model_copy(update={"number": number})
+    generation = desk.generation.model_copy(update={"number": number, "learning": learning})
     standing = crossing.standing()
     cut, chain = standing.complete, standing.chains[-1]
     crossing.enter(
@@ -37,12 +37,12 @@ def enter(desk: Desk, number: int = 2) -> Generation:
     return generation
 
 
-def told_by_rank_1(desk: Desk) -> None:
+def told_by_rank_1(desk: Desk, contributors: int = 0b11) -> None:
     """All that it has to say of round 1, with the results of the exchange."""
     desk.rounds.message(1, Bind(round=1, step=1, base=0, weight=1.0))
     desk.rounds.message(1, Seal(round=1, used=b"\x01", integers=()))
     for bucket in PLAN.buckets:
-        desk.rounds._bucket_complete(1, bucket.index, False, 3, 2.0, 0.0)
+        desk.rounds._bucket_complete(1, bucket.index, False, contributors, float(contributors.bit_count()), 0.0)
 
 
 @pytest.mark.asyncio
@@ -79,6 +79,26 @@ async def test_all_that_waited_until_everybody_had_entered_is_sent_in_order() ->
         sent = [body for body in desk.links[1].sent if not isinstance(body, Call)]  # of which time decides
         assert kinds(sent) == [Bind, Seal, Bind, Seal]
         assert [body.round for body in sent] == [1, 1, 2, 2]
+        assert not desk.failed
+
+
+@pytest.mark.parametrize("ready", [1, len(PLAN.buckets)])
+@pytest.mark.asyncio
+async def test_a_learner_that_dies_in_a_round_costs_the_others_none(ready: int) -> None:
+    """V2, G6: neither poison nor a seal; where its rank rests the round runs again, and counts."""
+    async with Desk(2, "ssp:2") as desk:
+        desk.say(*(LearnerBucket(step=1, bucket=bucket, weight=1.0) for bucket in range(ready)))
+        told_by_rank_1(desk)
+        desk.rounds.learner.dead("its process has ended")
+        assert kinds(desk.links[1].sent) == [Bind]
+        assert desk.rounds.complete == 0
+        desk.rounds.crossing.fence()
+        generation = enter(desk, learning=(1,))
+        desk.rounds.crossing.resume(generation)
+        assert desk.links[1].sent[1:] == [Null(round=1)]
+        told_by_rank_1(desk, contributors=0b10)
+        assert desk.rounds.complete == 1
+        assert desk.rounds.history_samples == 1
         assert not desk.failed
 
 

@@ -176,6 +176,7 @@ class Cluster:
         self.moments.come(Moment.GOES_ON, daemon.number)
 
     def completed(self, rounds: Rounds, done: RoundComplete) -> None:
+        assert "its process has ended" not in done.reason, "V2: a learner that dies costs no round"
         key = rounds.generation, done.round
         if key not in self._first:
             self._first.add(key)
