@@ -58,7 +58,7 @@ class RoundCore:
 
     @property
     def complete(self) -> int:
-        """The last round held whole, as are all before it: the counter in every frame and heartbeat (G5)."""
+        """The last round held whole, as are all before it: the counter in every frame and report (G5)."""
         return self._table.complete
 
     @property

@@ -184,7 +184,7 @@ class RoundMachine(RoundCore):
         return self._settle(now_s)
 
     def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
-        """The counter of a frame or heartbeat of the member `rank` (G5)."""
+        """The counter of a frame or report of the member `rank` (G5)."""
         if self._fenced:
             return self._settle(now_s)
         if wrong := self._table.announce(rank, complete):

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.memberside import MemberSide
+from meshtraind.session import Session
 from meshwire.header import Header, Kind
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation, RankReport
@@ -136,6 +137,46 @@ async def test_what_is_said_in_another_generation_is_not_heard() -> None:
         third = enter(desk, 3)
         assert says(bind, second) == 0
         assert says(bind, third) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_report_moves_the_commit_where_no_frames_do() -> None:
+    """G5: the others' learners rest, and their last frames were of before they held the round."""
+    async with Desk(2, "ssp:2") as desk:
+        side = member_side(desk)
+        desk.compute(1)
+        told_by_rank_1(desk)
+        assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
+        complete = Header(kind=Kind.CONTROL, payload_bytes=0, generation=desk.generation.hash64(), complete=1)
+        assert side.notice(1, complete, RankReport(job=JOB, rank=1, state="running")) is None
+        assert desk.rounds.committed == 1
+
+
+def test_every_report_says_how_many_rounds_are_complete() -> None:
+    """G5: the other side of it."""
+    told: list[tuple[object, int]] = []
+    session = SimpleNamespace(
+        _metrics=SimpleNamespace(report=lambda *_of: "report"),
+        _learners=SimpleNamespace(starts=1),
+        _tell_all=lambda body, complete: told.append((body, complete)),
+        job=SimpleNamespace(report=lambda _report: None, ended=False),
+        rounds=SimpleNamespace(complete=7, peer_measured=lambda _report: None),
+    )
+    Session._tell_report(cast(Any, session))
+    assert told == [("report", 7)]
+
+
+@pytest.mark.asyncio
+async def test_what_a_round_left_out_is_kept_until_it_is_complete() -> None:
+    """V1, C1: as long as it may be void, or run again. It is not committed yet: the other has announced nothing (G5)."""
+    async with Desk(2, "ssp:2", codec="int8") as desk:
+        desk.compute(1)
+        worker = desk.rounds._executor._feedback.worker  # type: ignore[union-attr]
+        assert list(worker._before) == [1]
+        told_by_rank_1(desk)
+        assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
+        assert not worker._before
+        assert 1 in desk.rounds._executor._memory.own, "G5: its own part is freed when all hold the round"
 
 
 @pytest.mark.asyncio
