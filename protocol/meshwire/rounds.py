@@ -256,6 +256,11 @@ class RoundMachine(RoundCore):
 
     # Time.
 
+    def note_round_trip(self, rtt_s: float, now_s: float) -> list[Effect]:
+        """As it is now to the farthest member: binds from now on are called no sooner than twice that after (R3)."""
+        self.settings = self._learner.settings = replace(self.settings, rtt_s=rtt_s)
+        return self._settle(now_s)
+
     def deadline(self) -> float | None:
         """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
         times_s = (None if self._fenced else self._calls.next_at_s, self._learner.cut_off_at_s())

@@ -756,3 +756,12 @@ def test_late_after_formula() -> None:
         times.add(step_s)
     assert times.late_after_s(0.01, 0.3) == 2.0
     assert times.late_after_s(1.5, 0.3) == 3.0
+
+
+def test_calls_follow_the_round_trip_of_now() -> None:
+    """R3: no call before a bind and its answer can have been on their ways."""
+    one = machine(s=1)
+    one.note_round_trip(3.0, 0.0)
+    one.start_step(1, 0.0)
+    one.bucket_ready(1, 0, 0.1, weight=1.0)
+    assert one.deadline() == pytest.approx(6.1)
