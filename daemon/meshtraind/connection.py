@@ -211,6 +211,13 @@ class Connection(asyncio.BufferedProtocol):
         loop, wait_s = asyncio.get_running_loop(), 0.0 if now else CLOSE_TIMEOUT_S
         self._close_timer = loop.call_later(wait_s, self._transport.abort)
 
+    def abort(self, reason: str) -> None:
+        """Ends the connection without another byte, on a transport in whatever state."""
+        if not self.closing:
+            self._close_reason = reason
+            if self._transport is not None:
+                self._transport.abort()
+
     def refuse(self, reason: str) -> None:
         """Tells the other side why, and ends the connection."""
         if not self.closing:

@@ -85,7 +85,7 @@ class Generations:
 
     Args:
         links: the connection to each other member of the generation, by rank; kept up to date here.
-        rtt_s: to the farthest member.
+        rtt_s: to the farthest member, before `progress` says more.
     """
 
     def __init__(
@@ -173,10 +173,21 @@ class Generations:
         return promised is not None and rank_of(promised, device) is not None
 
     def progress(self) -> None:
-        """From time to time: how far the rounds are, by which the sides of a partition are weighed."""
+        """From time to time: how far away the members are, and how far the rounds, by which the sides of a partition
+        are weighed."""
         rounds = self._host.rounds
+        if rtt_s := self._round_trip_s():
+            self._machine.note_round_trip(rtt_s)
+            if rounds is not None:
+                rounds.note_round_trip(rtt_s)
         if rounds is not None:
             self._machine.note_progress(rounds.history_samples)
+
+    def _round_trip_s(self) -> float:
+        """To the farthest of the devices that are or were in the job and are linked; 0 where none has been measured."""
+        links = (self._node.links.get(member.device) for member in self._job.members)
+        measured = [max(link.rtt_s, RTT_S_MIN) for link in links if link is not None and link.rtt_s is not None]
+        return max(measured, default=0.0)
 
     def close(self) -> None:
         """Stops the timer."""

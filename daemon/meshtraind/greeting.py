@@ -4,9 +4,10 @@ Or, on the listener, a guest of a pairing: `Doorway` tells the two apart.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.loglimit import caused_by
@@ -29,7 +30,9 @@ class Greeting:
     Whoever was dialled says hello first. Whoever dials answers only where it makes a link: of several dials to one
     device the other end then links the same one.
 
-    The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read.
+    The hello makes the link at once, in the call that brings it: what follows it may arrive in the same read. It comes
+    in time or not: before the deadline it ends that, and the link stays; after it, and after the task of the handshake
+    was cancelled for another reason, no link is made, even if that task has not heard of it yet.
 
     Attributes:
         other_version: the other end speaks another wire version, and that was told.
@@ -42,20 +45,33 @@ class Greeting:
         self._links = links
         self._dialled = dialled
         self._device: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._deadline: asyncio.Timeout | None = None  # while the handshake lasts
+        self._task: asyncio.Task[Any] | None = None
+
+    @contextlib.asynccontextmanager
+    async def within(self, timeout_s: float) -> AsyncIterator[None]:
+        """The handshake, which the current task makes, and its deadline. What is no link when this is left ends at
+        once: uvloop, cancelled between TCP's handshake and TLS's, closes the socket and still hands over what was
+        read.
+        """
+        self._task = asyncio.current_task()
+        try:
+            async with asyncio.timeout(timeout_s) as self._deadline:
+                yield
+        except BaseException as error:
+            if not self._device.done() or self._device.cancelled():
+                self.connection.abort(str(error) or "no hello in time")
+            raise
 
     async def finish(self, hello: Hello | None) -> str:
-        """Verifies the other end, says `hello` if given, and waits for its hello. Returns the device.
+        """Verifies the other end, says `hello` if given, waits `within` a deadline for its hello. Returns the device.
 
-        Raises NotPinnedError or ConnectionLost; the caller sets the deadline. The connection is closed unless linked.
+        Raises NotPinnedError or ConnectionLost.
         """
-        try:
-            self._links.verify(self.connection)
-            if hello is not None:
-                self.connection.notify(hello)
-            return await self._device
-        except BaseException as error:
-            self.connection.close(str(error) or "no hello in time")
-            raise
+        self._links.verify(self.connection)
+        if hello is not None:
+            self.connection.notify(hello)
+        return await self._device
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return "the first message must be a hello"
@@ -67,9 +83,14 @@ class Greeting:
         if not isinstance(body, Hello):
             conn.refuse("the first message must be a hello")
             return
+        if self._deadline is None or self._task is None or self._task.cancelling():
+            conn.abort("no hello in time")
+            return
         try:
             self._links.verify(conn)
-            self._device.set_result(self._links.greeted(conn, body, self._dialled))
+            device = self._links.greeted(conn, body, self._dialled)
+            self._deadline.reschedule(None)
+            self._device.set_result(device)
             conn.on_other_version = None
         except (NotPinnedError, ConnectionLost) as error:
             log.warning("%s: %s", conn.name, error, extra=caused_by(conn.remote_host))

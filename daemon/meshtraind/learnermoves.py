@@ -114,7 +114,7 @@ class LearnerMoves:
         self._perform(self._machine.present(self._now()))
 
     def gone(self, reason: str) -> None:
-        """No step will ever follow: the learner has finished, or is dead (V2)."""
+        """No step will ever follow: the learner has finished, or its job has failed (V2)."""
         if not self._performer.finished:
             self._performer.finished = True
             self._turn.gone()
@@ -126,7 +126,8 @@ class LearnerMoves:
             self._executor.encoder.answered(message)
 
     def dead(self, reason: str) -> None:
-        """No process is there: what it had bound is void (V2), and nothing is kept for the one to come."""
+        """No process is there, and nothing is kept for the one to come. What it had bound is open until the next
+        generation, in which this rank is to rest (V2)."""
         if self._executor.encoder is not None:
             self._executor.encoder.learner_lost()
         self._turn.away()
@@ -134,7 +135,7 @@ class LearnerMoves:
             self._dealing.learner_lost()
         self._performer.learner_died()
         self._performer.keeps_unapplied = False
-        self._perform(self._machine.absent(reason, self._now(), gone=True))
+        self._perform(self._machine.absent(reason, self._now(), gone=True, rests=True))
 
     def loads(self) -> int:
         """J1: a process begins to load the base of after the round that is returned, or of after a later one. What

@@ -5,6 +5,7 @@ import contextlib
 import functools
 import logging
 import socket
+import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
@@ -31,7 +32,6 @@ HEARTBEAT_INTERVAL_S = 1.0
 DIAL_TIMEOUT_S = 5.0
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
-RTT_WEIGHT = 0.25  # of the newest measurement
 ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
 NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
@@ -46,7 +46,8 @@ class Link:
 
     Attributes:
         address: where to reach it: its host, with the port on which it listens.
-        rtt_s: smoothed round trip; None before the first heartbeat was answered.
+        rtt_s: the round trip of now, a median; None before the first heartbeat was answered.
+        round_trips_s: the newest ones, at most three.
         dialled_by: device id of the side that dialled.
     """
 
@@ -56,6 +57,7 @@ class Link:
     address: Address
     dialled_by: str
     rtt_s: float | None = None
+    round_trips_s: tuple[float, ...] = ()
 
 
 class Links:
@@ -210,7 +212,7 @@ class Links:
         context = self._trust.client_context if self._trust is not None else None
         greeting = Greeting(self, dial.address)
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
+            async with greeting.within(DIAL_TIMEOUT_S):
                 await loop.create_connection(
                     lambda: greeting.connection,
                     dial.address.host,
@@ -263,7 +265,7 @@ class Links:
         loop = asyncio.get_running_loop()
         context = self._trust.server_context if self._trust is not None else None
         try:
-            async with asyncio.timeout(limits.HANDSHAKE_TIMEOUT_S):
+            async with door.greeting.within(limits.HANDSHAKE_TIMEOUT_S):
                 await loop.connect_accepted_socket(lambda: door, accepted, ssl=context)
                 if door.guest is None:
                     await door.greeting.finish(self._hello)
@@ -362,32 +364,45 @@ class Links:
         self.dial_now()
 
     async def _keep_alive(self, link: Link) -> None:
-        """Asks about once a second; the answer measures the round trip, silence for the patience ends the link.
+        """Says something about once a second, however late answers come, and hears as much; silence for the patience
+        ends the link.
 
-        Not where this daemon itself stood still, as on a laptop that was asleep: then what was sent meanwhile is
+        Not sooner than a dial may take where nothing was answered yet: the other end makes the link half a round trip
+        later, and speaks only then. Not where this daemon itself stood still, as on a laptop that was asleep: then what was sent meanwhile is
         unread, and the silence is its own (Lifeguard, Dadgar et al. 2018).
         """
         connection = link.connection
         interval_s = min(HEARTBEAT_INTERVAL_S, self._patience_s / 4)
+        say_at_s = time.monotonic() + interval_s
+        measuring: asyncio.Task[None] | None = None
         while not connection.closing:
-            await asyncio.sleep(interval_s)
             began_s = time.monotonic()
-            timeout_s = max(interval_s, connection.last_received_s + self._patience_s - began_s)
-            try:
-                # A peer too busy for one more request says so, which measures the round trip as well.
-                with contextlib.suppress(RequestError):
-                    await connection.request(Heartbeat(), timeout_s=timeout_s, name="heartbeat")
-            except ConnectionLost:
-                return
-            except TimeoutError:
-                now_s = time.monotonic()
-                silent_s = now_s - connection.last_received_s
-                if silent_s >= self._patience_s and now_s - began_s < timeout_s + interval_s:
-                    connection.close(f"silent for {silent_s:.1f} s", now=True)
-                    return
-                continue  # it sends, so it lives: the answer waits behind a full queue
-            rtt_s = time.monotonic() - began_s
-            link.rtt_s = rtt_s if link.rtt_s is None else (1 - RTT_WEIGHT) * link.rtt_s + RTT_WEIGHT * rtt_s
+            if began_s >= say_at_s:
+                say_at_s = began_s + interval_s
+                if measuring is None or measuring.done():
+                    measuring = self._tasks.spawn(self._measure(link), f"round trip to {link.hello.name}")
+                else:
+                    connection.notify(Heartbeat())
+            patience_s = self._patience_s if link.rtt_s is not None else max(self._patience_s, DIAL_TIMEOUT_S)
+            lost_s = connection.last_received_s + patience_s - began_s
+            wait_s = min(say_at_s - began_s, lost_s if lost_s > 0 else interval_s)
+            await asyncio.sleep(wait_s)
+            now_s = time.monotonic()
+            silent_s = now_s - connection.last_received_s
+            if silent_s >= patience_s and now_s - began_s < wait_s + interval_s and not connection.closing:
+                connection.close(f"silent for {silent_s:.1f} s", now=True)
+
+    async def _measure(self, link: Link) -> None:
+        """One round trip. The median of three is taken: one late answer, as after a stutter, says nothing of the next."""
+        began_s = time.monotonic()
+        try:
+            # A peer too busy for one more request says so, which measures the round trip as well.
+            with contextlib.suppress(RequestError):
+                await link.connection.request(Heartbeat(), timeout_s=limits.PATIENCE_S_MAX, name="heartbeat")
+        except (ConnectionLost, TimeoutError):  # it ends, or is so slow that the next one may measure it
+            return
+        link.round_trips_s = (*link.round_trips_s[-2:], time.monotonic() - began_s)
+        link.rtt_s = statistics.median_low(link.round_trips_s)
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
@@ -415,6 +430,8 @@ class _Linked:
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         if isinstance(body, Addresses):
             self._links.learn(body)
+        elif isinstance(body, Heartbeat):
+            pass  # that it came is what it says
         elif isinstance(body, Hello):
             conn.refuse("a second hello")
         else:

@@ -218,6 +218,12 @@ class Rounds:
             "waiting_for": self.learner.waiting(),
         }
 
+    def note_round_trip(self, rtt_s: float) -> None:
+        """As it is now to the farthest member; what changes little is not worth a line in the trace."""
+        known_s = self._machine.settings.rtt_s
+        if not 0.8 * known_s <= rtt_s <= 1.25 * known_s:
+            self._perform(self._machine.note_round_trip(rtt_s, self._now()))
+
     # Other members
 
     def takes(self, generation: int) -> bool:

@@ -9,6 +9,7 @@ What the rules leave open, and how it is settled here, stands in RULES.md after 
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from meshwire import limits
 from meshwire.lineage import ballot, rank_of
@@ -163,6 +164,10 @@ class Membership:
     def note_progress(self, samples: int) -> None:
         """Samples in the rounds that are complete here, for `Where`."""
         self._state.samples = samples
+
+    def note_round_trip(self, rtt_s: float) -> None:
+        """As it is now to the farthest member. What is waited for already keeps its deadline."""
+        self._state.timeouts = replace(self._state.timeouts, rtt_s=rtt_s)
 
     def timer(self, now_s: float) -> list[Effect]:
         """Does what is due. Harmless when nothing is."""

@@ -58,7 +58,7 @@ class RoundCore:
 
     @property
     def complete(self) -> int:
-        """The last round held whole, as are all before it: the counter in every frame and heartbeat (G5)."""
+        """The last round held whole, as are all before it: the counter in every frame and report (G5)."""
         return self._table.complete
 
     @property
@@ -82,6 +82,8 @@ class RoundCore:
 
     def may_null(self) -> Decision:
         """R4, R5: may this daemon null the next round, provided that it is called."""
+        if self.phase is Phase.ABSENT and self._table.settled(self.settings.rank) < self.decided:
+            return False, f"its learner died in round {self.decided}, which runs again in the next generation (V2)"
         return self._learner.may_null(self.decided, self.complete)
 
     def waiting(self) -> str:

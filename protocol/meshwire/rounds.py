@@ -117,14 +117,18 @@ class RoundMachine(RoundCore):
         learner.moved(now_s)
         return self._settle(now_s)
 
-    def absent(self, reason: str, now_s: float, *, gone: bool = False, loading: bool = False) -> list[Effect]:
+    def absent(
+        self, reason: str, now_s: float, *, gone: bool = False, loading: bool = False, rests: bool = False
+    ) -> list[Effect]:
         """The learner is idle or paused (R5); or `gone`: finished or dead, and nothing is kept for it; or `loading`: it
         will be `loaded` with a base of what is complete now or later, and what follows is kept for it (J1).
 
-        What it had bound is void (V2). An absent learner may be absent for another reason from now on.
+        What it had bound is void (V2), unless this member `rests` from the next generation on, which is on its way: the
+        round stays open until then, and runs again there without it. An absent learner may be absent for another reason
+        from now on.
         """
         learner = self._learner
-        if learner.phase is Phase.BOUND:
+        if learner.phase is Phase.BOUND and not rests:
             self._give_up(f"its learner is absent: {reason}")
         elif learner.phase is Phase.COMPUTING:
             self._drop_step(f"its learner is absent: {reason} (R5)")
@@ -180,7 +184,7 @@ class RoundMachine(RoundCore):
         return self._settle(now_s)
 
     def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
-        """The counter of a frame or heartbeat of the member `rank` (G5)."""
+        """The counter of a frame or report of the member `rank` (G5)."""
         if self._fenced:
             return self._settle(now_s)
         if wrong := self._table.announce(rank, complete):
@@ -251,6 +255,11 @@ class RoundMachine(RoundCore):
         return self._settle(now_s)
 
     # Time.
+
+    def note_round_trip(self, rtt_s: float, now_s: float) -> list[Effect]:
+        """As it is now to the farthest member: binds from now on are called no sooner than twice that after (R3)."""
+        self.settings = self._learner.settings = replace(self.settings, rtt_s=rtt_s)
+        return self._settle(now_s)
 
     def deadline(self) -> float | None:
         """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""

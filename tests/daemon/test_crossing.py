@@ -10,21 +10,22 @@ from typing import Any, cast
 import pytest
 
 from meshtraind.memberside import MemberSide
+from meshtraind.session import Session
 from meshwire.header import Header, Kind
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation, RankReport
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone
-from meshwire.messages.rounds import Bind, Call, Seal
+from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.wiretypes import Wire
 from tests.daemon.test_learner_notices import JOB, PLAN, Desk, kinds, stepped
 
 SEALED = LearnerSealed(step=1, used=b"\x01", integers=())
 
 
-def enter(desk: Desk, number: int = 2) -> Generation:
+def enter(desk: Desk, number: int = 2, learning: tuple[int, ...] = (0, 1)) -> Generation:
     """All members have promised the next generation, in which nobody is lost, and this one enters it."""
     crossing = desk.rounds.crossing
-    generation = desk.generation.model_copy(update={"number": number})
+    generation = desk.generation.model_copy(update={"number": number, "learning": learning})
     standing = crossing.standing()
     cut, chain = standing.complete, standing.chains[-1]
     crossing.enter(
@@ -37,12 +38,12 @@ def enter(desk: Desk, number: int = 2) -> Generation:
     return generation
 
 
-def told_by_rank_1(desk: Desk) -> None:
+def told_by_rank_1(desk: Desk, contributors: int = 0b11) -> None:
     """All that it has to say of round 1, with the results of the exchange."""
     desk.rounds.message(1, Bind(round=1, step=1, base=0, weight=1.0))
     desk.rounds.message(1, Seal(round=1, used=b"\x01", integers=()))
     for bucket in PLAN.buckets:
-        desk.rounds._bucket_complete(1, bucket.index, False, 3, 2.0, 0.0)
+        desk.rounds._bucket_complete(1, bucket.index, False, contributors, float(contributors.bit_count()), 0.0)
 
 
 @pytest.mark.asyncio
@@ -82,6 +83,26 @@ async def test_all_that_waited_until_everybody_had_entered_is_sent_in_order() ->
         assert not desk.failed
 
 
+@pytest.mark.parametrize("ready", [1, len(PLAN.buckets)])
+@pytest.mark.asyncio
+async def test_a_learner_that_dies_in_a_round_costs_the_others_none(ready: int) -> None:
+    """V2, G6: neither poison nor a seal; where its rank rests the round runs again, and counts."""
+    async with Desk(2, "ssp:2") as desk:
+        desk.say(*(LearnerBucket(step=1, bucket=bucket, weight=1.0) for bucket in range(ready)))
+        told_by_rank_1(desk)
+        desk.rounds.learner.dead("its process has ended")
+        assert kinds(desk.links[1].sent) == [Bind]
+        assert desk.rounds.complete == 0
+        desk.rounds.crossing.fence()
+        generation = enter(desk, learning=(1,))
+        desk.rounds.crossing.resume(generation)
+        assert desk.links[1].sent[1:] == [Null(round=1)]
+        told_by_rank_1(desk, contributors=0b10)
+        assert desk.rounds.complete == 1
+        assert desk.rounds.history_samples == 1
+        assert not desk.failed
+
+
 def member_side(desk: Desk) -> MemberSide:
     """What members say, on its way to the rounds."""
     job = SimpleNamespace(ended=False, ending=False, report=lambda _report: None)
@@ -116,6 +137,46 @@ async def test_what_is_said_in_another_generation_is_not_heard() -> None:
         third = enter(desk, 3)
         assert says(bind, second) == 0
         assert says(bind, third) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_report_moves_the_commit_where_no_frames_do() -> None:
+    """G5: the others' learners rest, and their last frames were of before they held the round."""
+    async with Desk(2, "ssp:2") as desk:
+        side = member_side(desk)
+        desk.compute(1)
+        told_by_rank_1(desk)
+        assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
+        complete = Header(kind=Kind.CONTROL, payload_bytes=0, generation=desk.generation.hash64(), complete=1)
+        assert side.notice(1, complete, RankReport(job=JOB, rank=1, state="running")) is None
+        assert desk.rounds.committed == 1
+
+
+def test_every_report_says_how_many_rounds_are_complete() -> None:
+    """G5: the other side of it."""
+    told: list[tuple[object, int]] = []
+    session = SimpleNamespace(
+        _metrics=SimpleNamespace(report=lambda *_of: "report"),
+        _learners=SimpleNamespace(starts=1),
+        _tell_all=lambda body, complete: told.append((body, complete)),
+        job=SimpleNamespace(report=lambda _report: None, ended=False),
+        rounds=SimpleNamespace(complete=7, peer_measured=lambda _report: None),
+    )
+    Session._tell_report(cast(Any, session))
+    assert told == [("report", 7)]
+
+
+@pytest.mark.asyncio
+async def test_what_a_round_left_out_is_kept_until_it_is_complete() -> None:
+    """V1, C1: as long as it may be void, or run again. It is not committed yet: the other has announced nothing (G5)."""
+    async with Desk(2, "ssp:2", codec="int8") as desk:
+        desk.compute(1)
+        worker = desk.rounds._executor._feedback.worker  # type: ignore[union-attr]
+        assert list(worker._before) == [1]
+        told_by_rank_1(desk)
+        assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
+        assert not worker._before
+        assert 1 in desk.rounds._executor._memory.own, "G5: its own part is freed when all hold the round"
 
 
 @pytest.mark.asyncio

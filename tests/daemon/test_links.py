@@ -369,27 +369,45 @@ async def test_silence_while_this_device_stood_still_is_its_own(
 ) -> None:
     """Whoever opens the lid would lose all its links at once, though what came meanwhile is only to be read."""
     now_s = 1000.0
-    monkeypatch.setattr(meshtraind.links, "time", SimpleNamespace(monotonic=lambda: now_s))
     closed: list[str] = []
-    asked: list[float] = []
+    waits: list[float] = []
 
-    async def request(_body: Wire, *, timeout_s: float, **_name: str) -> Wire:
+    async def sleep(wait_s: float) -> None:
         nonlocal now_s
-        asked.append(timeout_s)
-        if len(asked) == 1:
-            now_s += timeout_s + 0.001 + slept_s
-            raise TimeoutError
-        connection.closing = True  # it has been read, and the peer answers
-        return Done()
+        waits.append(wait_s)
+        now_s += wait_s + (slept_s if len(waits) == 1 else 0.0)
+        if slept_s and len(waits) == 2:  # it has been read
+            connection.last_received_s, connection.closing = now_s, True
 
     def close(reason: str, **_now: bool) -> None:
         closed.append(reason)
         connection.closing = True
 
-    connection = SimpleNamespace(closing=False, last_received_s=now_s, request=request, close=close)
-    links = SimpleNamespace(_patience_s=0.04)
-    await Links._keep_alive(cast(Any, links), cast(Any, SimpleNamespace(connection=connection, rtt_s=None)))
-    assert closed == ([] if slept_s else ["silent for 0.0 s"])
+    monkeypatch.setattr(meshtraind.links, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(meshtraind.links, "asyncio", SimpleNamespace(sleep=sleep))
+    said: list[Wire] = []
+    connection = SimpleNamespace(closing=False, last_received_s=now_s, notify=said.append, close=close)
+    tasks = SimpleNamespace(spawn=lambda _measure, _name: SimpleNamespace(done=lambda: False))
+    links = SimpleNamespace(_patience_s=0.5, _tasks=tasks, _measure=lambda _link: None)
+    link = SimpleNamespace(connection=connection, rtt_s=0.001, hello=SimpleNamespace(name="bert"))
+    await Links._keep_alive(cast(Any, links), cast(Any, link))
+    assert closed == ([] if slept_s else ["silent for 0.5 s"])
+    assert slept_s or sum(waits) == 0.5, "it is noticed at that very instant"
+    assert slept_s or said == [Heartbeat()] * 2, "and three intervals before it this side spoke, though nobody answers"
+
+
+@pytest.mark.asyncio
+async def test_a_round_trip_above_the_patience_is_measured_and_is_no_silence(tmp_path: Path) -> None:
+    """G7: all waits follow from it. Heartbeats go on while an answer is on its way: each side hears the other in time."""
+    async with devices(tmp_path, "anna", "bert", patience_s=0.3) as (anna, bert):
+        async with Relay(bert.address, there_s=0.2, back_s=0.2) as address:
+            anna.dial(address)
+            await until(lambda: linked(anna, bert), "the link")
+            link = anna.link(bert)
+            await until(lambda: len(link.round_trips_s) == 3, "three answers")
+            assert 0.4 <= (link.rtt_s or 0) < 2.0
+            assert not anna.losses
+            assert not bert.losses
 
 
 @pytest.mark.asyncio

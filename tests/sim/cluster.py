@@ -41,6 +41,8 @@ class Setting:
         newcomers: devices beyond the founders, which ask in when they start.
         step_s: by device.
         delays_s: of one message; one of these is drawn.
+        rtt_s: what daemons take for the round trip when they start, and `measured_s` what they measure later, if that
+            is another one.
         start_s, load_s: of a learner's process, and of the transfer of a state; one of these is drawn.
         recovery_s: when faults have stopped, all is to be well again so soon.
     """
@@ -53,6 +55,8 @@ class Setting:
     patience_s: float = 2.0
     step_s: tuple[float, ...] = (0.5,) * 8
     delays_s: tuple[float, ...] = (0.001, 0.005, 0.02)
+    rtt_s: float = RTT_S
+    measured_s: float | None = None
     start_s: tuple[float, ...] = (0.5,)
     load_s: tuple[float, ...] = (0.3,)
     unapplied_max: int = 1 << 30
@@ -74,7 +78,7 @@ class Cluster:
         self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
         self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s
         self.devices = setting.founders + setting.newcomers
-        self.timeouts = Timeouts(patience_s=setting.patience_s, rtt_s=RTT_S)
+        self.timeouts = Timeouts(patience_s=setting.patience_s, rtt_s=setting.rtt_s)
         self.space = SampleSpace(total=setting.total, batch=setting.batch, whole_batches=False, drop_last=False)
         self.clock = Clock()
         self.network = Network(self.clock, self.random, setting.patience_s, setting.delays_s)
@@ -176,6 +180,7 @@ class Cluster:
         self.moments.come(Moment.GOES_ON, daemon.number)
 
     def completed(self, rounds: Rounds, done: RoundComplete) -> None:
+        assert "its process has ended" not in done.reason, "V2: a learner that dies costs no round"
         key = rounds.generation, done.round
         if key not in self._first:
             self._first.add(key)

@@ -187,7 +187,7 @@ class Rounds:
         self.turn.away()
         self.dealing.learner_lost()
         self._keeps_unapplied = False
-        self.perform(self.machine.absent(reason, self.world.now_s, gone=True))
+        self.perform(self.machine.absent(reason, self.world.now_s, gone=True, rests=True))
 
     def loads(self) -> int:
         self._keeps_unapplied = True

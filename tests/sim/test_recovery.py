@@ -1,10 +1,11 @@
 """What a loss costs: how soon the others go on, and who has to load the model anew. Over random delays."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from random import Random
 
 import pytest
 
+from meshwire import limits
 from meshwire.membershipevents import Phase
 from meshwire.syncmode import sync_settings
 from tests.sim.cluster import Cluster, Setting
@@ -59,6 +60,33 @@ def test_silence_costs_patience_and_less_than_two_seconds(founders: int) -> None
         cluster.run_until(AT_S + 1.25 * PATIENCE_S + 0.75)
         assert goes_on(cluster, 2, [1]), cluster.story()
         check_undisturbed(cluster, [1])
+
+
+LOST: dict[str, Callable[[Cluster], None]] = {
+    "killed": lambda cluster: cluster.kill(cluster.daemons[1]),
+    "power cut": lambda cluster: cluster.kill(cluster.daemons[0], silent=True),
+    "link reset": lambda cluster: cluster.network.reset(0, 1),
+}
+
+
+@pytest.mark.parametrize("how", LOST)
+@pytest.mark.parametrize("rtt_s", [0.6, 2.0])
+def test_the_least_patience_settles_at_any_round_trip_of_now(rtt_s: float, how: str) -> None:
+    """G7: it was 1 ms when the job began. By timeouts of then the next rank would propose before it can have heard of
+    the first one's proposal, for ever, as soon as a message takes as long as the patience."""
+    least_s = limits.PATIENCE_S_MIN
+    delays_s = tuple(rtt_s / 2 * spread for spread in (0.6, 1.0, 1.0, 1.4))
+    for seed in range(3):
+        setting = Setting(
+            4, sync=sync_settings("ssp:2"), patience_s=least_s, delays_s=delays_s, rtt_s=0.001, measured_s=rtt_s
+        )
+        cluster = Cluster(seed, setting)
+        cluster.run_until(AT_S)
+        LOST[how](cluster)
+        cluster.run_until(AT_S + 1.5 * least_s + 8 * rtt_s)
+        assert cluster.generations == 2, f"one change, of the first proposal:\n{cluster.story()}"
+        cluster.recover()
+        check_undisturbed(cluster, [] if how == "link reset" else [0, 1])
 
 
 def test_survivors_of_crashes_never_load() -> None:

@@ -59,6 +59,12 @@ def test_every_fact_counts(change: dict[str, object]) -> None:
     assert chain(chain(START, 1, changed), 1, following) != chain(chain(START, 1, DONE), 1, following)
 
 
+def test_what_is_told_of_a_round_is_hashed_and_its_result_is_not() -> None:
+    """G4: within a generation these facts determine the result; O9 finds a member on which it came out otherwise."""
+    facts = {field.name for field in dataclasses.fields(RoundComplete)} - {"reason"}
+    assert facts == {"round", "void", "binds", "poisons", "used", "integers", "squared_norm"}
+
+
 def test_generation_and_history_count() -> None:
     """A round that is run again by others is another round."""
     chains = [

@@ -332,15 +332,15 @@ def test_long_evaluation_in_lockstep_costs_nothing() -> None:
 
 
 @pytest.mark.parametrize("ready", [0, 1, 2])
-def test_bound_learner_that_dies_makes_the_round_void(ready: int) -> None:
+def test_bound_learner_that_goes_idle_makes_the_round_void(ready: int) -> None:
     """V2: also when every bucket has left, for its seal has not. Without a bucket the step was not bound."""
     one = machine(s=1)
     one.start_step(1, 0.0)
     for bucket in range(ready):
         one.bucket_ready(1, bucket, 0.5, weight=1.0)
-    effects = one.absent("died", 0.6)
+    effects = one.absent("idle", 0.6)
     if not ready:
-        assert effects == [StepDropped(1, "its learner is absent: died (R5)")]
+        assert effects == [StepDropped(1, "its learner is absent: idle (R5)")]
         return
     assert [effect for effect in effects if isinstance(effect, ContributePoison)] == [ContributePoison(1, 1)][
         ready - 1 :
@@ -350,7 +350,7 @@ def test_bound_learner_that_dies_makes_the_round_void(ready: int) -> None:
     complete = results(one, 1, 0b11, 2.0)[0]
     assert isinstance(complete, RoundComplete)
     assert complete.void
-    assert complete.reason == "rank 0: its learner is absent: died"
+    assert complete.reason == "rank 0: its learner is absent: idle"
 
 
 @pytest.mark.parametrize("source", ["own", "peer", "sum"])
@@ -756,3 +756,12 @@ def test_late_after_formula() -> None:
         times.add(step_s)
     assert times.late_after_s(0.01, 0.3) == 2.0
     assert times.late_after_s(1.5, 0.3) == 3.0
+
+
+def test_calls_follow_the_round_trip_of_now() -> None:
+    """R3: no call before a bind and its answer can have been on their ways."""
+    one = machine(s=1)
+    one.note_round_trip(3.0, 0.0)
+    one.start_step(1, 0.0)
+    one.bucket_ready(1, 0, 0.1, weight=1.0)
+    assert one.deadline() == pytest.approx(6.1)

@@ -209,7 +209,11 @@ def poisoned(one: RoundMachine) -> list[Effect]:
 
 
 def given_up(one: RoundMachine) -> list[Effect]:
-    return half_bound(one) + one.absent("died", 0.0, gone=True)
+    return half_bound(one) + one.absent("it has finished", 0.0, gone=True)
+
+
+def died(one: RoundMachine) -> list[Effect]:
+    return half_bound(one) + one.absent("it died", 0.0, gone=True, rests=True)
 
 
 def passed_over(one: RoundMachine) -> list[Effect]:
@@ -230,7 +234,7 @@ def idle_and_computing(one: RoundMachine) -> list[Effect]:
 
 @pytest.mark.parametrize(
     "before",
-    [at_boundary, half_bound, half_poisoned, poisoned, given_up, passed_over, several, idle_and_computing],
+    [at_boundary, half_bound, half_poisoned, poisoned, given_up, died, passed_over, several, idle_and_computing],
     ids=lambda before: before.__name__,
 )
 @pytest.mark.parametrize("twice", [False, True])
@@ -262,6 +266,42 @@ def test_who_computes_no_more_takes_back_what_it_had_bound() -> None:
     assert one.decided == 1
     one.fence(0.0)
     assert one.enter((0, 1), 0, {}, 0.0) == effects, "and it stays taken back"
+
+
+@pytest.mark.parametrize("s", [0, 2])
+@pytest.mark.parametrize("ready", [1, 2])
+def test_a_learner_that_dies_costs_the_others_no_round(s: int, ready: int) -> None:
+    """V2, G6: what it had bound stays open, called or not, until its rank rests: then the round runs again without it.
+    The others' parts are in it, and its samples are not, for they are dealt again (X3)."""
+    one, other = machine(s=s), machine(rank=1, s=s)
+    one.start_step(1, 0.0)
+    for bucket in range(ready):
+        for effect in one.bucket_ready(1, bucket, 0.0, weight=1.0):
+            if isinstance(effect, Broadcast):
+                other.receive(0, effect.message, 0.0)
+    step(other, 1)
+    assert one.absent("it died", 0.0, gone=True, rests=True) == [], "no poison, and no seal"
+    for round_ in (1, 2) if s else (1,):
+        for message in (bind(round_), seal(round_), Call(round=round_)):
+            assert one.receive(2, message, 0.0) == [], "nor can it null what comes after"
+            other.receive(2, message, 0.0)
+    assert not one.may_null()[0]
+    assert "V2" in one.may_null()[1]
+    results(other, 1, 0b111, 3.0)
+    assert other.complete == 0, "its seal is all that the round lacks"
+    one.absent("it loads the state of the others", 0.0, loading=True)
+    one.fence(0.0)
+    other.fence(0.0)
+    nulled = one.enter((0, 1, 2), 0, {}, 0.0, computes=False)
+    assert nulled == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    other.enter((0, 1, 2), 0, {}, 0.0)
+    for each, rank in ((one, 1), (other, 0)):
+        each.receive(rank, bind(1) if rank else Null(round=1), 0.0)
+        each.receive(rank, seal(1), 0.0) if rank else []
+        each.receive(2, bind(1), 0.0)
+        each.receive(2, seal(1), 0.0)
+        (complete,) = completed(results(each, 1, 0b110, 2.0))
+        assert (complete.void, complete.contributors) == (False, 0b110)
 
 
 def test_a_step_goes_on_in_the_next_generation() -> None:

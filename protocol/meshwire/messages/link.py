@@ -42,7 +42,7 @@ class Refuse(Wire):
 
 @message("heartbeat")
 class Heartbeat(Wire):
-    """Sent when the link was silent for an interval; a request, so that its reply measures the round trip."""
+    """Sent in every interval. A request, so that its reply measures the round trip; a notice while that is awaited."""
 
 
 class KnownPeer(Wire):

@@ -1,0 +1,48 @@
+"""The shell of membership hands on the round trip of now."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from meshtraind.generations import Generations
+from meshtraind.rounds import Rounds
+from meshwire.membership import Membership
+from meshwire.messages.job import Generation, Member
+from meshwire.timeouts import Timeouts
+
+MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=1, name=f"peer{n}") for n in range(3))
+JOB = "j" + "0" * 11
+
+
+def test_waits_follow_the_round_trip_of_now() -> None:
+    """G7, R3: that to the farthest member; one that is not measured, or not linked, says nothing."""
+    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    machine = Membership(MEMBERS[0], JOB, Timeouts(0.5, 0.001), 0.0, generation=first)
+    told: list[float] = []
+    rounds = SimpleNamespace(history_samples=1, note_round_trip=told.append)
+    links = {MEMBERS[1].device: SimpleNamespace(rtt_s=0.25), MEMBERS[2].device: SimpleNamespace(rtt_s=None)}
+    shell = cast(Any, Generations.__new__(Generations))
+    shell._machine, shell._host = machine, SimpleNamespace(rounds=rounds)
+    shell._node, shell._job = SimpleNamespace(links=links), SimpleNamespace(members=MEMBERS)
+    shell.progress()
+    assert machine._state.timeouts.turn_s == 4 * 0.25
+    links.clear()
+    shell.progress()
+    assert machine._state.timeouts.turn_s == 4 * 0.25, "what is known last counts while nobody is linked"
+    assert told == [0.25]
+
+
+def test_the_round_machine_hears_of_what_matters() -> None:
+    """R3: a little more or less is no line of the trace."""
+    told: list[float] = []
+    settings = SimpleNamespace(rtt_s=0.0)
+
+    def note_round_trip(rtt_s: float, _now_s: float) -> list[object]:
+        told.append(rtt_s)
+        settings.rtt_s = rtt_s
+        return []
+
+    machine = SimpleNamespace(settings=settings, note_round_trip=note_round_trip)
+    rounds = SimpleNamespace(_machine=machine, _perform=lambda _effects: None, _now=lambda: 0.0)
+    for rtt_s in (0.01, 0.011, 0.009, 0.5, 0.45, 0.01):
+        Rounds.note_round_trip(cast(Any, rounds), rtt_s)
+    assert told == [0.01, 0.5, 0.01]
