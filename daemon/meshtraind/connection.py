@@ -90,6 +90,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._close_reason: str | None = None
         self._close_timer: asyncio.TimerHandle | None = None
+        self._refused = False  # the other side is told why, and is to close
         self._peer_ended = False
         self._ended = asyncio.Event()
         self._writable_callbacks: dict[int, Callable[[], None]] = {}
@@ -198,21 +199,35 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, reason: str, *, now: bool = False) -> None:
         """Ends the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S; `now`: at once."""
-        if self.closing:
+        if self.closing and not self._refused:
             return
-        self._close_reason = reason
-        if self._transport is None:
-            return
+        self._refused = False
         self._ask_kernel()
-        self._transport.close()
-        loop, wait_s = asyncio.get_running_loop(), 0.0 if now else CLOSE_TIMEOUT_S
-        self._close_timer = loop.call_later(wait_s, self._transport.abort)
+        self._close_reason = self._close_reason or reason
+        if self._transport is not None:
+            self._transport.close()
+            self._abort_after(0.0 if now else CLOSE_TIMEOUT_S)
 
     def refuse(self, reason: str) -> None:
-        """Tells the other side why, and ends the connection."""
-        if not self.closing:
-            self.notify(Refuse(reason=reason[: limits.REFUSAL_CHARS_MAX]))
-            self.close(reason)
+        """Tells the other side why, and ends the connection: when the other side has read it and closes, at the latest
+        after CLOSE_TIMEOUT_S. What arrives meanwhile is dropped, but read: a socket that is closed with unread input
+        sends a reset, and that can overtake what it has sent before."""
+        if self.closing:
+            return
+        self.notify(Refuse(reason=reason[: limits.REFUSAL_CHARS_MAX]))
+        self._ask_kernel()
+        self._close_reason = reason
+        if self._transport is not None:
+            self._refused = True
+            if self._transport.can_write_eof():  # not with TLS
+                self._transport.write_eof()
+            self._abort_after(CLOSE_TIMEOUT_S)
+
+    def _abort_after(self, wait_s: float) -> None:
+        assert self._transport is not None
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._close_timer = asyncio.get_running_loop().call_later(wait_s, self._transport.abort)
 
     async def closed(self) -> None:
         """Waits until the connection has ended and its last request is no longer worked on."""
@@ -261,6 +276,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self._transport = None
+        self._refused = False
         self._parser = FrameParser()  # lets go of a chunk's place
         self._writable_callbacks.clear()
         self._ended.set()
