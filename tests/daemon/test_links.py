@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 import meshtraind.links
+from meshtraind import connection as connection_module
 from meshtraind import loglimit
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.identity import load_or_create
@@ -34,6 +35,12 @@ from meshwire.messages.local import GetJobs
 from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def whoever_is_refused_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These read until the daemon does."""
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.2)
 
 
 class Device:
