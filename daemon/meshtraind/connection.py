@@ -18,7 +18,7 @@ from meshtraind.tasks import TaskSet
 from meshtraind.traffic import Traffic
 from meshwire import limits
 from meshwire.addresses import same_host
-from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.header import HEADER_BYTES, Header, Kind, control_frames
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
@@ -253,6 +253,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_received_s = time.monotonic()
         if self.closing:
             return
+        self._parser.long_messages = self.device is not None or self.attached is not None
         try:
             event = self._parser.received(nbytes)
             while event is not None and not self.closing:
@@ -369,12 +370,11 @@ class Connection(asyncio.BufferedProtocol):
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=text)))
 
     def _send(self, envelope: Envelope, job: int = 0, generation: int = 0, complete: int = 0) -> None:
-        payload = encode(envelope)
-        header = Header(Kind.CONTROL, len(payload), job=job, generation=generation, complete=complete)
+        frames = control_frames(encode(envelope), job=job, generation=generation, complete=complete)
         if self._transport is None or self.closing:
             return
-        self._transport.write(header.encode() + payload)
-        self._traffic.frame_bytes += HEADER_BYTES + len(payload)
+        self._transport.write(frames)
+        self._traffic.frame_bytes += len(frames)
         if self._transport.get_write_buffer_size() > limits.LINK_BACKLOG_BYTES_MAX:
             self._close_reason = f"{self.name} does not read what it is sent"
             self._transport.abort()

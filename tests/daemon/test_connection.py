@@ -13,7 +13,10 @@ from meshtraind import connection as connection_module
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.jobs import new_job_id
+from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.founding import Model
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
@@ -206,6 +209,32 @@ def test_whoever_is_refused_while_it_sends_learns_why(loop_name: str, tls: bool)
             await until(lambda: bool(sent.losses and received.losses))
             assert sent.losses == ["server refused: protocol violation: there is no step 99"]
             assert received.losses == ["protocol violation: there is no step 99"]
+
+    run(loop_name, check())
+
+
+@every_transport
+def test_a_message_of_many_frames_arrives_between_those_that_know_each_other(loop_name: str, tls: bool) -> None:
+    """W1: the description of a model of 20,000 tensors, from a member or to one that joins."""
+    tensors = tuple(
+        TensorSpec(name=f"layers.{of}.experts.{of}.weight", shape=(64, 256), dtype="float32", kind="parameter")
+        for of in range(20_000)
+    )
+    manifest = ModelManifest(tensors=tensors, optimizer="AdamW")
+    model = Model(job=new_job_id(bytes(8)), rank=0, manifest=manifest, plan=bytes(32))
+
+    async def check() -> None:
+        async with pair(tls) as (client, _, server, received):
+            server.device = "of a pinned key"
+            client.notify(model)
+            client.notify(Done())
+            await until(lambda: len(received.notices) == 2)
+            assert received.notices == [model, Done()]
+        async with pair(tls) as (client, sent, _, received):
+            client.notify(model)
+            await until(lambda: bool(sent.losses))
+            assert not received.notices
+            assert "message of more than" in sent.losses[0]
 
     run(loop_name, check())
 
