@@ -506,6 +506,36 @@ async def test_the_first_message_must_be_a_hello(tmp_path: Path, first: bytes) -
         assert not anna.notices
 
 
+@pytest.mark.asyncio
+async def test_peers_are_told_of_a_new_address_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleo has moved, and bert's network hides it: its link to anna is an old one, and no link is made by which he
+    would learn of it. Whoever changes addresses without end is told of once in a while."""
+    monkeypatch.setattr(meshtraind.links, "GOSSIP_INTERVAL_S", 0.2)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        cleo = Device(tmp_path, "cleo")
+        for one in (anna, bert):
+            one.trusts(*(other for other in (anna, bert) if other is not one), cleo)
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "a link")
+        told: list[Wire] = []
+        learn = bert.links.learn
+        monkeypatch.setattr(bert.links, "learn", lambda gossip: (told.append(gossip), learn(gossip)))
+        began_s = time.monotonic()
+        for port in range(1, 51):
+            anna.book.sighted(cleo.id, [Address(host="192.0.2.7", port=port)], time.monotonic())
+            anna.links.dial_now()
+            await asyncio.sleep(0)
+        await until(lambda: Address(host="192.0.2.7", port=50) in bert.book.addresses_of(cleo.id), "its last address")
+        assert len(told) <= 2 + (time.monotonic() - began_s) / 0.2
+        anna.links.dial_now()
+        count = len(told)
+        anna.book.sighted(cleo.id, [Address(host="192.0.2.8", port=50)], time.monotonic())
+        anna.links.dial_now()
+        await until(lambda: Address(host="192.0.2.8", port=50) in bert.book.addresses_of(cleo.id), "another one")
+        assert len(told) == count + 1, "what has not changed is not told again"
+        cleo.pins.close()
+
+
 @pytest.mark.parametrize("paired", [True, False], ids=["after TLS", "before TLS"])
 @pytest.mark.asyncio
 async def test_half_open_and_dripping_connections_end_at_the_handshakes_deadline(
