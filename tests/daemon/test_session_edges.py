@@ -64,6 +64,7 @@ from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.plan import plan_buckets
 from meshwire.syncmode import sync_settings
+from meshwire.travel import Stretch, Travel
 from meshwire.wiretypes import Wire
 from tests.daemon import jobs
 
@@ -391,6 +392,7 @@ COMPRESSED = (
 
 def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Board:
     """Of a device whose learners are `Script`s."""
+    Script.running = None
     monkeypatch.setattr(learnerlife, "Learner", Script)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     who = Member(device="0" * 64, incarnation=1, name="anna")
@@ -473,6 +475,28 @@ async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
     await until(lambda: session.job.ended)
     assert session.job.error is not None
     assert "rank 0 (anna): the script hangs: nothing was heard of its step 1 for 1800 s" in session.job.error
+    await session.closed.wait()
+    await board._tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_grows_is_refused_where_it_cannot_be_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """T1: by the daemon as by the learner; and a model that another member tells of, when this one comes in."""
+    board = board_of_one(monkeypatch, tmp_path)
+    session = job_alone(board, tmp_path, "powersgd:1,warmup=0", 1)
+    await until(lambda: Script.running is not None)
+    connection = SimpleNamespace(notify=lambda _body: None, writable=True, close=lambda _reason: None)
+    session.attach(cast(Any, connection))
+    growing = MODEL.model_copy(update={"travel": Travel(stretches=(Stretch(first=1, counts=(100,)),))})
+    wrong = "not all of this model's values travel in every round, which does not go with --codec powersgd:1"
+    with pytest.raises(RequestError, match=wrong):
+        await session.learner.request(LearnerModel(manifest=growing, memory_bytes=0), lambda _event: None)
+    beginning = SimpleNamespace(model=SimpleNamespace(manifest=growing))
+    with pytest.raises(RequestError, match=wrong):
+        session.passage._maker.loading(cast(Any, None), cast(Any, beginning), cast(Any, None))
+    session.end("failed", "enough", now=True)
     await session.closed.wait()
     await board._tasks.close()
 
