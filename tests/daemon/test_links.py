@@ -30,7 +30,7 @@ from meshwire.addresses import Address
 from meshwire.header import WIRE_VERSION, Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Role, encode
 from meshwire.messages.learner import Stop
-from meshwire.messages.link import Heartbeat, Hello, Software
+from meshwire.messages.link import Addresses, Heartbeat, Hello, Software
 from meshwire.messages.local import GetJobs
 from meshwire.wiretypes import Wire
 
@@ -519,7 +519,12 @@ async def test_peers_are_told_of_a_new_address_of_another(tmp_path: Path, monkey
         await until(lambda: linked(anna, bert), "a link")
         told: list[Wire] = []
         learn = bert.links.learn
-        monkeypatch.setattr(bert.links, "learn", lambda gossip: (told.append(gossip), learn(gossip)))
+
+        def hear(gossip: Addresses) -> None:
+            told.append(gossip)
+            learn(gossip)
+
+        monkeypatch.setattr(bert.links, "learn", hear)
         began_s = time.monotonic()
         for port in range(1, 51):
             anna.book.sighted(cleo.id, [Address(host="192.0.2.7", port=port)], time.monotonic())
