@@ -11,7 +11,7 @@ from pathlib import Path
 
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
 from meshwire import limits
-from meshwire.header import Header, Kind
+from meshwire.header import control_frames
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
@@ -33,6 +33,7 @@ class Client:
         self._stream = stream
         self._stream.setblocking(False)
         self._parser = FrameParser()
+        self._parser.long_messages = True
         self._sending = threading.Lock()
         self._notices: deque[Wire] = deque()
         self._next_request = 1
@@ -140,8 +141,7 @@ class Client:
             self._stream.close()
 
     def _send(self, envelope: Envelope) -> None:
-        payload = encode(envelope)
-        left = memoryview(Header(Kind.CONTROL, len(payload)).encode() + payload)
+        left = memoryview(control_frames(encode(envelope)))
         deadline_s = time.monotonic() + SEND_TIMEOUT_S
         with self._sending:
             while left:

@@ -1,7 +1,7 @@
 """`meshtrain demo`: three daemons on this machine, paired and found as on three laptops, training one model.
 
 Everything is the real thing: the processes, the pairing by code, mDNS on the loopback interface, the links, the job.
-Nothing is left behind, however it ends.
+Nothing is left behind, however it ends; the folder of one that was killed is removed by the next.
 """
 
 import contextlib

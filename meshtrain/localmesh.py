@@ -2,9 +2,14 @@
 
 They are started, paired by code through the local endpoint, and found over mDNS on the loopback interface, exactly as
 on separate machines; nothing knows that they share one.
+
+Nothing outlives the process that made them, not even if it is killed: the daemons end with their standard input, whose
+other end it holds. Their folder is removed by the next one, which finds it by its lock.
 """
 
 import contextlib
+import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +29,8 @@ PAIR_TIMEOUT_S = 30.0
 LINK_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 15.0
+FOLDER_PREFIX = "meshtrain-"
+LOCK = "lock"  # in the folder; held by whoever made it and by its daemons
 
 Say = Callable[[str], None]
 
@@ -38,23 +45,33 @@ class LocalDaemon:
     Args:
         prefix: words in front of its command, which must replace themselves by it.
         patience_s: of `--patience`; None: as the daemon chooses.
+        inherits: descriptors that it keeps open as long as it lives.
     """
 
-    def __init__(self, name: str, data_dir: Path, prefix: Sequence[str] = (), patience_s: float | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        data_dir: Path,
+        prefix: Sequence[str] = (),
+        patience_s: float | None = None,
+        inherits: Sequence[int] = (),
+    ) -> None:
         self.name = name
         self.data_dir = data_dir
         data_dir.mkdir(mode=0o700, parents=True)
         self.log_path = data_dir / "daemon.log"
         self.client: Client | None = None
         run = [sys.executable, "-m", "meshtraind", "run", "--listen", "127.0.0.1:0", "--interface", "lo"]
+        run.append("--end-with-stdin")
         if patience_s is not None:
             run.append(f"--patience={patience_s:g}")
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [*prefix, *run, "--name", name, "--data-dir", str(data_dir)],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end is this process's
                 stdout=log,
                 stderr=log,
+                pass_fds=inherits,
                 start_new_session=True,  # ctrl-C is for the caller, who stops its daemons itself
             )
 
@@ -96,6 +113,8 @@ class LocalDaemon:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
 
 
 class LocalMesh:
@@ -124,14 +143,18 @@ class LocalMesh:
         self._prefix = prefix
         self._patience_s = patience_s
         self.folder = Path()
+        self._lock = -1
 
     def __enter__(self) -> Self:
-        self.folder = Path(tempfile.mkdtemp(prefix="meshtrain-"))
+        remove_left_behind(Path(tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX))
         try:
+            self._lock = _locked(self.folder)
             self._say(f"starting {len(self._names)} daemons, as {len(self._names)} laptops would")
             for name in self._names:
                 data_dir = self.folder / name
-                self.daemons.append(LocalDaemon(name, data_dir, self._prefix(data_dir), self._patience_s))
+                prefix = self._prefix(data_dir)
+                self.daemons.append(LocalDaemon(name, data_dir, prefix, self._patience_s, inherits=[self._lock]))
             for daemon in self.daemons:
                 daemon.wait()
             _pair_all(self.daemons, self._say)
@@ -162,6 +185,32 @@ class LocalMesh:
         for daemon in self.daemons:
             daemon.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def remove_left_behind(parent: Path) -> None:
+    """Removes the folders of meshes whose process was killed, and of whose daemons none runs any more."""
+    for lock in parent.glob(f"{FOLDER_PREFIX}*/{LOCK}"):
+        with contextlib.suppress(OSError):  # in use, or removed meanwhile
+            if lock.parent.lstat().st_uid != os.getuid():
+                continue
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _locked(folder: Path) -> int:
+    """Its lock, as a descriptor. It appears when it is held: one that can be had is nobody's."""
+    hidden = folder / f"{LOCK}.new"
+    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    hidden.rename(folder / LOCK)
+    return descriptor
 
 
 def _pair_all(daemons: list[LocalDaemon], say: Say) -> None:

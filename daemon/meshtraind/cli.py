@@ -5,6 +5,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -20,6 +21,7 @@ from meshwire.addresses import DEFAULT_PORT
 from meshwire.local import DATA_DIR_VARIABLE
 
 EXIT_FAILED = 1
+log = logging.getLogger(__name__)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,6 +59,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
     run.add_argument("--name", help="how this device is called (default: the host name)")
     run.add_argument("--data-dir", metavar="DIR", type=Path, help=f"keys, jobs, logs (or {DATA_DIR_VARIABLE})")
+    run.add_argument(
+        "--end-with-stdin",
+        action="store_true",
+        help="end when standard input, a pipe, does: for programs that start daemons of their own",
+    )
     run.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     run.add_argument(
         "--log-file",
@@ -72,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
         return run_replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
     try:
-        log = open_log(options.log_file, options.log_level)
+        handler = open_log(options.log_file, options.log_level)
     except OSError as error:
         parser.error(f"--log-file {options.log_file}: it cannot be written: {error.strerror or error}")
     try:
@@ -89,7 +96,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(str(error))
     try:
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(_run(config, log))
+            runner.run(_run(config, handler, end_with_stdin=options.end_with_stdin))
     except StartError as error:
         print(f"meshtraind: error: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAILED
@@ -115,17 +122,27 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     replay.add_argument("--json", action="store_true", help="one JSON object instead of text")
 
 
-async def _run(config: Config, log: LimitedHandler) -> None:
+async def _run(config: Config, handler: LimitedHandler, *, end_with_stdin: bool) -> None:
     app = App(config)
     loop = asyncio.get_running_loop()
+    if end_with_stdin:
+        loop.add_reader(sys.stdin.fileno(), _read_stdin, loop, app)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, app.request_stop)
     tasks = TaskSet("log")
-    tasks.spawn(log.keep_telling(), "tell what was left out")
+    tasks.spawn(handler.keep_telling(), "tell what was left out")
     try:
         await app.run()
     finally:
         await tasks.close()
+
+
+def _read_stdin(loop: asyncio.AbstractEventLoop, app: App) -> None:
+    """Whoever holds the other end says nothing; when it is gone, the pipe ends."""
+    if not os.read(sys.stdin.fileno(), limits.KIB):
+        loop.remove_reader(sys.stdin.fileno())
+        log.info("standard input has ended")
+        app.request_stop()
 
 
 def default_data_dir() -> Path:

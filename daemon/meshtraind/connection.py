@@ -18,7 +18,7 @@ from meshtraind.tasks import TaskSet
 from meshtraind.traffic import Traffic
 from meshwire import limits
 from meshwire.addresses import same_host
-from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.header import HEADER_BYTES, Header, Kind, control_frames
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
@@ -93,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._close_reason: str | None = None
         self._close_timer: asyncio.TimerHandle | None = None
+        self._refused = False  # the other side is told why, and is to close
         self._peer_ended = False
         self._ended = asyncio.Event()
         self._writable_callbacks: dict[int, Callable[[], None]] = {}
@@ -201,15 +202,14 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self, reason: str, *, now: bool = False) -> None:
         """Ends the connection once what is queued has left, at the latest after CLOSE_TIMEOUT_S; `now`: at once."""
-        if self.closing:
+        if self.closing and not self._refused:
             return
-        self._close_reason = reason
-        if self._transport is None:
-            return
+        self._refused = False
         self._ask_kernel()
-        self._transport.close()
-        loop, wait_s = asyncio.get_running_loop(), 0.0 if now else CLOSE_TIMEOUT_S
-        self._close_timer = loop.call_later(wait_s, self._transport.abort)
+        self._close_reason = self._close_reason or reason
+        if self._transport is not None:
+            self._transport.close()
+            self._abort_after(0.0 if now else CLOSE_TIMEOUT_S)
 
     def abort(self, reason: str) -> None:
         """Ends the connection without another byte, on a transport in whatever state."""
@@ -219,10 +219,25 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.abort()
 
     def refuse(self, reason: str) -> None:
-        """Tells the other side why, and ends the connection."""
-        if not self.closing:
-            self.notify(Refuse(reason=reason[: limits.REFUSAL_CHARS_MAX]))
-            self.close(reason)
+        """Tells the other side why, and ends the connection: when the other side has read it and closes, at the latest
+        after CLOSE_TIMEOUT_S. What arrives meanwhile is dropped, but read: a socket that is closed with unread input
+        sends a reset, and that can overtake what it has sent before."""
+        if self.closing:
+            return
+        self.notify(Refuse(reason=reason[: limits.REFUSAL_CHARS_MAX]))
+        self._ask_kernel()
+        self._close_reason = reason
+        if self._transport is not None:
+            self._refused = True
+            if self._transport.can_write_eof():  # not with TLS
+                self._transport.write_eof()
+            self._abort_after(CLOSE_TIMEOUT_S)
+
+    def _abort_after(self, wait_s: float) -> None:
+        assert self._transport is not None
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        self._close_timer = asyncio.get_running_loop().call_later(wait_s, self._transport.abort)
 
     async def closed(self) -> None:
         """Waits until the connection has ended and its last request is no longer worked on."""
@@ -248,6 +263,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_received_s = time.monotonic()
         if self.closing:
             return
+        self._parser.long_messages = self.device is not None or self.attached is not None
         try:
             event = self._parser.received(nbytes)
             while event is not None and not self.closing:
@@ -271,6 +287,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._close_timer is not None:
             self._close_timer.cancel()
         self._transport = None
+        self._refused = False
         self._parser = FrameParser()  # lets go of a chunk's place
         self._writable_callbacks.clear()
         self._ended.set()
@@ -365,12 +382,11 @@ class Connection(asyncio.BufferedProtocol):
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=text)))
 
     def _send(self, envelope: Envelope, job: int = 0, generation: int = 0, complete: int = 0) -> None:
-        payload = encode(envelope)
-        header = Header(Kind.CONTROL, len(payload), job=job, generation=generation, complete=complete)
+        frames = control_frames(encode(envelope), job=job, generation=generation, complete=complete)
         if self._transport is None or self.closing:
             return
-        self._transport.write(header.encode() + payload)
-        self._traffic.frame_bytes += HEADER_BYTES + len(payload)
+        self._transport.write(frames)
+        self._traffic.frame_bytes += len(frames)
         if self._transport.get_write_buffer_size() > limits.LINK_BACKLOG_BYTES_MAX:
             self._close_reason = f"{self.name} does not read what it is sent"
             self._transport.abort()

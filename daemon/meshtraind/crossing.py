@@ -126,7 +126,7 @@ class Crossing:
         performer = self._performer
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
-        self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut)
+        self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut, learning=generation.learning)
         computes = self._rank in generation.learning
         completes, now_s = dict(enter.complete), self._loop.time()
         performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))

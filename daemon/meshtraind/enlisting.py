@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 RETURN_RETRY_S = 1.0
 EXPIRY_POLL_S = 0.1
+RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a job that ran here is not called lost
 
 OnProgress = Callable[[int, int], None]
 
@@ -49,6 +51,7 @@ class Enlisting:
         self._board = board
         self._tasks = tasks
         self._left = left
+        self._began_s = time.monotonic()
         self._promised: dict[str, Generation] = {}
         self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
         self._submissions: dict[str, Submission] = {}  # on their way from here
@@ -71,6 +74,10 @@ class Enlisting:
     def may_return(self, job: str) -> bool:
         """Whether a job ran here when this daemon stopped, and others may go on with it."""
         return job in self._left
+
+    def returns_soon(self, job: str) -> bool:
+        """Whether this daemon was just started, and may return to a job as soon as it has a link to a member."""
+        return self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
 
     def call_off(self, job: str) -> None:
         """An unknown job has ended: its offer may be right behind, for requests are answered by tasks."""

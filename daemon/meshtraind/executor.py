@@ -43,7 +43,7 @@ class Executor:
     Nothing here may be called from within one of the callbacks but `contribute`, `open_result`, `forget` and `close`.
 
     Args:
-        ranks, links, generation: as for `enter`.
+        ranks, learning, links, generation: as for `enter`.
         momentum: that the codec takes over from the optimizer.
         job: number for the frame headers.
         seed: the job's, for codecs that draw.
@@ -64,6 +64,7 @@ class Executor:
         plan: Plan,
         rank: int,
         ranks: tuple[int, ...],
+        learning: tuple[int, ...] | None = None,
         codec: str,
         momentum: Momentum | None = None,
         links: Mapping[int, Connection],
@@ -107,7 +108,7 @@ class Executor:
         self._generation: int
         self._ways: dict[Form, Way]
         self._sending: Sending
-        self._form(generation, ranks, links)
+        self._form(generation, ranks, links, ranks if learning is None else learning)
         self._sending.start()
 
     def round_bytes(self, members: int) -> int:
@@ -126,7 +127,15 @@ class Executor:
         if self._slot.round > complete:
             self._slot.restart(())
 
-    def enter(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], cut: int) -> None:
+    def enter(
+        self,
+        generation: int,
+        ranks: tuple[int, ...],
+        links: Mapping[int, Connection],
+        cut: int,
+        *,
+        learning: tuple[int, ...] | None = None,
+    ) -> None:
         """Takes what the members of a generation send from now on; nothing is sent before `resume`.
 
         All members hold the rounds up to `cut`, and contribute again to those after it (G6).
@@ -135,12 +144,13 @@ class Executor:
             generation: its hash, for the frame headers.
             ranks: of its members, sorted.
             links: the connection to each other member, by rank.
+            learning: whose learners compute; None: all members'.
         """
         assert self._fenced
         assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
         before = self._ways
-        self._form(generation, ranks, links)
+        self._form(generation, ranks, links, ranks if learning is None else learning)
         if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
             given_up = (self._given_up(form, before[form], self._ways[form]) for form in self._forms)
             self._feedback.enter(cut, chain.from_iterable(given_up))
@@ -149,11 +159,16 @@ class Executor:
         """All members have entered: sending begins."""
         self._sending.start()
 
-    def _form(self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection]) -> None:
+    def _form(
+        self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], learning: tuple[int, ...]
+    ) -> None:
         self._generation = generation
         self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
         area_bytes = {form: way.area_bytes for form, way in self._ways.items()}
-        self._memory.form(area_bytes, ranks.index(self._rank), len(ranks))
+        self._memory.form(area_bytes, len(ranks))
+        if self._memory.transform is not None:
+            place = learning.index(self._rank) if self._rank in learning else None
+            self._memory.transform.enter(place, len(learning))
         self._sending = Sending(
             links,
             self._job,

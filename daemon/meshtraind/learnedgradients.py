@@ -44,7 +44,8 @@ class LearnedGradients(Transform):
         self._seed = seed
         self._lag = lag(staleness)
         self._first = first
-        self._place, self._members = 0, 1
+        self._place: int | None = 0
+        self._learners = 1
         self.rests = WholeRests()
         self._heard: dict[int, dict[int, Announced]] = {}  # by round and bucket
         self._places: dict[int, dict[int, Places]] = {}  # by round and bucket
@@ -56,8 +57,8 @@ class LearnedGradients(Transform):
         if chosen.convolves and chosen.rows:
             self.learning = self.encoder = EncoderLearning(Architecture(chosen.rows))
 
-    def enter(self, place: int, members: int) -> None:
-        self._place, self._members = place, members
+    def enter(self, place: int | None, learners: int) -> None:
+        self._place, self._learners = place, learners
 
     def part(
         self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
@@ -124,7 +125,7 @@ class LearnedGradients(Transform):
             rest: the bucket's values that were left out.
             out: as of `announce`.
         """
-        if number // chosen.refresh % self._members != self._place:
+        if self._place is None or number // chosen.refresh % self._learners != self._place:
             out.fill(0.0)
             return
         places = largest_places(chosen, number, bucket, rest)

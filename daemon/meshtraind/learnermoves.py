@@ -13,6 +13,7 @@ from meshwire.messages.learner import LearnerBucket, LearnerEncoder, LearnerSeal
 from meshwire.roundevents import Effect
 from meshwire.roundlearner import Phase
 from meshwire.rounds import RoundMachine
+from meshwire.steptimes import hangs_after_s
 from meshwire.wiretypes import Wire
 
 
@@ -52,6 +53,7 @@ class LearnerMoves:
         self._fail = fail
         self._loadable_after = loadable_after
         self._loop = asyncio.get_running_loop()
+        self._in_barrier_s = self._loop.time()
         self.samples = 0
 
     def begin(self) -> None:
@@ -170,6 +172,18 @@ class LearnerMoves:
         """So do all others; none has contributed to a round after `newest_round`."""
         self._turn.all_in_barrier(newest_round)
         self._perform([])
+
+    def hangs(self) -> str | None:
+        """Why the learner is taken for hung, and is to be ended, or the others would wait for ever; None while it is
+        not. To be asked every second or so."""
+        now_s = self._now()
+        if self._turn.in_barrier:
+            self._in_barrier_s = now_s
+        since_s, after_s = self._machine.hangs_since_s, hangs_after_s(self._spec.sync.period)
+        if since_s is None or now_s - max(since_s, self._in_barrier_s) < after_s:
+            return None
+        step, phase = self._machine.step, self._machine.phase.value
+        return f"the script hangs: nothing was heard of its step {step} for {after_s:.0f} s ({phase})"
 
     def waiting(self) -> str | None:
         """What a blocked learner waits for; None while it computes."""

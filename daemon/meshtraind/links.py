@@ -22,7 +22,7 @@ from meshwire.addressbook import AddressBook, Dial, Source
 from meshwire.addresses import Address
 from meshwire.header import Header, versions_differ
 from meshwire.messages.envelope import Done
-from meshwire.messages.link import Addresses, Heartbeat, Hello
+from meshwire.messages.link import Addresses, Heartbeat, Hello, KnownPeer
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
@@ -32,6 +32,7 @@ HEARTBEAT_INTERVAL_S = 1.0
 DIAL_TIMEOUT_S = 5.0
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
+GOSSIP_INTERVAL_S = 2.0  # between two words on what has changed: anybody can announce addresses in a device's name
 ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
 NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
@@ -49,6 +50,7 @@ class Link:
         rtt_s: the round trip of now, a median; None before the first heartbeat was answered.
         round_trips_s: the newest ones, at most three.
         dialled_by: device id of the side that dialled.
+        told: what the peer was told of others' addresses.
     """
 
     device: str
@@ -58,6 +60,7 @@ class Link:
     dialled_by: str
     rtt_s: float | None = None
     round_trips_s: tuple[float, ...] = ()
+    told: tuple[KnownPeer, ...] = ()
 
 
 class Links:
@@ -104,6 +107,7 @@ class Links:
         self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
         self._guests: set[asyncio.Task[None]] = set()
         self._dial_wanted = asyncio.Event()
+        self._book_changed = asyncio.Event()
         self._dials: dict[asyncio.Task[None], Dial] = {}  # under way
         self._tasks = TaskSet("links")
 
@@ -134,6 +138,7 @@ class Links:
         self._hello = self._hello.model_copy(update={"listen_port": self.port})
         self._tasks.spawn(self._accept_all(), "accept")
         self._tasks.spawn(self._dial_all(), "dial")
+        self._tasks.spawn(self._gossip_changes(), "gossip")
 
     async def close(self) -> None:
         """Ends every link, letting what was said last arrive. None is made meanwhile: nobody would end it."""
@@ -149,6 +154,7 @@ class Links:
     def dial_now(self) -> None:
         """The address book has changed."""
         self._dial_wanted.set()
+        self._book_changed.set()
 
     def awaits(self, devices: Collection[str]) -> None:
         """Jobs wait for these devices: they are dialled often."""
@@ -352,8 +358,18 @@ class Links:
 
     def _gossip(self, link: Link) -> None:
         known = self._book.gossip_for(link.device)
-        if known:
+        if _places(known) != _places(link.told):
+            link.told = known
             link.connection.notify(Addresses(peers=known))
+
+    async def _gossip_changes(self) -> None:
+        """Who moves is announced where its network carries that; others hear of it here, though no link is made."""
+        while True:
+            await self._book_changed.wait()
+            self._book_changed.clear()
+            for link in self._linked.values():
+                self._gossip(link)
+            await asyncio.sleep(GOSSIP_INTERVAL_S)
 
     def learn(self, gossip: Addresses) -> None:
         """Another daemon's word on where devices are."""
@@ -444,3 +460,8 @@ class _Linked:
 
     def lost(self, conn: Connection, reason: str) -> None:
         self._links.lost(self._link, reason)
+
+
+def _places(known: tuple[KnownPeer, ...]) -> set[tuple[str, Address]]:
+    """In no order: which of a device's addresses is tried first changes often."""
+    return {(peer.device, address) for peer in known for address in peer.addresses}

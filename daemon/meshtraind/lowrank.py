@@ -28,7 +28,7 @@ class LowRank(Transform):
         self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
         self._arriving: Values = np.empty(forms.shorter_values, np.float32)
 
-    def enter(self, place: int, members: int) -> None:
+    def enter(self, place: int | None, learners: int) -> None:
         """It has no part in it."""
 
     def part(

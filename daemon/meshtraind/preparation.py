@@ -21,12 +21,22 @@ from meshwire.layout import EncodedLayout
 from meshwire.local import MemoryLayout
 from meshwire.manifest import ModelManifest
 from meshwire.messages.founding import Model
+from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace, StateTask
 from meshwire.modecodec import suits
 from meshwire.plan import Plan, plan_buckets
 from meshwire.roundlayouts import RoundLayouts
+from meshwire.travel import refusal
 
 PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
+
+
+def check_travel(spec: JobSpec, manifest: ModelManifest) -> None:
+    """T1: whose vector changes its length, and what it does not go with. The learner has looked, too; a model may also
+    come from another member. Raises RequestError."""
+    why = refusal(spec.sync, parse_codec(spec.codec)) if manifest.travel is not None else None
+    if why is not None:
+        raise RequestError(f"not all of this model's values travel in every round, which does not go with {why}")
 
 
 class Preparation:
@@ -65,6 +75,7 @@ class Preparation:
         self.manifest = body.manifest
         self.samples = body.samples
         spec = self._job.spec
+        check_travel(spec, body.manifest)
         self.plan = await asyncio.to_thread(plan_buckets, body.manifest, spec.bucket_bytes, parse_codec(spec.codec))
         self._check_fits(body, self.plan)
         try:

@@ -22,6 +22,7 @@ from meshtraind.node import Node
 from meshtraind.results import DAY_S
 from meshtraind.threads import in_thread
 from meshwire import limits
+from meshwire.jobs import JobState
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,
@@ -51,6 +52,7 @@ PEER_CANCEL_TIMEOUT_S = 60.0  # it saves a checkpoint before
 PEER_TIMEOUT_S = 10.0
 WATCH_INTERVAL_S = 1.0
 CHECKPOINTS_TIMEOUT_S = READ_TIMEOUT_S - 10.0  # less than a peer waits, which then learns why
+RETURNS = "a link to another member of the job: meshtraind was started again here"
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
@@ -70,8 +72,16 @@ class Questions:
             raise RequestError(str(error)) from error
         for record in past:
             if record.id.startswith(prefix):
-                live.setdefault(record.id, summary_of(record))
+                live.setdefault(record.id, self._past(summary_of(record)))
         return _newest(live)
+
+    def _past(self, summary: JobSummary) -> JobSummary:
+        """A job of before this daemon's start. Others may be in the middle of it: if so they tell as soon as there is a
+        link, and before nobody knows that it is lost."""
+        if summary.state != JobState.LOST or not self._board.enlisting.returns_soon(summary.job):
+            return summary
+        returning = {"state": JobState.READY, "ended_at_s": None, "error": None, "waiting_for": RETURNS}
+        return summary.model_copy(update=returning)
 
     async def find(self, prefix: str) -> tuple[JobSummary, ...]:
         """Jobs known here or, if none is, on any linked device."""

@@ -101,11 +101,9 @@ class RoundMemory:
         self.transform = transform_for(forms, self.rounds, seed, staleness, first)
         self.own: dict[int, OwnPart] = {}
 
-    def form(self, area_bytes: Mapping[Form, int], place: int, members: int) -> None:
-        """From now on there are so many members, this one at `place` from 0, and rounds take areas of these sizes."""
+    def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
+        """From now on there are so many members, and rounds take areas of these sizes."""
         self._members = members
-        if self.transform is not None:
-            self.transform.enter(place, members)
         for form, size_bytes in area_bytes.items():
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)

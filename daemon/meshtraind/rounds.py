@@ -83,6 +83,7 @@ class Rounds:
             plan=plan,
             rank=rank,
             ranks=generation.ranks,
+            learning=generation.learning,
             codec=spec.codec,
             momentum=manifest.momentum,
             links=links,

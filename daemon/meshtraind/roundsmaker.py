@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from meshtraind.connection import Connection, RequestError
 from meshtraind.job import Job
 from meshtraind.memory import SharedMemory
+from meshtraind.preparation import check_travel
 from meshtraind.roundhistory import Entry
 from meshtraind.trace import Trace
 from meshwire.codec import parse_codec
@@ -71,6 +72,7 @@ class RoundsMaker:
     def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
         """At the cut of a later one. Raises RequestError when the plan of the others is not computed here."""
         model = beginning.model
+        check_travel(self._job.spec, model.manifest)
         plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
         if plan.digest() != model.plan:
             raise RequestError("the others plan their buckets differently: install the same version of meshtraind")

@@ -360,9 +360,18 @@ class Session:
         while True:
             self._tell_report()
             self.learner.sign_of_life()
+            await self._end_if_it_hangs()
             if self.passage.generations is not None:
                 self.passage.generations.progress()
             await asyncio.sleep(REPORT_INTERVAL_S)
+
+    async def _end_if_it_hangs(self) -> None:
+        """All others would wait for it: it is lost like one that has failed, and may be started again (J3)."""
+        hangs = self.rounds.learner.hangs() if self.rounds is not None and self._learners.running else None
+        if hangs is not None and self.job.state is JobState.RUNNING:
+            log.error("job %s: %s", self.job.spec.job, self._named(hangs))
+            self._why_ended = hangs
+            await self._learners.kill()
 
     def _tell_report(self) -> None:
         report = self._metrics.report(self.job, self.rounds, self._learners.starts)

@@ -25,8 +25,9 @@ class Transform(ABC):
     encoder: EncoderLearning | None = None
 
     @abstractmethod
-    def enter(self, place: int, members: int) -> None:
-        """A generation begins, in which this member is at `place`, from 0, among so many."""
+    def enter(self, place: int | None, learners: int) -> None:
+        """A generation begins, in which this member's learner is at `place`, from 0, among so many that compute; None:
+        it does not."""
 
     @abstractmethod
     def part(

@@ -26,15 +26,16 @@ class Kind(IntEnum):
 
 
 class Flags(IntFlag):
-    """Marks on a chunk."""
+    """Marks on a frame."""
 
     NONE = 0
-    POISON = 1  # V1: a contributor's part was not finite; there is no payload
+    POISON = 1  # V1, on a chunk: a contributor's part was not finite; there is no payload
+    MORE = 2  # on a control frame: the message goes on in the next one
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One frame's header. Control frames use `job`, `generation`, `complete` and `payload_bytes` only.
+    """One frame's header. Control frames use `job`, `generation`, `complete`, `payload_bytes` and `flags` only.
 
     Attributes:
         job: `meshwire.jobs.job_number` of the job, 0 when the frame belongs to none.
@@ -137,8 +138,10 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         return f"frame of wire version {version}; this side speaks version {WIRE_VERSION}"
     if kind not in (Kind.CONTROL, Kind.CHUNK):
         return f"unknown frame kind {kind}"
-    if flags not in (Flags.NONE, Flags.POISON):
+    if flags not in (Flags.NONE, Flags.POISON, Flags.MORE):
         return f"unknown frame flags {flags:#06x}"
+    if flags not in (Flags.NONE, Flags.POISON if kind == Kind.CHUNK else Flags.MORE):
+        return f"flags {flags:#06x} on a {'chunk' if kind == Kind.CHUNK else 'control frame'}"
     if reserved != RESERVED:
         return "reserved header bytes are not zero"
     if payload_bytes > limits.FRAME_PAYLOAD_BYTES_MAX:
@@ -166,3 +169,21 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header | str:
         squared_norm=squared_norm,
         packed_bytes=packed_bytes,
     )
+
+
+def control_frames(
+    payload: bytes,
+    *,
+    job: int = 0,
+    generation: int = 0,
+    complete: int = 0,
+    frame_bytes: int = limits.FRAME_PAYLOAD_BYTES_MAX,
+) -> bytes:
+    """A control message as the frames that it travels in: one, unless it is longer than `frame_bytes`."""
+    frames = []
+    for start in range(0, len(payload), frame_bytes):
+        piece = payload[start : start + frame_bytes]
+        flags = Flags.MORE if start + frame_bytes < len(payload) else Flags.NONE
+        header = Header(Kind.CONTROL, len(piece), flags, job=job, generation=generation, complete=complete)
+        frames += [header.encode(), piece]
+    return b"".join(frames)

@@ -7,7 +7,7 @@ After a `ChunkAnnounced` it must call `land` or `drain` before it asks for the n
 from dataclasses import dataclass
 
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, Header, Kind, decode_header, other_version
+from meshwire.header import HEADER_BYTES, Flags, Header, Kind, decode_header, other_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ChunkPacked:
 class ControlReceived:
     """A whole control message."""
 
-    header: Header
+    header: Header  # of its last frame
     payload: bytes
 
 
@@ -57,9 +57,16 @@ Event = ChunkAnnounced | ChunkReceived | ChunkPacked | ControlReceived | Broken
 
 
 class FrameParser:
-    """One direction of one link."""
+    """One direction of one link.
+
+    Attributes:
+        long_messages: whether a control message may have more than one frame: the other end is known.
+        broken: why nothing more can be read; None while it can.
+    """
 
     def __init__(self) -> None:
+        self.long_messages = False
+        self._message = bytearray()  # the frames of one that is not whole yet
         self._header_bytes = bytearray(HEADER_BYTES)
         self._scratch: bytearray | None = None
         self._target = memoryview(self._header_bytes)
@@ -125,12 +132,18 @@ class FrameParser:
         if isinstance(header, str):
             self._break(header)
             return Broken(header, other_version(self._header_bytes))
+        if header.kind is Kind.CHUNK and self._message:
+            return self._break("a chunk between the frames of a message")
         self._header = header
         if header.kind is Kind.CHUNK:
             self._awaiting_place = True
             return ChunkAnnounced(header)
         if not header.payload_bytes:
             return self._break("empty control message")
+        most = limits.MESSAGE_BYTES_MAX if self.long_messages else limits.CONTROL_BYTES_MAX
+        least = len(self._message) + header.payload_bytes + (header.flags == Flags.MORE)
+        if least > most:
+            return self._break(f"message of more than {most} bytes")
         self._aim(memoryview(bytearray(header.payload_bytes)))
         return None
 
@@ -139,7 +152,7 @@ class FrameParser:
         self._aim(memoryview(self._header_bytes))  # what still arrives needs a place, though nobody reads it
         return Broken(reason)
 
-    def _payload_complete(self) -> Event:
+    def _payload_complete(self) -> Event | None:
         header, payload = self._header, self._target
         assert header is not None
         self._header = None
@@ -149,7 +162,13 @@ class FrameParser:
             return ChunkPacked(header, payload, place)
         if header.kind is Kind.CHUNK:
             return ChunkReceived(header, self._drained)
-        return ControlReceived(header, bytes(payload))
+        if not self._message and header.flags != Flags.MORE:
+            return ControlReceived(header, bytes(payload))
+        self._message += payload
+        if header.flags == Flags.MORE:
+            return None
+        message, self._message = bytes(self._message), bytearray()
+        return ControlReceived(header, message)
 
     def _aim(self, target: memoryview) -> None:
         self._target = target

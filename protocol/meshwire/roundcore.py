@@ -47,6 +47,11 @@ class RoundCore:
         return self._learner.phase
 
     @property
+    def step(self) -> int:
+        """The learner's newest."""
+        return self._learner.step
+
+    @property
     def applied(self) -> int:
         """Rounds that the learner has applied (R0: a)."""
         return self._learner.applied
@@ -89,6 +94,11 @@ class RoundCore:
     def waiting(self) -> str:
         """What the oldest incomplete round waits for, and of whom."""
         return self._table.waiting()
+
+    @property
+    def hangs_since_s(self) -> float | None:
+        """Since when the learner makes no move, where nothing but its end would let the others go on."""
+        return self._learner.hangs_since_s()
 
     def _bind(self, bind: Bind, now_s: float) -> None:
         learner = self._learner

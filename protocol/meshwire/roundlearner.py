@@ -155,6 +155,14 @@ class Learner:
         elif self.moved_s is None:
             self.moved_s = now_s
 
+    def hangs_since_s(self) -> float | None:
+        """Since when it makes no move, where no deadline lets the others go on without it: in its first steps, and in
+        one that was given up (V2). None: it computes in time, or what it waits for is not its own."""
+        if self.step == 0 or self.phase is Phase.ABSENT:
+            return None
+        unmeasured = self.times.deadline_s() is None
+        return self.moved_s if unmeasured or self.phase is Phase.GIVEN_UP else None
+
     def cut_off_at_s(self) -> float | None:
         """When its next move is overdue (V2, R5); None if it may take any time."""
         deadline_s = self.times.deadline_s()

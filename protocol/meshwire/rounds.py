@@ -17,6 +17,7 @@ from meshwire.roundcore import RoundCore
 from meshwire.roundevents import Broadcast, Effect, LearnerCutOff, Message, ProtocolError, RoundComplete
 from meshwire.roundlearner import Phase
 from meshwire.roundstate import BucketResult
+from meshwire.steptimes import StepTimes
 
 
 class RoundMachine(RoundCore):
@@ -136,6 +137,7 @@ class RoundMachine(RoundCore):
         learner.absence = reason
         if loading and not learner.loading:
             learner.applied = self.complete
+            learner.times = StepTimes()  # it compiles and allocates anew
         learner.gone, learner.loading = gone, loading
         return self._settle(now_s)
 

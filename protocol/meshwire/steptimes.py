@@ -1,4 +1,4 @@
-"""A learner's own step times, and the two waiting times that follow from them (R3, V2)."""
+"""A learner's own step times, and the waiting times that follow from them (R3, V2); and how long it may hang."""
 
 import math
 import statistics
@@ -9,12 +9,20 @@ from meshwire import limits
 DEADLINE_FACTOR = 3.0  # V2: times the 95th percentile
 DEADLINE_S_MIN = 2.0  # V2
 DEADLINE_STEPS_MIN = 5  # fewer predict nothing
+HANGS_AFTER_S = 1800.0  # a first step may compile and fill caches; as long as members wait for each other to prepare
+HANGS_AFTER_S_A_STEP = 60.0  # for each further step of a period, of which nothing is heard before its end (R9)
 LATE_AFTER_RTTS_MIN = 2.0  # R3: a call sooner than this crosses the bind that it asks for
 
 
 def percentile_95(times_s: list[float]) -> float:
     """The smallest time that at least 95 % do not exceed (nearest rank). `times_s` is not empty."""
     return sorted(times_s)[math.ceil(0.95 * len(times_s)) - 1]
+
+
+def hangs_after_s(period: int) -> float:
+    """How long a learner may make no move in its first steps, or in one that was given up, before it is ended. Other
+    steps are measured by those before them. `period`: local steps in a round (R9)."""
+    return HANGS_AFTER_S + HANGS_AFTER_S_A_STEP * (max(period, 1) - 1)
 
 
 class StepTimes:

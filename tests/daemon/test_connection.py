@@ -9,10 +9,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from meshtraind import connection as connection_module
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.jobs import new_job_id
+from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.messages.envelope import Done, Envelope, Role, encode
+from meshwire.messages.founding import Model
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
@@ -180,9 +184,74 @@ async def test_a_violation_is_refused_and_reported_on_both_sides() -> None:
 async def test_bytes_that_are_not_ours_close_the_connection(sent: bytes, reason: str) -> None:
     async with raw_client() as (client, received):
         await asyncio.get_running_loop().sock_sendall(client, sent)
+        assert b"refuse" in await read_all(client)
+        client.close()
         await until(lambda: bool(received.losses))
         assert reason in received.losses[0]
-        assert b"refuse" in await read_all(client)
+
+
+@every_transport
+def test_whoever_is_refused_while_it_sends_learns_why(loop_name: str, tls: bool) -> None:
+    """What it has sent meanwhile is unread, and a close would turn that into a reset, which overtakes the reason."""
+
+    async def check() -> None:
+        async with pair(tls) as (client, sent, server, received):
+            assert client._transport is not None
+            client._transport.pause_reading()  # it is busy
+            client.send_chunk(chunk(0, 0, step=99), None)
+            for _ in range(64):
+                client.send_chunk(chunk(1, limits.CHUNK_BYTES), bytes(limits.CHUNK_BYTES))
+            await until(lambda: server.closing)
+            for _ in range(100):
+                await asyncio.sleep(0)
+                client.send_chunk(chunk(1, limits.CHUNK_BYTES), bytes(limits.CHUNK_BYTES))
+            client._transport.resume_reading()
+            await until(lambda: bool(sent.losses and received.losses))
+            assert sent.losses == ["server refused: protocol violation: there is no step 99"]
+            assert received.losses == ["protocol violation: there is no step 99"]
+
+    run(loop_name, check())
+
+
+@every_transport
+def test_a_message_of_many_frames_arrives_between_those_that_know_each_other(loop_name: str, tls: bool) -> None:
+    """W1: the description of a model of 20,000 tensors, from a member or to one that joins."""
+    tensors = tuple(
+        TensorSpec(name=f"layers.{of}.experts.{of}.weight", shape=(64, 256), dtype="float32", kind="parameter")
+        for of in range(20_000)
+    )
+    manifest = ModelManifest(tensors=tensors, optimizer="AdamW")
+    model = Model(job=new_job_id(bytes(8)), rank=0, manifest=manifest, plan=bytes(32))
+
+    async def check() -> None:
+        async with pair(tls) as (client, _, server, received):
+            server.device = "of a pinned key"
+            client.notify(model)
+            client.notify(Done())
+            await until(lambda: len(received.notices) == 2)
+            assert received.notices == [model, Done()]
+        async with pair(tls) as (client, sent, _, received):
+            client.notify(model)
+            await until(lambda: bool(sent.losses))
+            assert not received.notices
+            assert "message of more than" in sent.losses[0]
+
+    run(loop_name, check())
+
+
+@pytest.mark.asyncio
+async def test_a_refused_side_that_neither_reads_nor_closes_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.05)
+    async with raw_client() as (client, received):
+        await asyncio.get_running_loop().sock_sendall(client, b"x" * HEADER_BYTES)
+        await until(lambda: bool(received.losses))
+    async with raw_client() as (client, received):
+        monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 60.0)
+        await asyncio.get_running_loop().sock_sendall(client, b"x" * HEADER_BYTES)
+        await until(lambda: received.connections[0].closing)
+        assert not received.losses
+        received.connections[0].close("the daemon stops")  # which waits no longer for it
+        await until(lambda: bool(received.losses))
 
 
 @pytest.mark.asyncio

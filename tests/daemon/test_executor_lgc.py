@@ -138,6 +138,28 @@ async def test_without_latents_it_is_top_k_with_one_members_places(staleness: in
 
 
 @pytest.mark.asyncio
+async def test_a_round_is_led_by_one_of_those_that_compute() -> None:
+    """C1: a member that only forwards has nothing to say, and a round that it led would say nothing."""
+    codec = "lgc:0.05,latent=1,refresh=1,warmup=0+fp32"
+    ring = LowRankRing(3, codec, 0, 1, without_padding(constant_offers(3, 0, 1, 5, poison=0.0)))
+    led: list[list[int]] = [[], [], []]
+    for rank, member in enumerate(ring.members):
+        member.executor.fence()
+        member.executor.enter(7, (0, 1, 2), {}, 0, learning=(0, 2))
+        gradients = member.executor._memory.transform
+        assert isinstance(gradients, LearnedGradients)
+        for number in range(1, 9):
+            chosen = chosen_of_round(codec, number)
+            out = np.zeros(chosen.announced(0)[1], np.float32)
+            bucket = PLAN.buckets[0]
+            gradients.lead(chosen, number, 0, np.ones(bucket.count, np.float32), out)
+            if out.any():
+                led[rank].append(number)
+    assert led == [[2, 4, 6, 8], [], [1, 3, 5, 7]]
+    ring.close()
+
+
+@pytest.mark.asyncio
 async def test_bases_are_bit_equal_and_norms_those_of_the_means() -> None:
     """C1; O4: latents have the length of what they stand for, and what is announced has none."""
     codec = "lgc:0.05,refresh=1,warmup=1,train=3+fp32"

@@ -3,12 +3,17 @@
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from meshtraind import enlisting
 from meshtraind import job as jobs_here
 from meshtraind.datafolder import FORMAT
+from meshtraind.enlisting import Enlisting
 from meshtraind.history import (
     AmbiguousJobError,
     HistoryError,
@@ -17,6 +22,7 @@ from meshtraind.history import (
 )
 from meshtraind.job import Job, Way, summary_of
 from meshtraind.jobfile import JobFile, load_all
+from meshtraind.questions import RETURNS, Questions
 from meshwire import limits
 from meshwire.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
 from meshwire.messages.job import BlobRef, GivenUp, JobSpec, Member, Metrics, RankReport
@@ -292,3 +298,25 @@ def test_what_is_known_of_rounds_given_up_converges_and_does_not_grow(tmp_path: 
     before = jobs[0].given_up
     jobs[0].report(RankReport(job=spec.job, rank=1, state="running"))  # a restarted daemon knows nothing of it
     assert jobs[0].given_up == before
+
+
+def test_a_job_is_not_called_lost_while_its_members_are_looked_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J1: a daemon that was just started does not know yet whether the others go on. Whoever follows the job goes on,
+    too; it is over when no member has told of it for a while, or at once if none could."""
+    with closing(JobHistory(path, 5.0)) as before:
+        before.put(record(1, JobState.RUNNING))
+    with closing(JobHistory(path, 5.0)) as history:
+        node: Any = SimpleNamespace(history=history)
+        board: Any = SimpleNamespace(jobs={})
+        board.enlisting = Enlisting(node, board, cast(Any, None), {record(1).id: cast(Any, None)})
+        questions = Questions(node, board)
+        (job,) = questions.summaries("")
+        assert (job.state, job.ended_at_s, job.error, job.waiting_for) == (JobState.READY, None, None, RETURNS)
+        board.enlisting._left.clear()
+        (job,) = questions.summaries("")
+        assert job.state == JobState.LOST, "nothing of it is left that could go on"
+        board.enlisting._left[record(1).id] = cast(Any, None)
+        monkeypatch.setattr(enlisting, "RETURNS_WITHIN_S", 0.0)
+        (job,) = questions.summaries("")
+        assert job.state == JobState.LOST
+        assert job.ended_at_s == 5.0

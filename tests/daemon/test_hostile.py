@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import meshtraind.links
+from meshtraind import connection as connection_module
 from meshtraind.app import App
 from meshtraind.pins import Pin
 from meshwire import limits
@@ -36,6 +37,12 @@ from tests.wire.wirevalues import every_message
 
 # They end the daemon, start a process, or wait for a person or for a host that does not exist.
 NOT_ASKED = {"shutdown", "submit", "pair.host", "pair.join", "attach"}
+
+
+@pytest.fixture(autouse=True)
+def whoever_is_refused_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These read until the daemon does."""
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.2)
 
 
 @pytest.mark.asyncio

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 
 import meshtraind.links
+from meshtraind import connection as connection_module
 from meshtraind import loglimit
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.identity import load_or_create
@@ -29,11 +30,17 @@ from meshwire.addresses import Address
 from meshwire.header import HEADER_BYTES, WIRE_VERSION, Header, Kind
 from meshwire.messages.envelope import Done, Envelope, Role, encode
 from meshwire.messages.learner import Stop
-from meshwire.messages.link import Heartbeat, Hello, Software
+from meshwire.messages.link import Addresses, Heartbeat, Hello, Software
 from meshwire.messages.local import GetJobs
 from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0
+
+
+@pytest.fixture(autouse=True)
+def whoever_is_refused_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These read until the daemon does."""
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 0.2)
 
 
 class Device:
@@ -607,6 +614,41 @@ async def test_the_first_message_must_be_a_hello(tmp_path: Path, first: bytes) -
             assert await is_closed(reader)
         assert not anna.links.linked
         assert not anna.notices
+
+
+@pytest.mark.asyncio
+async def test_peers_are_told_of_a_new_address_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleo has moved, and bert's network hides it: its link to anna is an old one, and no link is made by which he
+    would learn of it. Whoever changes addresses without end is told of once in a while."""
+    monkeypatch.setattr(meshtraind.links, "GOSSIP_INTERVAL_S", 0.2)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        cleo = Device(tmp_path, "cleo")
+        for one in (anna, bert):
+            one.trusts(*(other for other in (anna, bert) if other is not one), cleo)
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "a link")
+        told: list[Wire] = []
+        learn = bert.links.learn
+
+        def hear(gossip: Addresses) -> None:
+            told.append(gossip)
+            learn(gossip)
+
+        monkeypatch.setattr(bert.links, "learn", hear)
+        began_s = time.monotonic()
+        for port in range(1, 51):
+            anna.book.sighted(cleo.id, [Address(host="192.0.2.7", port=port)], time.monotonic())
+            anna.links.dial_now()
+            await asyncio.sleep(0)
+        await until(lambda: Address(host="192.0.2.7", port=50) in bert.book.addresses_of(cleo.id), "its last address")
+        assert len(told) <= 2 + (time.monotonic() - began_s) / 0.2
+        anna.links.dial_now()
+        count = len(told)
+        anna.book.sighted(cleo.id, [Address(host="192.0.2.8", port=50)], time.monotonic())
+        anna.links.dial_now()
+        await until(lambda: Address(host="192.0.2.8", port=50) in bert.book.addresses_of(cleo.id), "another one")
+        assert len(told) == count + 1, "what has not changed is not told again"
+        cleo.pins.close()
 
 
 @pytest.mark.parametrize("paired", [True, False], ids=["after TLS", "before TLS"])

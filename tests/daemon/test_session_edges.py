@@ -18,6 +18,7 @@ from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
 from meshtrain.localmesh import LocalDaemon, LocalMesh
 from meshtraind import learnerlife
+from meshtraind import session as session_module
 from meshtraind.agreement import Agreement
 from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
@@ -63,6 +64,7 @@ from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
 from meshwire.plan import plan_buckets
 from meshwire.syncmode import sync_settings
+from meshwire.travel import Stretch, Travel
 from meshwire.wiretypes import Wire
 from tests.daemon import jobs
 
@@ -332,8 +334,8 @@ class Script:
             self.code.set_result(-9)
 
 
-async def train(session: Session, rounds: int) -> None:
-    """What a learner says, alone, from its call to its end, while it takes a few steps."""
+async def prepare(session: Session) -> list[Wire]:
+    """What a learner says, alone, from its call to its first step. Returns what it is told from then on."""
     await until(lambda: Script.running is not None)
     told: list[Wire] = []
     connection = SimpleNamespace(notify=told.append, writable=True, close=lambda _reason: None)
@@ -345,6 +347,13 @@ async def train(session: Session, rounds: int) -> None:
     model = LearnerModel(manifest=MODEL, memory_bytes=layout.total_bytes)
     for body in (model, LearnerState(units=(bytes(32),)), LearnerReady()):
         await session.learner.request(body, lambda _event: None)
+    return told
+
+
+async def train(session: Session, rounds: int) -> None:
+    """What a learner says, alone, from its call to its end, while it takes a few steps."""
+    told = await prepare(session)
+    plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec(session.job.spec.codec))
     say = session.learner.notice
     for step in range(1, rounds + 1):
         await until(lambda: any(isinstance(body, Start) for body in told))
@@ -379,35 +388,47 @@ COMPRESSED = (
 )
 
 
-@pytest.mark.asyncio
-async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A hundred ended jobs are remembered: each kept its session, its rounds, and residuals as large as its model."""
+def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Board:
+    """Of a device whose learners are `Script`s."""
+    Script.running = None
     monkeypatch.setattr(learnerlife, "Learner", Script)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     who = Member(device="0" * 64, incarnation=1, name="anna")
     history = cast(Any, SimpleNamespace(put=lambda _record: None))
     node = SimpleNamespace(
-        device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(tmp_path / "blobs"), history=history,
-        job_folder=lambda id_: tmp_path / "jobs" / id_, patience_s=5.0, endpoint=lambda: "", learners=LearnerTokens(),
+        device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(folder / "blobs"), history=history,
+        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0, endpoint=lambda: "", learners=LearnerTokens(),
         software=Software(meshtrain="0", python="3", torch=None, system="any"),
     )  # fmt: skip
-    board = Board(cast(Any, node))
+    return Board(cast(Any, node))
+
+
+def job_alone(board: Board, folder: Path, codec: str, number: int) -> Session:
+    """A job of one device that has begun."""
+    who, id_ = board._node.member, new_job_id(number.to_bytes(8, "big"))
+    spec = JobSpec(
+        job=id_, name="x", submitter=who.device, created_at_s=0.0, script="x", args=(), env=(),
+        files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec=codec,
+        on_nan="stop", seed=0, bucket_bytes=1 << 20, hash_every=0, trace=False,
+    )  # fmt: skip
+    job_folder = folder / "jobs" / id_
+    job_folder.mkdir(parents=True)
+    job = Job(spec, (who,), 0, job_folder, board._node.history)
+    board.add(job)
+    job.advance(JobEvent.FILES_COMPLETE)
+    board.start(job, Generation.first(id_, who.device, (who,)), {})
+    session = board.session(id_)
+    assert session is not None
+    return session
+
+
+@pytest.mark.asyncio
+async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A hundred ended jobs are remembered: each kept its session, its rounds, and residuals as large as its model."""
+    board = board_of_one(monkeypatch, tmp_path)
     left: list[weakref.ref[object]] = []
     for number, codec in enumerate(COMPRESSED):
-        id_ = new_job_id(number.to_bytes(8, "big"))
-        spec = JobSpec(
-            job=id_, name="x", submitter=who.device, created_at_s=0.0, script="x", args=(), env=(),
-            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec=codec,
-            on_nan="stop", seed=0, bucket_bytes=1 << 20, hash_every=0, trace=False,
-        )  # fmt: skip
-        folder = tmp_path / "jobs" / id_
-        folder.mkdir(parents=True)
-        job = Job(spec, (who,), 0, folder, history)
-        board.add(job)
-        job.advance(JobEvent.FILES_COMPLETE)
-        board.start(job, Generation.first(id_, who.device, (who,)), {})
-        session = board.session(id_)
-        assert session is not None
+        session = job_alone(board, tmp_path, codec, number)
         await train(session, 3)
         rounds = session.rounds
         assert rounds is not None
@@ -424,6 +445,58 @@ async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pyte
     gc.collect()
     assert [type(ref()).__name__ for ref in left if ref() is not None] == []
     assert [job.state for job in board.jobs.values()] == ["succeeded"] * len(COMPRESSED), "they are remembered"
+
+
+@pytest.mark.asyncio
+async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """V2, J3: all others would wait for it. While it is in a barrier it is the one that waits."""
+    monkeypatch.setattr(session_module, "REPORT_INTERVAL_S", 0.01)
+    board = board_of_one(monkeypatch, tmp_path)
+    session = job_alone(board, tmp_path, "fp32", 1)
+    told = await prepare(session)
+    await until(lambda: any(isinstance(body, Start) for body in told))
+    assert session.rounds is not None
+    moves, began_s = session.rounds.learner, asyncio.get_running_loop().time()
+    moves._now = lambda: began_s + 1000.0  # type: ignore[method-assign]
+    assert moves.hangs() is None
+    moves._turn.enter_barrier(1)
+    moves._now = lambda: began_s + 9000.0  # type: ignore[method-assign]
+    assert moves.hangs() is None, "others may be slow"
+    moves._turn.barrier_broken("never mind")
+    moves._now = lambda: began_s + 10790.0  # type: ignore[method-assign]
+    assert moves.hangs() is None
+    await asyncio.sleep(0.05)
+    assert not session.job.ending
+    moves._now = lambda: began_s + 10801.0  # type: ignore[method-assign]
+    await until(lambda: session.job.ended)
+    assert session.job.error is not None
+    assert "rank 0 (anna): the script hangs: nothing was heard of its step 1 for 1800 s" in session.job.error
+    await session.closed.wait()
+    await board._tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_grows_is_refused_where_it_cannot_be_trained(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """T1: by the daemon as by the learner; and a model that another member tells of, when this one comes in."""
+    board = board_of_one(monkeypatch, tmp_path)
+    session = job_alone(board, tmp_path, "powersgd:1,warmup=0", 1)
+    await until(lambda: Script.running is not None)
+    connection = SimpleNamespace(notify=lambda _body: None, writable=True, close=lambda _reason: None)
+    session.attach(cast(Any, connection))
+    growing = MODEL.model_copy(update={"travel": Travel(stretches=(Stretch(first=1, counts=(100,)),))})
+    wrong = "not all of this model's values travel in every round, which does not go with --codec powersgd:1"
+    with pytest.raises(RequestError, match=wrong):
+        await session.learner.request(LearnerModel(manifest=growing, memory_bytes=0), lambda _event: None)
+    beginning = SimpleNamespace(model=SimpleNamespace(manifest=growing))
+    with pytest.raises(RequestError, match=wrong):
+        session.passage._maker.loading(cast(Any, None), cast(Any, beginning), cast(Any, None))
+    session.end("failed", "enough", now=True)
+    await session.closed.wait()
+    await board._tasks.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """`meshtrain demo` as a person starts it: what it promises, and what it leaves behind."""
 
+import fcntl
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
 from meshtrain.demo import DemoResult, DemoSettings, mean_losses, peer_result
+from meshtrain.localmesh import remove_left_behind
 from meshwire.messages.job import Metrics
 
 pytestmark = pytest.mark.timeout(240)
@@ -57,6 +59,31 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     assert not alive
     kept = f"meshtrain-{os.getuid()}"  # where sockets were
     assert not [path for path in tmp_path.glob("meshtrain-*") if path.name != kept or list(path.iterdir())]
+
+
+def test_a_demo_that_is_killed_leaves_no_daemon_and_the_next_one_clears_its_folder(tmp_path: Path) -> None:
+    """Nobody tells the daemons: they see that whoever holds the other end of their standard input is gone."""
+    script = (
+        "import time; from meshtrain.localmesh import LocalMesh\n"
+        "with LocalMesh(('anna',), print) as mesh: print(mesh.folder, flush=True); time.sleep(60)"
+    )
+    command, quiet = [sys.executable, "-c", script], {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=quiet) as demo:
+        assert demo.stdout is not None
+        folder = next(Path(line.strip()) for line in demo.stdout if line.startswith(str(tmp_path)))
+        daemons = psutil.Process(demo.pid).children()
+        assert len(daemons) == 1
+        remove_left_behind(tmp_path)
+        assert (folder / "anna").is_dir(), "it is in use"
+        demo.kill()
+    with (folder / "lock").open() as held:  # by the demo and its daemon
+        assert not psutil.wait_procs(daemons, timeout=10)[1]
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    other = tmp_path / "meshtrain-other"  # somebody's, without a lock
+    other.mkdir()
+    remove_left_behind(tmp_path)
+    assert not folder.exists()
+    assert other.exists()
 
 
 @pytest.mark.parametrize(

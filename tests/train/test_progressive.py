@@ -1,6 +1,7 @@
 """ProgFed (T1): the model grows by the round's number, and what is not trained neither moves nor travels."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +120,43 @@ def test_a_round_moves_and_sends_what_is_trained(make: Any) -> None:
             if tensor.is_floating_point() and ".".join(name.split(".")[:2]) in trained(number)
         ]
         assert set(round_.sent.values()) == {sum(aligned(tensor.numel()) for tensor in active)}
+
+
+def test_a_run_goes_on_from_a_saved_state_across_a_growth(tmp_path: Path) -> None:
+    """J1, T1: saved right before a growth, or while the rest stands still; what travels follows from the round's
+    number, so it goes on bit for bit."""
+    rounds = EVERY + WARMUP + 2
+    folders = {after: tmp_path / str(after) for after in (EVERY, EVERY + 1)}
+
+    def run(after: int = 0, before: Any = lambda _daemon: None, prepared: Any = lambda _daemon: None) -> Any:
+        models = [growing() for _ in folders]
+
+        def script(session: Session, rank: int) -> None:
+            model, optimizer = session.prepare(models[rank], adamw(models[rank]))
+            if rank == 0:
+                prepared(daemon)
+            for at, _ in enumerate(session.steps(rounds), 1 + after):
+                step(model, optimizer, 10 * at + rank, keep=True)
+
+        with LocalDaemon(2) as daemon:
+            before(daemon)
+            daemon.run(script)
+        return daemon, models
+
+    def save(daemon: LocalDaemon) -> None:
+        for rank, (after, folder) in enumerate(folders.items()):
+            folder.mkdir()
+            daemon.save(rank, after, folder)
+
+    daemon, whole = run(prepared=save)
+    assert sorted(saved.round for _, saved in daemon.saved) == sorted(folders)
+    for _, saved in daemon.saved:
+        begin = (folders[saved.round], saved.round, saved.units)
+        _, resumed = run(saved.round, before=lambda daemon, begin=begin: daemon.begin_from(*begin))
+        for one, other in zip(whole, resumed, strict=True):
+            assert one.active == other.active
+            for name, value in one.state_dict().items():
+                assert torch.equal(value, other.state_dict()[name]), (saved.round, name)
 
 
 @pytest.mark.parametrize("sync", ["local:2", "local:2,nesterov", "sparseloco:2"])

@@ -15,11 +15,13 @@ from tests.wire.fuzzing import Decoder, Refused
 from tests.wire.wirevalues import control_messages
 
 numbers = st.integers(0, 2**64 - 1)
+marks = st.sampled_from(
+    [(Kind.CHUNK, Flags.NONE), (Kind.CHUNK, Flags.POISON), (Kind.CONTROL, Flags.NONE), (Kind.CONTROL, Flags.MORE)]
+)
 headers = st.builds(
-    Header,
-    kind=st.sampled_from(Kind),
+    lambda mark, **fields: Header(mark[0], flags=mark[1], **fields),
+    mark=marks,
     payload_bytes=st.integers(0, limits.FRAME_PAYLOAD_BYTES_MAX),
-    flags=st.sampled_from(Flags),
     job=numbers,
     generation=numbers,
     round=st.integers(0, 2**32 - 1),

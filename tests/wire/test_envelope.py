@@ -11,9 +11,11 @@ from pydantic import ValidationError
 
 from meshwire import limits
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
+from meshwire.messages.generation import CaughtUp, DealState, ServedRound
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat, Refuse
 from meshwire.messages.local import GetJobs
+from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.wiretypes import Wire
 from tests.wire.wirevalues import MESSAGES, messages
 
@@ -113,9 +115,26 @@ def test_no_values_make_the_decoder_raise(data: st.DataObject) -> None:
     assert isinstance(decoded, str | Envelope)
 
 
+def test_what_a_member_lacks_fits_into_a_message_however_many_members_and_batches() -> None:
+    """X1, X2, G4: each of the most members has as many batches in a round, or in hand, as it may claim, none of which
+    follows another: so it is after many have come and gone."""
+    blocks = tuple(SampleBlock(epoch=70_000, first=2**31 + at, end=2**31 + at + 1) for at in range(1024))
+    blocks *= limits.CLAIM_BATCHES_MAX // len(blocks)
+    deal = DealState(
+        epoch=1, position=0, returned=(), held=tuple((rank, blocks) for rank in range(64)), sizes=(), claim=4096
+    )
+    bind = Bind(round=1, step=1, base=0, weight=1.0, samples=blocks)
+    served = ServedRound(
+        round=1, void=False, reason="", binds=tuple((rank, bind) for rank in range(64)), poisons=(), used=bytes(1000),
+        integers=(), squared_norm=1.0, chain=bytes(16), poisoned=b"", size_bytes=1,
+    )  # fmt: skip
+    for reply in (CaughtUp(rounds=(), deal=deal), CaughtUp(rounds=(served,))):
+        assert len(encode(Envelope(Role.REPLY, 1, reply))) > limits.CONTROL_BYTES_MAX
+
+
 def test_a_message_of_more_than_the_limit_is_not_made() -> None:
-    with pytest.raises(ValueError, match=f"failure of .* exceeds {limits.CONTROL_BYTES_MAX}"):
-        encode(Envelope(Role.FAILURE, 1, Failure(error="x" * limits.CONTROL_BYTES_MAX)))
+    with pytest.raises(ValueError, match=f"failure of .* exceeds {limits.MESSAGE_BYTES_MAX}"):
+        encode(Envelope(Role.FAILURE, 1, Failure(error="x" * limits.MESSAGE_BYTES_MAX)))
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,15 @@ headers = st.builds(
     squared_norm=st.floats(0, limits.SQUARED_NORM_MAX),
 ).flatmap(
     lambda header: st.integers(0, max(0, header.payload_bytes - 1)).map(
-        lambda packed: replace(header, packed_bytes=packed if header.kind is Kind.CHUNK else 0)
+        lambda packed: replace(header, packed_bytes=packed) if header.kind is Kind.CHUNK else control(header)
     )
 )
+
+
+def control(header: Header) -> Header:
+    """Its mark is another one."""
+    return replace(header, flags=Flags.MORE if header.flags else Flags.NONE)
+
 
 GOLDEN = {
     "an empty request": (
@@ -122,7 +128,9 @@ def raw(**changes: object) -> bytes:
         ({"magic": b"GET "}, "not a meshtrain frame"),
         ({"version": 9}, "wire version 9; this side speaks version 6"),
         ({"kind": 0}, "unknown frame kind 0"),
-        ({"flags": 2}, "unknown frame flags 0x0002"),
+        ({"flags": 4}, "unknown frame flags 0x0004"),
+        ({"flags": 2}, "flags 0x0002 on a chunk"),
+        ({"kind": 1, "flags": 1}, "flags 0x0001 on a control frame"),
         ({"reserved": bytes(3) + b"\x01"}, "reserved header bytes are not zero"),
         ({"payload_bytes": limits.FRAME_PAYLOAD_BYTES_MAX + 1}, "exceeds the limit"),
         ({"payload_bytes": 8, "packed_bytes": 8}, "payload of 8 bytes packed into 8"),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.header import HEADER_BYTES, Flags, Header, Kind, control_frames
 from meshwire.parser import Broken, ChunkAnnounced, ChunkPacked, ChunkReceived, ControlReceived, Event, FrameParser
 
 Frame = tuple[Header, bytes]
@@ -159,6 +159,41 @@ def test_an_announced_chunk_needs_a_decision() -> None:
     for refused in refusals:
         with pytest.raises(AssertionError):
             refused()
+
+
+def trusting() -> FrameParser:
+    parser = FrameParser()
+    parser.long_messages = True
+    return parser
+
+
+@given(st.binary(min_size=1, max_size=400), cuts)
+def test_a_message_of_several_frames_is_one(payload: bytes, pieces: list[int]) -> None:
+    """W1: all but the last say that more follows."""
+    frames = control_frames(payload, job=7, frame_bytes=60)
+    said = feed(trusting(), frames + joined([control(b"after")]), pieces)
+    last = Header(Kind.CONTROL, (len(payload) - 1) % 60 + 1, job=7)
+    assert said == [ControlReceived(last, payload), ControlReceived(*control(b"after"))]
+
+
+def test_a_message_of_several_frames_is_as_long_as_the_limit_and_no_longer() -> None:
+    """W1: and whoever is not known yet may not make this side keep more than one frame."""
+    whole = control_frames(bytes(limits.MESSAGE_BYTES_MAX))
+    assert [type(said) for said in feed(trusting(), whole)] == [ControlReceived]
+    longer = b"".join([whole[: -limits.FRAME_PAYLOAD_BYTES_MAX - HEADER_BYTES]] + 2 * [PART])
+    assert feed(trusting(), longer) == [Broken(f"message of more than {limits.MESSAGE_BYTES_MAX} bytes")]
+    assert feed(FrameParser(), PART) == [Broken(f"message of more than {limits.FRAME_PAYLOAD_BYTES_MAX} bytes")]
+
+
+PART = Header(Kind.CONTROL, limits.FRAME_PAYLOAD_BYTES_MAX, flags=Flags.MORE).encode() + bytes(
+    limits.FRAME_PAYLOAD_BYTES_MAX
+)
+
+
+def test_nothing_comes_between_the_frames_of_a_message() -> None:
+    frames = control_frames(bytes(100), frame_bytes=60)
+    said = feed(trusting(), frames[: HEADER_BYTES + 60] + joined([chunk(b"x")]))
+    assert said == [Broken("a chunk between the frames of a message")]
 
 
 def _receive(parser: FrameParser, data: bytes) -> Event | None:

@@ -20,7 +20,7 @@ from meshwire.roundevents import (
 )
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.rounds import RoundMachine
-from meshwire.steptimes import DEADLINE_STEPS_MIN, StepTimes, percentile_95
+from meshwire.steptimes import DEADLINE_STEPS_MIN, HANGS_AFTER_S, StepTimes, hangs_after_s, percentile_95
 from meshwire.syncmode import Straggler, Visibility
 
 # One machine by hand.
@@ -318,6 +318,53 @@ def test_waiting_for_peers_is_not_held_against_a_learner() -> None:
         assert one.timer(at_s) == [Broadcast(Call(round=7))]
     results(one, 6, 0b01, 1.0, now_s + 50.0)
     assert one.deadline() == now_s + 53.0
+
+
+@pytest.mark.parametrize("s", [0, 2])
+def test_a_learner_that_hangs_in_its_first_steps_is_noticed(s: int) -> None:
+    """V2, R5: they predict no deadline, so whoever makes no move in one of them is measured by a fixed time. Between
+    two steps it may wait for others, for as long as it takes."""
+    one = machine(s=s)
+    assert one.hangs_since_s is None, "round 1 has not begun"
+    one.start_step(1, 7.0)
+    assert one.hangs_since_s == 7.0, "it hangs before its backward pass"
+    one.bucket_ready(1, 0, 8.0, weight=1.0)
+    assert one.hangs_since_s == 8.0, "it hangs in it"
+    one.bucket_ready(1, 1, 9.0, weight=1.0)
+    one.seal(1, b"\x01", (0,), 9.0)
+    assert (one.hangs_since_s is None) is (s == 0), "R1 holds it up"
+    one.receive(1, bind(1), 10.0)
+    one.receive(1, seal(1), 10.0)
+    results(one, 1, 0b11, 2.0, 11.0)
+    assert one.hangs_since_s == (11.0 if s == 0 else 9.0), "it is to apply the round"
+    one.learner_applied(1, 12.0)
+    assert one.hangs_since_s == 12.0
+    one.absent("it waits for samples", 13.0)
+    assert one.hangs_since_s is None
+
+
+@pytest.mark.parametrize("s", [0, 2])
+def test_a_learner_that_has_made_its_first_steps_hangs_only_where_its_step_was_given_up(s: int) -> None:
+    """V2: with s=0 each further round would wait for it. R7: an evaluation may take any time."""
+    one, now_s = alone_of_two(s)
+    one.start_step(6, now_s)
+    assert one.hangs_since_s is None
+    one.bucket_ready(6, 0, now_s + 1.0, weight=1.0)
+    assert one.hangs_since_s is None
+    while one.phase is not Phase.GIVEN_UP:
+        one.timer(one.deadline() or 0.0)
+    assert one.hangs_since_s == now_s + 1.0
+    one.absent("its process has ended", now_s + 2.0, gone=True)
+    one.absent("it loads", now_s + 3.0, loading=True)
+    one.present(now_s + 4.0)
+    first_steps_s = None if s == 0 else now_s + 4.0  # with s=0 R1 holds it up: round 6 is not complete
+    assert one.hangs_since_s == first_steps_s, "J3: another process has first steps, too"
+
+
+def test_a_period_may_take_as_long_as_its_steps() -> None:
+    """R9: nothing is heard of a period before it ends."""
+    assert hangs_after_s(0) == hangs_after_s(1) == HANGS_AFTER_S
+    assert hangs_after_s(500) > 8 * 3600
 
 
 def test_long_evaluation_in_lockstep_costs_nothing() -> None:

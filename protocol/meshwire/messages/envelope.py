@@ -1,4 +1,4 @@
-"""How a control message travels: one msgpack array [role, id, type, fields] per control frame (W4).
+"""How a control message travels: one msgpack array [role, id, type, fields] in one or more control frames (W1, W4).
 
 A *notice* expects nothing. A *request* carries an id that its answers repeat: any number of *events*, then one *reply*
 or one *failure*. Every message type is registered once by name; unknown types and unknown fields are refused.
@@ -64,13 +64,13 @@ class Envelope:
 
 
 def encode(envelope: Envelope) -> bytes:
-    """The control frame's payload. Raises ValueError when it exceeds CONTROL_BYTES_MAX."""
+    """The control message's payload. Raises ValueError when it exceeds MESSAGE_BYTES_MAX."""
     payload: bytes = msgpack.packb(
         [envelope.role, envelope.id, _NAMES[type(envelope.body)], envelope.body.model_dump()],
         use_bin_type=True,
     )
-    if len(payload) > limits.CONTROL_BYTES_MAX:
-        raise ValueError(f"{_NAMES[type(envelope.body)]} of {len(payload)} bytes exceeds {limits.CONTROL_BYTES_MAX}")
+    if len(payload) > limits.MESSAGE_BYTES_MAX:
+        raise ValueError(f"{_NAMES[type(envelope.body)]} of {len(payload)} bytes exceeds {limits.MESSAGE_BYTES_MAX}")
     return payload
 
 
