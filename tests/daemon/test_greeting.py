@@ -15,14 +15,12 @@ from meshtraind.links import Links
 from meshtraind.tls import Trust
 from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
-from meshwire.header import HEADER_BYTES, WIRE_VERSION, Header, Kind
+from meshwire.header import HEADER_BYTES, Header, Kind
 from meshwire.messages.envelope import Envelope, Role, encode
 from meshwire.messages.link import Hello, Software
 
 ADDRESS = Address(host="127.0.0.1", port=29610)
 HELLO = Hello(
-    wire_oldest=WIRE_VERSION,
-    wire_newest=WIRE_VERSION,
     incarnation=1,
     name="bert",
     listen_port=0,
