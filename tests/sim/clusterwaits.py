@@ -1,7 +1,7 @@
 """What it costs to wait for ever, against going on provisionally: `python -m tests.sim.clusterwaits` prints the table.
 
-Laptops that take two steps a second lose each other in the ways that people know. After ten minutes: how many rounds are
-in the history that is kept, how many were given up, and for how many seconds a laptop that was on completed none.
+Laptops that take two steps a second lose each other in the ways that people know. After ten minutes: how many rounds
+are in the history that is kept, how many were given up, and for how many seconds a laptop that was on completed none.
 """
 
 import sys
