@@ -139,6 +139,11 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.unlinked(device, reason, self._loop.time()))
 
+    def gone(self, device: str, incarnation: int) -> None:
+        """This incarnation of a device has ended: it is not silent, nor elsewhere."""
+        if not self._closed:
+            self._perform(self._machine.gone(device, incarnation, self._loop.time()))
+
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
         if isinstance(body, AskIn) and self._host.founding:

@@ -340,6 +340,11 @@ class Passage:
         if self.generations is not None and device not in self._node.links:
             self.generations.link_lost(device, reason)
 
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        """A device's daemon has ended."""
+        if self.generations is not None:
+            self.generations.gone(device, incarnation)
+
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""
         rounds = self.rounds

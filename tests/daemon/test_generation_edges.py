@@ -12,6 +12,7 @@ import pytest
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
+from meshtraind.board import Board
 from meshtraind.catchup import Beginning, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
@@ -407,6 +408,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.answers: list[str] = []
+        self.gone_ones: list[tuple[str, int]] = []
         self.promised: Generation | None = None
 
     def caught_up(self, _now_s: float) -> list[Effect]:
@@ -415,6 +417,10 @@ class Machine:
 
     def cannot_catch_up(self, reason: str, _now_s: float) -> list[Effect]:
         self.answers.append(reason)
+        return []
+
+    def gone(self, device: str, incarnation: int, _now_s: float) -> list[Effect]:
+        self.gone_ones.append((device, incarnation))
         return []
 
     def deadline(self) -> None:
@@ -454,6 +460,24 @@ async def test_a_source_that_answers_late_is_asked_again(monkeypatch: pytest.Mon
     shell._perform([catch_up(reload=False)])
     await turns()
     assert machine.answers == ["caught up"]
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
+    """G1: of which device, in which incarnation."""
+    shell, machine, tasks = generations(SimpleNamespace(rounds=None), {})
+    running, ended = (SimpleNamespace(job=SimpleNamespace(ended=over)) for over in (False, True))
+    running.passage = passage = cast(Any, object.__new__(Passage))
+    passage.generations = shell
+    board = SimpleNamespace(_sessions={"a": running, "b": ended, "c": SimpleNamespace(job=running.job)})
+    board._sessions["c"].passage = early = cast(Any, object.__new__(Passage))
+    early.generations = None
+    Board.peer_gone(cast(Any, board), "b" * 64, 7)
+    assert machine.gone_ones == [("b" * 64, 7)]
+    shell.close()
+    Board.peer_gone(cast(Any, board), "b" * 64, 7)
+    assert len(machine.gone_ones) == 1, "nobody goes on here"
     await tasks.close()
 
 
