@@ -292,6 +292,7 @@ class Job:
             not_joining=() if self.ended else self.not_joining,
             expired_at_s=self.expired_at_s,
             given_up=self.given_up,
+            partition_wait=self.spec.partition_wait,
         )
 
     def _save(self) -> None:

@@ -102,6 +102,7 @@ BUCKET_BYTES_MAX = 256 * MIB
 PATIENCE_S = 5.0  # silence after which a peer is lost, unless its owner says otherwise
 PATIENCE_S_MIN = 0.5  # below it a burst on the radio looks like a loss
 PATIENCE_S_MAX = 120.0
+PARTITION_WAIT_S_MAX = 7 * 86_400.0  # of a part for the others: who would wait for longer waits for ever
 
 # Checkpoints
 CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX units, and the blocks of a deal

@@ -265,6 +265,22 @@ def test_status_v_shows_the_patience_and_what_follows_from_it(endpoint: Endpoint
     assert "patience" not in run("status").stdout
 
 
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        (None, "waits 48 s for the others (6 x patience), then goes on, and yields to them"),
+        (0.5, "waits 500 ms for the others (--partition-wait), then goes on, and yields to them"),
+        ("never", "waits for the others for ever (--partition-wait never)"),
+    ],
+)
+def test_status_v_shows_how_long_a_part_of_a_job_waits(endpoint: Endpoint, chosen: Any, shown: str) -> None:
+    """G7: of each job, for it is the job's."""
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"patience_s": 8.0, "jobs_running": 1})
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, partition_wait=chosen))
+    assert f"  a part without a majority {shown}" in run("status", "-v").stdout.splitlines()
+    assert "majority" not in run("status").stdout
+
+
 def test_status_v_shows_what_links_took_and_were_spared(endpoint: Endpoint) -> None:
     """W5: a rate is known of links that were full once."""
     slow = LinkTraffic(name="bert", bytes_per_s=3.2e6, sent_bytes=40_000_000, spared_bytes=12_000_000)

@@ -207,7 +207,8 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     files = FileManifest(entries=(entry_of(script),))
     packed = tmp_path / "files"
     packed.write_bytes(files.pack())
-    source = spec(files=BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size))
+    ref = BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size)
+    source = spec(files=ref, partition_wait=90.0)
     written(bert.folder, 20, source)
     resumed = await search.bring(ResumeFrom(job=JOB))
     with pytest.raises(RequestError, match=f"meshtrain submit --resume {JOB} train.py"):
@@ -219,7 +220,7 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     again = spec_again(resumed, "1" * 64)
     assert again.job != JOB
     assert again.resume == resumed.point
-    same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every")
+    same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every", "partition_wait")
     assert all(getattr(again, name) == getattr(source, name) for name in same)
 
 
@@ -230,9 +231,10 @@ async def test_a_script_given_anew_keeps_the_order_of_the_samples(
     """X1: which sample a block means follows from the seed; all else is as it is asked for."""
     written(anna.folder, 20, spec(seed=77))
     resumed = await search.bring(ResumeFrom(job=JOB))
-    body = jobs.submission(tmp_path, "pass", seed=None, codec="fp16")
+    body = jobs.submission(tmp_path, "pass", seed=None, codec="fp16", partition_wait="never")
     new = make_spec(body, sync_settings("bsp"), "0" * 64, spec().files, None, resumed)
     assert (new.seed, new.codec, new.resume) == (77, "fp16", resumed.point)
+    assert new.partition_wait == "never"
 
 
 @pytest.mark.asyncio

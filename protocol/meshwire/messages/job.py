@@ -10,6 +10,7 @@ from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
 from meshwire.jobs import JobId
 from meshwire.masks import MaskSettings
 from meshwire.messages.envelope import message
+from meshwire.partitionwait import PartitionWait
 from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import DeviceId, Digest, Int64, Name, Seconds, Wire
 
@@ -62,6 +63,7 @@ class JobSpec(Wire):
     resume: ResumePoint | None = None
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # ever in it; None: nobody joins
     independent: bool = False  # each device may train by itself: a job without a round is none that has failed
+    partition_wait: PartitionWait | None = None  # of a part that is not entitled to go on; None: follows from patience
 
 
 class Member(Wire):
@@ -306,6 +308,7 @@ class JobSummary(Wire):
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
     given_up: GivenUps = ()
+    partition_wait: PartitionWait | None = None  # as of `JobSpec`
 
 
 @message("job.found")

@@ -13,6 +13,7 @@ from meshwire.jobs import JobId
 from meshwire.messages.envelope import message
 from meshwire.messages.job import CheckpointEvery, JobSummary, Member, RelativePath, Text
 from meshwire.messages.link import Software, Version
+from meshwire.partitionwait import PartitionWait
 from meshwire.wiretypes import DeviceId, Name, Wire
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
@@ -185,6 +186,7 @@ class Submit(Wire):
     resume: ResumeFrom | None = None  # its seed is that of the job which goes on
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # as of `JobSpec`
     independent: bool = False  # as of `JobSpec`
+    partition_wait: PartitionWait | None = None  # as of `JobSpec`
 
 
 @message("resubmit")
