@@ -121,7 +121,8 @@ def submit(
         typer.Option(
             "--resume",
             metavar="JOB[@ROUND]",
-            help="Go on from a job's newest checkpoint, or that after ROUND; without SCRIPT all is as it was.",
+            help="Go on from a job's newest checkpoint, or that after ROUND, as `meshtrain checkpoints` lists them; "
+            "without SCRIPT all is as it was.",
         ),
     ] = None,
     partition_wait: Annotated[

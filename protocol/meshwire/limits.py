@@ -107,6 +107,8 @@ PARTITION_WAIT_S_MAX = 7 * 86_400.0  # of a part for the others: who would wait 
 # Checkpoints
 CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX units, and the blocks of a deal
 
+GIVEN_UP_CHECKPOINTS_MAX = 2  # of one job on one device: a state is the largest thing that a job has
+
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
 GIVEN_UP_MAX = 16  # partitions of one job whose losing side is told of: the latest

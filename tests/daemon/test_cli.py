@@ -438,15 +438,18 @@ def test_checkpoints_say_where_they_lie_and_what_is_wrong(endpoint: Endpoint) ->
     endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
     good = CheckpointSummary(round=300, rank=1, created_at_s=time.time() - 60, size_bytes=3 << 20, wrong=None)
     bad = CheckpointSummary(round=200, rank=0, created_at_s=None, size_bytes=None, wrong="0.safetensors is no file")
-    endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=(good, bad), unasked=("cleo",))
+    lost = good.model_copy(update={"round": 310, "given_up": "ab12cd34"})
+    endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=(lost, good, bad), unasked=("cleo",))
     shown = run("checkpoints", JOB[:4])
     assert [line.split() for line in shown.stdout.splitlines()] == [
         ["ROUND", "CREATED", "SIZE", "RANK", "DEVICE", "STATE"],
+        ["310-ab12cd34", "60", "s", "ago", "3.0", "MiB", "1", "bert", "given", "up,", "ok"],
         ["300", "60", "s", "ago", "3.0", "MiB", "1", "bert", "ok"],
         ["200", "-", "-", "0", "anna", "0.safetensors", "is", "no", "file"],
     ]
     assert "cleo does not answer" in shown.stderr
-    assert [one["round"] for one in json.loads(run("checkpoints", "--json").stdout)["checkpoints"]] == [300, 200]
+    told = json.loads(run("checkpoints", "--json").stdout)["checkpoints"]
+    assert [(one["round"], one["given_up"]) for one in told] == [(310, "ab12cd34"), (300, None), (200, None)]
     assert {body.job for body in endpoint.of_type(ListCheckpoints)} == {JOB}
     endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=())
     assert f"No checkpoints of job {JOB} (train)." in run("checkpoints").stderr

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind import refusal
 from meshtraind.identity import load_or_create
 from meshtraind.pins import Pin, PinTable
 from meshtraind.presence import Presence, Reading
@@ -72,7 +71,7 @@ async def test_only_a_refused_dial_tells_that_nobody_listens(monkeypatch: pytest
     async def no_way(*_: object) -> None:
         raise OSError(113, "No route to host")
 
-    monkeypatch.setattr(refusal.asyncio, "open_connection", no_way)
+    monkeypatch.setattr(asyncio, "open_connection", no_way)
     assert not await refuses(there, 0.1)
 
 

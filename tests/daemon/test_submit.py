@@ -393,6 +393,8 @@ def test_without_a_script_a_job_goes_on_as_it_was(endpoint: Endpoint) -> None:
     assert shown.stdout.strip() == JOB
     assert "note: round 40 is damaged" in shown.stderr
     assert endpoint.of_type(Resubmit) == [Resubmit(resume=ResumeFrom(job=JOB, round=40), on=("anna", "bert"))]
+    run("submit", "--resume", "1KX3@40-ab12cd34", "-d")
+    assert endpoint.of_type(Resubmit)[1:] == [Resubmit(resume=ResumeFrom(job=JOB, round=40, given_up="ab12cd34"))]
 
 
 @pytest.mark.usefixtures("project")

@@ -209,14 +209,22 @@ Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
 RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
 
 
+GivenUpTag = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]  # of `meshwire.checkpoint.CheckpointName`
+
+
 class GivenUp(Wire):
-    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept."""
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept.
+
+    The base after them is kept as a checkpoint; or `unsaved` says why a member could not.
+    """
 
     first: RoundNumber
     last: RoundNumber
     samples: Annotated[int, Field(ge=0, lt=2**63)]  # in these rounds
     made_by: Ranks
     kept: Ranks  # whose history it is that is kept
+    saved: tuple[RoundNumber, GivenUpTag] | None = None  # name of the checkpoint
+    unsaved: Reason | None = None
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
@@ -335,6 +343,7 @@ class CheckpointSummary(Wire):
     created_at_s: Seconds | None  # Unix time; None: it cannot be read
     size_bytes: Annotated[int, Field(ge=0)] | None
     wrong: Text | None  # why it cannot be used
+    given_up: GivenUpTag | None = None  # its history was: no job goes on from it unless a person names it
 
 
 @message("job.checkpoints")
@@ -358,6 +367,7 @@ class AskCheckpoint(Wire):
 
     job: JobId
     round: Annotated[int, Field(ge=0, lt=2**32)]
+    given_up: GivenUpTag | None = None
 
 
 @message("job.checkpoint.reply")
