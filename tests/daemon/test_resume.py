@@ -50,8 +50,8 @@ def written(
     facts = CheckpointFacts(
         job=JOB, spec=job_spec.pack().hex(), round=round_,
         generation=GenerationRecord.of(Generation.first(JOB, MEMBERS[0].device, MEMBERS)),
-        chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(), samples=32 * round_,
-        space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
+        chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(),
+        samples=32 * round_, space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
     )  # fmt: skip
     return store.finish(round_, facts, len(UNITS), given_up=given_up)
 
