@@ -34,6 +34,7 @@ from meshwire.membershipevents import (
 )
 from meshwire.messages.generation import AskIn, Enter, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
+from meshwire.partitionwait import partition_wait_s
 from meshwire.petitions import Kind
 from meshwire.timeouts import Timeouts
 
@@ -107,7 +108,11 @@ class Generations:
         self._machine = Membership(
             node.member,
             job.spec.job,
-            Timeouts(patience_s=node.patience_s, rtt_s=max(rtt_s, RTT_S_MIN)),
+            Timeouts(
+                patience_s=node.patience_s,
+                rtt_s=max(rtt_s, RTT_S_MIN),
+                partition_wait_s=partition_wait_s(job.spec.partition_wait, node.patience_s),
+            ),
             self._loop.time(),
             generation=job.generation,
             known=[member.device for member in job.members],

@@ -482,6 +482,17 @@ async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(("chosen", "meant_s"), [(None, 30.0), (90.0, 90.0), ("never", float("inf"))])
+async def test_a_part_waits_as_long_as_its_job_says(chosen: Any, meant_s: float) -> None:
+    """G7: `submit --partition-wait`."""
+    job = cast(Any, job_of("ab", 0))
+    job.spec.partition_wait = chosen
+    node = SimpleNamespace(member=job.members[0], patience_s=5.0, links={})
+    shell = Generations(cast(Any, node), job, {}, cast(Any, SimpleNamespace(rounds=None)), 0.01, TaskSet("test"))
+    assert shell._machine._state.timeouts.provisional_s == meant_s
+
+
+@pytest.mark.asyncio
 async def test_a_source_that_is_gone_costs_no_history() -> None:
     """Another generation follows, with another source; who says that it cannot catch up would load the whole model."""
     shell, machine, tasks = generations(SimpleNamespace(rounds=object()), {})
