@@ -195,14 +195,14 @@ class CheckpointSearch:
         return tree
 
 
-def ship(job_folder: Path, job: str, name: CheckpointName, store: BlobStore, owner: str) -> BlobRef:
+def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, owner: str) -> BlobRef:
     """A checkpoint as blobs, held for the owner: the packed FileManifest of its folder. Blocking.
 
     Raises:
         RequestError: there is none, or it cannot be used.
         CheckpointError, BlobError: the disk refuses.
     """
-    checkpoint = CheckpointStore(job_folder, job, keep=1).at(*name)
+    checkpoint = CheckpointStore(job_folder, job, keep=1).at(*wanted)
     if isinstance(checkpoint, Rejected):
         raise RequestError(checkpoint.reason)
     manifest = checkpoint.manifest.encode()

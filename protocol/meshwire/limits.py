@@ -113,6 +113,7 @@ GIVEN_UP_CHECKPOINTS_MAX = 2  # of one job on one device: a state is the largest
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
 GIVEN_UP_MAX = 16  # partitions of one job whose losing side is told of: the latest
+GIVEN_UP_REASON_CHARS_MAX = 100  # why what was given up was not saved: each member repeats those of all partitions
 REASON_CHARS_MAX = 500  # why one member does not answer: those of all members fit into one message
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
 LOG_NAME_CHARS_MAX = 64

@@ -28,7 +28,7 @@ from meshtraind.tasks import TaskSet
 from meshwire import footprint
 from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
-from meshwire.membershipevents import CatchUpFrom, Effect, EnterGeneration, LeftOut
+from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
 from meshwire.messages.founding import Model
 from meshwire.messages.generation import CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
@@ -556,35 +556,6 @@ async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch
 
 def where(generation: Generation, *ancestors: Generation) -> Where:
     return Where(job=JOB, generation=generation, ancestors=tuple(one.hash64() for one in ancestors), samples=9000)
-
-
-@pytest.mark.asyncio
-async def test_what_is_given_up_after_a_partition_is_counted_before_the_rounds_are_dropped() -> None:
-    """G4: from where the other side went its own way; it is told once, and nothing is lost where nobody was alone."""
-    told: list[GivenUp] = []
-    host = SimpleNamespace(
-        rounds=SimpleNamespace(complete=0, history_samples=0),
-        crossing=SimpleNamespace(enter=lambda *_: None),
-        entered=lambda _generation: None,
-    )
-    host.left_out = lambda _reason: host.__dict__.update(rounds=None)
-    shell, _, tasks = generations(host, {})
-    job = cast(Any, shell._job)
-    job.take_given_up, job.take = told.extend, lambda generation: job.__dict__.update(generation=generation)
-    first = job.generation
-    assert first is not None
-    alone = first.model_copy(update={"number": 2, "parent": first.digest(), "ranks": (0,), "learning": (0,)})
-    other = alone.model_copy(update={"ranks": (1,), "learning": (1,)})
-    enter = catch_up(reload=False).enter.model_copy(update={"generation": alone.hash64(), "cut": 100})
-    host.rounds = rounds = SimpleNamespace(complete=100, history_samples=6400)
-    shell._perform([EnterGeneration(alone, enter)])
-    rounds.complete, rounds.history_samples = 1100, 38400
-    shell._perform([LeftOut("parted", where(other, first))])
-    assert told == [GivenUp(first=101, last=1100, samples=32000, made_by=(0,), kept=(1,))]
-    host.rounds = SimpleNamespace(complete=1100, history_samples=38400)
-    shell._perform([LeftOut("parted", where(other, first)), LeftOut("its own failure")])
-    assert len(told) == 1
-    await tasks.close()
 
 
 @pytest.mark.asyncio

@@ -82,8 +82,8 @@ class Device:
                 return Checkpoints(checkpoints=list_checkpoints(self.folder, JOB, 1, lambda: None))
             case AskCheckpoint():
                 with self.blobs.holding() as owner:
-                    name = CheckpointName(body.round, body.given_up or "")
-                    return CheckpointFiles(files=ship(self.folder, JOB, name, self.blobs, owner))
+                    wanted = CheckpointName(body.round, body.given_up or "")
+                    return CheckpointFiles(files=ship(self.folder, JOB, wanted, self.blobs, owner))
         assert isinstance(body, Fetch)
         return await serve(body, self.blobs, self.folder, ended=lambda: True)
 

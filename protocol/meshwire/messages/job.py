@@ -250,7 +250,7 @@ class GivenUp(Wire):
     made_by: Ranks
     kept: Ranks  # whose history it is that is kept
     saved: tuple[RoundNumber, GivenUpTag] | None = None  # name of the checkpoint
-    unsaved: Reason | None = None
+    unsaved: Annotated[str, Field(max_length=limits.GIVEN_UP_REASON_CHARS_MAX)] | None = None
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
