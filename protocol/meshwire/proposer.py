@@ -207,7 +207,7 @@ class Proposer:
         """As far as is known here: their promises tell."""
         state = self._state
         told = {rank: state.told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in state.told}
-        return is_entitled(_part(roll), {**told, state.rank: state.stands()}, state.gone(roll.members))
+        return is_entitled(_part(roll), {**told, state.rank: state.would_say()}, state.gone(roll.members))
 
     def _misjudged(self, proposal: Proposal) -> str:
         """What is wrong with the proposal, by what all say; empty if nothing is."""
@@ -296,7 +296,7 @@ class Proposer:
     def _base(self, roll: Roll) -> Electorate:
         """Of the newest history that anybody in the roll is known to bring."""
         told = [held for member, held in self._state.told.items() if member in roll.members]
-        base = newest_history([*told, self._state.stands()])
+        base = newest_history([*told, self._state.would_say()])
         assert base is not None, "no history"
         return base
 
