@@ -115,8 +115,11 @@ class Proposer:
             self._outvoted_since_s = None
         else:
             self._outvoted_since_s = now_s if self._outvoted_since_s is None else self._outvoted_since_s
-            after_s = state.back_until_s if entitled else self._provisional_at_s(roll, at_s - since_s, now_s)
-            at_s = max(at_s, after_s)
+            if entitled:
+                self.waiting += "; this device was away, the others may have gone on without it"
+                at_s = max(at_s, state.back_until_s)
+            else:
+                at_s = max(at_s, self._provisional_at_s(roll, at_s - since_s, now_s))
             if self._yields(now_s):
                 return
         if self._reached(at_s, now_s):
