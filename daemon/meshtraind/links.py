@@ -15,6 +15,8 @@ from typing import cast
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
 from meshtraind.greeting import Doorway, Greeting
 from meshtraind.loglimit import caused_by
+from meshtraind.presence import Presence
+from meshtraind.refusal import refuses
 from meshtraind.tasks import TaskSet
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -24,6 +26,7 @@ from meshwire.header import Header, versions_differ
 from meshwire.messages.envelope import Done
 from meshwire.messages.link import Addresses, Heartbeat, Hello, KnownPeer
 from meshwire.text import printable
+from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -51,6 +54,7 @@ class Link:
         round_trips_s: the newest ones, at most three.
         dialled_by: device id of the side that dialled.
         told: what the peer was told of others' addresses.
+        listens_at: the same as `address`, by the IP address that it turned out to have.
     """
 
     device: str
@@ -58,6 +62,7 @@ class Link:
     connection: Connection
     address: Address
     dialled_by: str
+    listens_at: Address
     rtt_s: float | None = None
     round_trips_s: tuple[float, ...] = ()
     told: tuple[KnownPeer, ...] = ()
@@ -75,6 +80,8 @@ class Links:
     Attributes:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
         on_link: called with every new link.
+        on_away: called when this machine slept, stood still or changed networks, before links that were lost by it.
+        on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
         linked: the links by device id; live.
         refused: which paired devices answered last in another wire version (W6), in words; live.
         port: the actual one, once started.
@@ -93,6 +100,8 @@ class Links:
     ) -> None:
         self.handler: Handler
         self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_away: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
         self.port = port
         self._device = device
         self._trust = trust
@@ -100,6 +109,8 @@ class Links:
         self._hello = hello
         self._host = host
         self._patience_s = patience_s
+        self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
+        self._presence.on_away = self._was_away
         self._linked: dict[str, Link] = {}
         self._refused: dict[str, str] = {}
         self._listener: socket.socket | None = None
@@ -139,6 +150,7 @@ class Links:
         self._tasks.spawn(self._accept_all(), "accept")
         self._tasks.spawn(self._dial_all(), "dial")
         self._tasks.spawn(self._gossip_changes(), "gossip")
+        self._tasks.spawn(self._watch_presence(), "own presence")
 
     async def close(self) -> None:
         """Ends every link, letting what was said last arrive. None is made meanwhile: nobody would end it."""
@@ -336,7 +348,7 @@ class Links:
         if dialled is not None:
             connection.notify(self._hello)
         address = dialled or Address(host=host, port=hello.listen_port or self.port)
-        link = Link(device, hello, connection, address, dialled_by)
+        link = Link(device, hello, connection, address, dialled_by, Address(host=host, port=address.port))
         connection.name = f"{printable(hello.name)} ({device[:8]})"
         connection.handler = _Linked(self, link)
         self._linked[device] = link
@@ -422,12 +434,40 @@ class Links:
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
-        if self._linked.get(link.device) is link:
+        self._presence.look()
+        newest = self._linked.get(link.device) is link
+        now_s = time.monotonic()
+        if newest:
             del self._linked[link.device]
             log.info("lost %s: %s", link.connection.name, reason)
-            self._book.disconnected(link.device, time.monotonic())
+            self._book.disconnected(link.device, now_s)
             self.dial_now()
         self.handler.lost(link.connection, reason)
+        if newest and link.connection.broke and now_s - link.connection.last_received_s < self._patience_s:
+            self._tasks.spawn(self._see_whether_gone(link, now_s), f"look for {link.hello.name}")
+
+    async def _see_whether_gone(self, link: Link, ended_s: float) -> None:
+        """Who was there a moment ago, and where nobody listens any more, has ended and is not elsewhere.
+
+        Known only where this machine itself was there all the time: elsewhere others have these addresses. What is said
+        here may still be wrong: a firewall on the way may refuse for everybody behind it.
+        """
+        timeouts = Timeouts(self._patience_s, link.rtt_s) if link.rtt_s else Timeouts(self._patience_s)
+        if not await refuses(link.listens_at, timeouts.relink_grace_s) or link.device in self._linked:
+            return
+        if not self._presence.unbroken_since(ended_s - self._patience_s):
+            log.info("%s may be elsewhere: this device slept, stood still or changed networks", link.hello.name)
+            return
+        log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
+        self.on_gone(link.device, link.hello.incarnation)
+
+    def _was_away(self) -> None:
+        self.on_away()
+
+    async def _watch_presence(self) -> None:
+        while True:
+            await asyncio.sleep(self._presence.interval_s)
+            self._presence.look()
 
 
 class _Linked:

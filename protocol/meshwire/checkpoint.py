@@ -6,7 +6,7 @@ taken from it, they follow from the numbers of the units.
 
 import hashlib
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -32,6 +32,33 @@ def unit_file(unit: int) -> str:
     return f"{unit}.safetensors"
 
 
+GIVEN_UP_CHARS = 8  # of the chain hash, in the name of a checkpoint whose history was given up
+_NAME = re.compile(r"(0|[1-9][0-9]{0,9})(?:-([0-9a-f]{8}))?")
+
+
+class CheckpointName(NamedTuple):
+    """What a checkpoint of a job is called: its round; of a history that was given up, the begin of its chain hash too.
+
+    So a history that is kept and one that is not have different names for one round, and members that gave up the same
+    have the same.
+    """
+
+    round: int
+    given_up: str = ""
+
+    def __str__(self) -> str:
+        """As it is typed, and as its folder is called."""
+        return f"{self.round}-{self.given_up}" if self.given_up else str(self.round)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError for what is no name."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no name of a checkpoint: 500, or 500-1f2e3d4c of one that was given up")
+        return cls(int(match[1]), match[2] or "")
+
+
 class GenerationRecord(Wire):
     """A generation as JSON: who was in the job, and under which ranks the rest of the manifest names them."""
 
@@ -42,6 +69,9 @@ class GenerationRecord(Wire):
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+    root: Annotated[int, Field(ge=1, lt=2**32)] | None = None  # None: written before generations named their root
+    counted: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
+    gone: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
 
     @classmethod
     def of(cls, generation: Generation) -> Self:
@@ -54,6 +84,9 @@ class GenerationRecord(Wire):
             members=generation.members,
             ranks=generation.ranks,
             learning=generation.learning,
+            root=generation.root,
+            counted=generation.counted,
+            gone=generation.gone,
         )
 
     def generation(self, job: str) -> Generation:
@@ -66,6 +99,9 @@ class GenerationRecord(Wire):
             members=self.members,
             ranks=self.ranks,
             learning=self.learning,
+            root=self.number if self.root is None else self.root,
+            counted=self.counted if self.root is not None else self.learning or self.ranks,
+            gone=self.gone,
         )
 
 
@@ -109,7 +145,8 @@ class CheckpointFacts(Wire):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if f"{self.generation.generation(self.job).hash64():016x}" != self.generation.hash:
+        has_root = self.generation.root is not None  # without one the hash cannot be computed any more
+        if has_root and f"{self.generation.generation(self.job).hash64():016x}" != self.generation.hash:
             raise ValueError("the generation's hash is not that of its members")
         if (self.space is None) != (self.deal is None):
             raise ValueError("a deal of samples goes with what is dealt")

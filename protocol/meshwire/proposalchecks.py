@@ -22,6 +22,14 @@ def list_wrong(generation: Generation) -> str | None:
         return "its ranks are not sorted, or not those of its members"
     if list(generation.learning) != sorted(set(generation.learning)) or not {*generation.learning} <= {*ranks}:
         return "its learning ranks are not sorted, or not among its ranks"
+    counted, gone = generation.counted, generation.gone
+    for electors in (counted, gone):
+        if list(electors) != sorted(set(electors)) or (electors and electors[-1] >= len(generation.members)):
+            return "the ranks that it counts, or knows to be gone, are not sorted, or not those of its members"
+    if {*counted} & {*gone} or generation.root > generation.number:
+        return "it counts who is gone, or its root comes after it"
+    if not generation.provisional and (gone or not counted or not {*counted} <= {*ranks}):
+        return "it is entitled and counts others than its members, or nobody"
     if len({member.device for member in generation.members}) < len(generation.members):
         return "it lists a device twice"
     if rank_of(generation, generation.proposer) not in ranks:
@@ -53,8 +61,12 @@ def promise_wrong(promised: Promised, generation: Generation) -> str | None:
     standing = promised.standing
     if standing.generation is not None and not 1 <= len(standing.chains) <= standing.complete + 1:
         return f"its standing has {len(standing.chains)} chain hashes for {standing.complete} rounds"
-    if standing.number >= generation.number:
+    if standing.number >= generation.number or any(vote.number > generation.number for vote in standing.votes):
         return "its standing is of a later generation than it promised"
+    if (standing.generation is None) != (standing.history is None):
+        return "it brings a history and does not say who decides what follows it, or the other way round"
+    if standing.history is not None and standing.history.number > standing.number:
+        return "the root of its history comes after it"
     return None
 
 

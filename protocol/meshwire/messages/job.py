@@ -10,6 +10,7 @@ from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
 from meshwire.jobs import JobId
 from meshwire.masks import MaskSettings
 from meshwire.messages.envelope import message
+from meshwire.partitionwait import PartitionWait
 from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import DeviceId, Digest, Int64, Name, Seconds, Wire
 
@@ -62,6 +63,7 @@ class JobSpec(Wire):
     resume: ResumePoint | None = None
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # ever in it; None: nobody joins
     independent: bool = False  # each device may train by itself: a job without a round is none that has failed
+    partition_wait: PartitionWait | None = None  # of a part that is not entitled to go on; None: follows from patience
 
 
 class Member(Wire):
@@ -77,6 +79,14 @@ class Generation(Wire):
 
     A device keeps its rank, the index in `members`, for the job's whole life: it comes back under it, with another
     incarnation. Newcomers are appended.
+
+    It is entitled if those that made it could not be outvoted by others elsewhere (`meshwire.entitled`), else
+    provisional: then it yields to an entitled one, and its electorate is that of its root.
+
+    Attributes:
+        root: number of the newest entitled generation of its history, itself included.
+        counted: the electorate of what follows, in the incarnations of `members`: a part of it decides who goes on.
+        gone: who was counted in the root, too, and is known to be gone for good; empty in an entitled one.
     """
 
     job: JobId
@@ -86,6 +96,9 @@ class Generation(Wire):
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]  # of all times
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]  # of now, in ring order
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # of them: whose learners compute
+    root: Annotated[int, Field(ge=1)]
+    counted: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+    gone: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
 
     def hash64(self) -> int:
         """What every frame of this generation carries."""
@@ -95,7 +108,22 @@ class Generation(Wire):
     def first(cls, job: str, proposer: str, members: tuple[Member, ...]) -> "Generation":
         """In which all members take part and compute."""
         ranks = tuple(range(len(members)))
-        return cls(job=job, number=1, proposer=proposer, parent=None, members=members, ranks=ranks, learning=ranks)
+        return cls(
+            job=job,
+            number=1,
+            proposer=proposer,
+            parent=None,
+            members=members,
+            ranks=ranks,
+            learning=ranks,
+            root=1,
+            counted=ranks,
+        )
+
+    @property
+    def provisional(self) -> bool:
+        """It yields to an entitled one."""
+        return self.root != self.number
 
     @property
     def live(self) -> Mapping[int, Member]:
@@ -207,14 +235,22 @@ Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
 RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
 
 
+GivenUpTag = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]  # of `meshwire.checkpoint.CheckpointName`
+
+
 class GivenUp(Wire):
-    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept."""
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept.
+
+    The base after them is kept as a checkpoint; or `unsaved` says why a member could not.
+    """
 
     first: RoundNumber
     last: RoundNumber
     samples: Annotated[int, Field(ge=0, lt=2**63)]  # in these rounds
     made_by: Ranks
     kept: Ranks  # whose history it is that is kept
+    saved: tuple[RoundNumber, GivenUpTag] | None = None  # name of the checkpoint
+    unsaved: Annotated[str, Field(max_length=limits.GIVEN_UP_REASON_CHARS_MAX)] | None = None
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
@@ -307,6 +343,7 @@ class JobSummary(Wire):
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
     given_up: GivenUps = ()
     refused: tuple[tuple[Rank, Text], ...] = ()  # members that answer and cannot be linked, and why
+    partition_wait: PartitionWait | None = None  # as of `JobSpec`
 
 
 @message("job.found")
@@ -333,6 +370,7 @@ class CheckpointSummary(Wire):
     created_at_s: Seconds | None  # Unix time; None: it cannot be read
     size_bytes: Annotated[int, Field(ge=0)] | None
     wrong: Text | None  # why it cannot be used
+    given_up: GivenUpTag | None = None  # its history was: no job goes on from it unless a person names it
 
 
 @message("job.checkpoints")
@@ -356,6 +394,7 @@ class AskCheckpoint(Wire):
 
     job: JobId
     round: Annotated[int, Field(ge=0, lt=2**32)]
+    given_up: GivenUpTag | None = None
 
 
 @message("job.checkpoint.reply")
