@@ -217,11 +217,12 @@ class Board:
     async def expire_results(self) -> None:
         """Deletes results of jobs that ended too long ago, or for which there is no room any more."""
         jobs, now_s = self._node.job_folder(""), time.time()
-        here = [folder for folder in jobs.glob("*") if re.fullmatch(JOB_ID_PATTERN, folder.name)]
-        folders = {folder: ended_s for folder in here if (ended_s := self._ended_s(folder, now_s)) is not None}
+        here, disk_bytes = await asyncio.to_thread(_on_disk, jobs)
+        known = {folder: self._ended_s(folder, changed_s, now_s) for folder, changed_s in here.items()}
+        folders = {folder: ended_s for folder, ended_s in known.items() if ended_s is not None}
         if not folders:
             return
-        bytes_max = results_bytes_max(shutil.disk_usage(jobs).total)
+        bytes_max = results_bytes_max(disk_bytes)
         for id_ in await asyncio.to_thread(expire, folders, now_s, bytes_max, self._is_over):
             job = self._jobs.get(id_)
             if job is not None:
@@ -236,15 +237,15 @@ class Board:
         job = self._jobs.get(id_)
         return job is None or job.ended
 
-    def _ended_s(self, folder: Path, now_s: float) -> float | None:
-        """When a job whose folder lies here has ended, Unix time; None: it may go on. Raises OSError."""
+    def _ended_s(self, folder: Path, changed_s: float, now_s: float) -> float | None:
+        """When a job whose folder lies here has ended, Unix time; None: it may go on."""
         id_ = folder.name
         if (job := self._jobs.get(id_)) is not None:
             return job.ended_at_s if id_ not in self._sessions else None
         try:
             ended_s = self._node.history.find(id_).ended_s
         except UnknownJobError:
-            ended_s = folder.stat().st_mtime  # the history is new, or has forgotten it
+            ended_s = changed_s  # the history is new, or has forgotten it
         except HistoryError as error:
             log.warning("the results of job %s are kept: %s", id_, error)
             return None
@@ -428,3 +429,10 @@ class Board:
             if job.state in BEFORE_START and job.way is Way.BEGINS and device == job.spec.submitter:
                 text = f"lost the submitter before the job began: {reason}"
                 self.enlisting.end_unstarted(job, JobEvent.FAIL, text)
+
+
+def _on_disk(jobs: Path) -> tuple[dict[Path, float], int]:
+    """Folders of jobs with the Unix time of their last change, and the size of their disk in bytes; in a thread, for a
+    disk may take its time. Raises OSError."""
+    folders = [folder for folder in jobs.glob("*") if re.fullmatch(JOB_ID_PATTERN, folder.name)]
+    return {folder: folder.stat().st_mtime for folder in folders}, shutil.disk_usage(jobs).total

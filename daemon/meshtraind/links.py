@@ -396,8 +396,8 @@ class Links:
         ends the link.
 
         Not sooner than a dial may take where nothing was answered yet: the other end makes the link half a round trip
-        later, and speaks only then. Not where this daemon itself stood still, as on a laptop that was asleep: then what was sent meanwhile is
-        unread, and the silence is its own (Lifeguard, Dadgar et al. 2018).
+        later, and speaks only then. And not where this daemon itself stood still, as on a laptop that was asleep: then
+        what was sent meanwhile is unread, and the silence is its own (Lifeguard, Dadgar et al. 2018).
         """
         connection = link.connection
         interval_s = min(HEARTBEAT_INTERVAL_S, self._patience_s / 4)
@@ -421,7 +421,7 @@ class Links:
                 connection.close(f"silent for {silent_s:.1f} s", now=True)
 
     async def _measure(self, link: Link) -> None:
-        """One round trip. The median of three is taken: one late answer, as after a stutter, says nothing of the next."""
+        """One round trip. The median of three counts: one late answer, as after a stutter, says nothing of the next."""
         began_s = time.monotonic()
         try:
             # A peer too busy for one more request says so, which measures the round trip as well.

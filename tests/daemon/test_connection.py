@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -300,6 +301,14 @@ async def test_a_handler_that_fails_costs_the_connection_only(caplog: pytest.Log
     assert "cannot handle what client sent" in caplog.text
 
 
+def sent_again(connection: Connection) -> int:
+    """Bytes: on a busy machine TCP takes a late acknowledgement for a loss, and probes with the last segment again."""
+    assert connection._transport is not None
+    sock = connection._transport.get_extra_info("socket")
+    (count,) = struct.unpack("208xQ", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 216))
+    return int(count)
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="TCP_INFO")
 @every_transport
 def test_sent_bytes_are_what_the_kernel_counted(loop_name: str, tls: bool) -> None:
@@ -312,7 +321,7 @@ def test_sent_bytes_are_what_the_kernel_counted(loop_name: str, tls: bool) -> No
             received.places[0] = memoryview(bytearray(100_000))
             client.send_chunk(chunk(0, 100_000), bytes(100_000))
             await until(lambda: bool(received.chunks))
-            grown = client.socket_bytes_sent()[0] - before
+            grown = client.socket_bytes_sent()[0] - before - sent_again(client)
             least = 100_000 + HEADER_BYTES
             assert least + (22 if tls else 0) <= grown <= least * 1.01 + 100
             client.close("done")

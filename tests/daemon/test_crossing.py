@@ -168,7 +168,7 @@ def test_every_report_says_how_many_rounds_are_complete() -> None:
 
 @pytest.mark.asyncio
 async def test_what_a_round_left_out_is_kept_until_it_is_complete() -> None:
-    """V1, C1: as long as it may be void, or run again. It is not committed yet: the other has announced nothing (G5)."""
+    """V1, C1: as long as it may be void, or run again. It is not committed: the other has announced nothing (G5)."""
     async with Desk(2, "ssp:2", codec="int8") as desk:
         desk.compute(1)
         worker = desk.rounds._executor._feedback.worker  # type: ignore[union-attr]

@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import os
+import shutil
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,8 +106,17 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
                 await questions.fetch(wanted, forward=False)
         assert len((await questions.outputs(ListOutputs(job=young.id), forward=False)).files) == 1
 
+        asked: list[bool] = []
+        disk_usage = shutil.disk_usage
+
+        def watched(path: Path) -> object:
+            asked.append(threading.current_thread() is threading.main_thread())
+            return disk_usage(path)
+
+        monkeypatch.setattr("meshtraind.board.shutil.disk_usage", watched)
         monkeypatch.setattr("meshtraind.board.results_bytes_max", lambda _disk_bytes: 0)
         await board.expire_results()
+        assert asked == [False], "the loop does not wait for a disk"
         assert left(jobs) == {running.id, "backup"}
     finally:
         await board.close()
