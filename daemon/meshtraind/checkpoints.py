@@ -223,12 +223,12 @@ class CheckpointStore:
         What cannot be read stays as it is, and `listed` names it. Raises CheckpointError where the disk refuses.
         """
         try:
-            rounds = self._rounds()
+            names = self._names()
         except CheckpointError as error:
             log.warning("checkpoints stay as they are: %s", error)
             return
-        for round_ in rounds:
-            path = self.path / str(round_) / MANIFEST_FILE
+        for name in names:
+            path = self.path / str(name) / MANIFEST_FILE
             try:
                 data = _read_manifest(path)
                 spelled = CheckpointManifest.decode(data).encode()

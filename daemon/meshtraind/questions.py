@@ -22,8 +22,8 @@ from meshtraind.node import Node
 from meshtraind.results import DAY_S
 from meshtraind.threads import in_thread
 from meshwire import limits
-from meshwire.jobs import JobState
 from meshwire.checkpoint import CheckpointName
+from meshwire.jobs import JobState
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,

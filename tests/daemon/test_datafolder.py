@@ -23,7 +23,7 @@ from meshtraind.checkpointsearch import ship, spec_of
 from meshtraind.datafolder import FORMAT, FormatError, check, migrate
 from meshtraind.identity import load_or_create
 from meshtraind.jobfile import load_all
-from meshwire.checkpoint import CheckpointManifest, unit_file
+from meshwire.checkpoint import CheckpointManifest, CheckpointName, unit_file
 
 JOB = "5skaevsrmvw9"
 ROUND = 100
@@ -178,7 +178,9 @@ async def test_what_earlier_versions_have_written_is_all_there(
     assert CheckpointStore(data / "jobs" / JOB, JOB, keep=3).verify(found) is None
     assert spec_of(found.manifest) == left.spec
     assert found.manifest.generation.generation(JOB).live.keys() == {0, 1, 2}
-    ship(data / "jobs" / JOB, JOB, ROUND, BlobStore(tmp_path / "blobs"), "somebody")  # what it hashes lies there
+    ship(
+        data / "jobs" / JOB, JOB, CheckpointName(ROUND), BlobStore(tmp_path / "blobs"), "somebody"
+    )  # what it hashes lies there
 
 
 @pytest.mark.asyncio
@@ -242,7 +244,7 @@ def test_a_manifest_is_spelled_as_today_and_what_is_broken_stays(
     assert (damaged / "manifest.json").read_bytes() == old_manifest(round=102)[:-9]
     assert "102 stays as it is" in caplog.text
     assert isinstance(found, Checkpoint)
-    ship(data / "jobs" / JOB, JOB, 101, BlobStore(tmp_path / "blobs"), "somebody")
+    ship(data / "jobs" / JOB, JOB, CheckpointName(101), BlobStore(tmp_path / "blobs"), "somebody")
     assert not list(data.rglob("*.part"))
 
 
