@@ -164,7 +164,7 @@ async def test_an_invitation_that_nobody_can_have_sent_is_refused(cleo: Invited)
         (SPEC.model_copy(update={"peers_max": None}), {}, "has all the devices"),
         (SPEC, {"ranks": (0, 5)}, "not those of its members"),
         (SPEC, {"members": (ANNA, CLEO)}, "was in the job already"),
-        (SPEC, {"ranks": (1,), "learning": (1,), "proposer": BERT.device}, "not in the job"),
+        (SPEC, {"ranks": (1,), "learning": (1,), "counted": (1,), "proposer": BERT.device}, "not in the job"),
         (SPEC, {"job": "k" + "0" * 11}, "is one of job k"),
     ):
         invite = Invite(spec=spec, generation=FIRST.model_copy(update=update))
