@@ -252,7 +252,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--hours", type=float, default=0.0, help="instead of minutes")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="replays a run's actions")
-    parser.add_argument("--patience", type=float, default=2.0, help="of the daemons; a minority waits 6 times as long")
+    parser.add_argument(
+        "--patience", type=float, default=2.0, help="of the daemons; a part that is not entitled waits 6 times as long"
+    )
     parser.add_argument("--sync", default="bsp", help="as of `meshtrain submit`")
     parser.add_argument("--verbs", default=",".join(VERBS), help="what may happen (default %(default)s)")
     parser.add_argument("--trace", action="store_true", help="let members write traces")
