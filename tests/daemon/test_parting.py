@@ -190,7 +190,8 @@ class Home:
 
     def __init__(self, finish: Exception | None = None) -> None:
         self.log: list[str] = []
-        self.may_write = asyncio.Event()
+        self.may_write, self.may_finish = asyncio.Event(), asyncio.Event()
+        self.may_finish.set()
         self.error: Exception | None = None
         self.rounds: Any = SimpleNamespace(complete=100, history_samples=6400)
         self.crossing: SimpleNamespace | None = SimpleNamespace(
@@ -212,6 +213,7 @@ class Home:
         return self
 
     async def finish(self) -> Any:
+        await self.may_finish.wait()
         if self.finish_error is not None:
             raise self.finish_error
         return SimpleNamespace(name=NAME)
@@ -257,10 +259,14 @@ async def test_a_device_asks_in_when_its_learner_has_written_what_is_given_up() 
     assert home.log == ["fenced", "writes"]
     assert (device.sent, device.told) == ([], [])
     assert device.waits == [parting.HOLDING_UP]
+    home.may_finish.clear()  # a slow disk
     home.may_write.set()
     await turns()
     assert home.log[2:] == ["written", "left out: parted"]
     assert device.sent == [device.ask]
+    assert device.told == []
+    home.may_finish.set()
+    await turns()
     assert device.told == [LOST.model_copy(update={"saved": (1100, "ab12cd34")})]
     home.rounds = SimpleNamespace(complete=1100, history_samples=38400)
     device.shell._perform([LeftOut("parted again", where(cast(Any, device.shell._job).generation))])
