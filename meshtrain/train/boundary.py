@@ -104,6 +104,13 @@ class Boundary:
         self._before_view()
         self._show_view()
 
+    def save_in_period(self) -> None:
+        """Between two local steps, of which a period may have many (R9): the base lies beside the weights, and these go
+        on as they were."""
+        if self._saving.due:
+            with self._saving.possible():
+                self._show_view()
+
     def idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
         """Waits for other peers without being waited for, and applies rounds meanwhile (R5).
 

@@ -120,6 +120,7 @@ class Periods:
         if self._boundary.bases:
             raise UsageError("optimizer.step() inside `with mt.base():`, which is for evaluating and saving: leave it")
         self._known.check()
+        self._boundary.save_in_period()
         result = self._original(closure)
         self._parts.masks.hold_weights()
         self._counted = self._parts.scaling.active

@@ -26,6 +26,11 @@ class Saving:
         self._open = False
         channel.route(Save, self._on_save)
 
+    @property
+    def due(self) -> bool:
+        """Whether something could be saved now."""
+        return any(save.after_round <= self._applied() for save in self._asked)
+
     @contextmanager
     def possible(self) -> Iterator[None]:
         """Inside, the learner stands at a boundary: whatever is due is saved at once."""

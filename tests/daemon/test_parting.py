@@ -5,6 +5,7 @@ From the learner, which is brought to its boundary, to the file on the disk and 
 
 import asyncio
 import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from meshtraind import checkpointing, learnerlife, parting
+from meshtraind import checkpointing, cli, learnerlife, parting, passage
 from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
 from meshtraind.checkpoints import Checkpoint, CheckpointStore
@@ -22,6 +23,8 @@ from meshtraind.generations import Generations
 from meshtraind.job import Job
 from meshtraind.learnertokens import LearnerTokens
 from meshtraind.parting import TOO_LATE
+from meshtraind.session import Session
+from meshtraind.tasks import TaskSet
 from meshwire import limits
 from meshwire.checkpoint import CheckpointName, unit_file
 from meshwire.codec import parse_codec
@@ -29,7 +32,7 @@ from meshwire.header import Header, Kind
 from meshwire.jobs import JobEvent, job_number, new_job_id
 from meshwire.local import MemoryLayout
 from meshwire.membershipevents import EnterGeneration, Fence, LeftOut, Send
-from meshwire.messages.generation import AskIn, Where
+from meshwire.messages.generation import AskIn, Where, Wish
 from meshwire.messages.job import BlobRef, Generation, GivenUp, JobSpec, Member
 from meshwire.messages.learner import (
     LearnerApplied,
@@ -50,6 +53,7 @@ from meshwire.plan import plan_buckets
 from meshwire.roundlearner import Phase
 from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
+from tests.daemon.test_app import config
 from tests.daemon.test_checkpointing import Desk as Checkpoints
 from tests.daemon.test_generation_edges import catch_up, generations, where
 from tests.daemon.test_learner_notices import Desk, kinds, stepped, turns
@@ -186,7 +190,8 @@ class Home:
 
     def __init__(self, finish: Exception | None = None) -> None:
         self.log: list[str] = []
-        self.may_write = asyncio.Event()
+        self.may_write, self.may_finish = asyncio.Event(), asyncio.Event()
+        self.may_finish.set()
         self.error: Exception | None = None
         self.rounds: Any = SimpleNamespace(complete=100, history_samples=6400)
         self.crossing: SimpleNamespace | None = SimpleNamespace(
@@ -208,6 +213,7 @@ class Home:
         return self
 
     async def finish(self) -> Any:
+        await self.may_finish.wait()
         if self.finish_error is not None:
             raise self.finish_error
         return SimpleNamespace(name=NAME)
@@ -253,10 +259,14 @@ async def test_a_device_asks_in_when_its_learner_has_written_what_is_given_up() 
     assert home.log == ["fenced", "writes"]
     assert (device.sent, device.told) == ([], [])
     assert device.waits == [parting.HOLDING_UP]
+    home.may_finish.clear()  # a slow disk
     home.may_write.set()
     await turns()
     assert home.log[2:] == ["written", "left out: parted"]
     assert device.sent == [device.ask]
+    assert device.told == []
+    home.may_finish.set()
+    await turns()
     assert device.told == [LOST.model_copy(update={"saved": (1100, "ab12cd34")})]
     home.rounds = SimpleNamespace(complete=1100, history_samples=38400)
     device.shell._perform([LeftOut("parted again", where(cast(Any, device.shell._job).generation))])
@@ -303,7 +313,7 @@ async def test_what_cannot_be_saved_holds_nobody_up(how: str, monkeypatch: pytes
 # All of it but the learner's process and the others' machines
 
 
-async def train_alone(session: Any, told: list[Wire], rounds: int) -> Any:
+async def train_alone(session: Session, told: list[Wire], rounds: int) -> Any:
     """What a learner says from its call on, while it takes so many steps. Returns how it is spoken to."""
     await until(lambda: Script.running is not None)
     connection = SimpleNamespace(notify=told.append, writable=True, close=lambda _reason: None)
@@ -327,38 +337,64 @@ async def train_alone(session: Any, told: list[Wire], rounds: int) -> Any:
     return plan
 
 
+class Laptop:
+    """Anna's: a real board with one job of hers and bert's, who is a link that is written down."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+        monkeypatch.setattr(learnerlife, "Learner", Script)
+        monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
+        anna, self.bert = (
+            Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(("anna", "bert"))
+        )
+        history = cast(Any, SimpleNamespace(put=lambda _record: None))
+        self.id_ = id_ = new_job_id(bytes(8))
+        self.links: dict[str, Any] = {}
+        self.said: list[Wire] = []
+        node = SimpleNamespace(
+            device=anna.device, incarnation=1, name=anna.name, member=anna, links=self.links, history=history,
+            patience_s=5.0, blobs=BlobStore(folder / "blobs"), job_folder=lambda job: folder / "jobs" / job,
+            endpoint=lambda: "", learners=LearnerTokens(),
+            software=Software(meshtrain="0", python="3", torch=None, system="any"),
+        )  # fmt: skip
+        spec = JobSpec(
+            job=id_, name="x", submitter=anna.device, created_at_s=time.time(), script="x", args=(), env=(),
+            files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
+            on_nan="stop", seed=0, bucket_bytes=1 << 20, hash_every=0, trace=False,
+        )  # fmt: skip
+        self.folder = folder / "jobs" / id_
+        self.folder.mkdir(parents=True)
+        self.board = Board(cast(Any, node))
+        self.job = Job(spec, (anna, self.bert), 0, self.folder, history)
+        self.board.add(self.job)
+        self.job.advance(JobEvent.FILES_COMPLETE)
+        self.both = Generation.first(id_, anna.device, (anna, self.bert))
+
+    def begins(self, generation: Generation) -> Session:
+        self.board.start(self.job, generation, {})
+        session = self.board.session(self.id_)
+        assert session is not None
+        return session
+
+    def meets_bert(self) -> None:
+        link = SimpleNamespace(
+            connection=SimpleNamespace(notify=lambda body, **_job: self.said.append(body), request=None),
+            hello=SimpleNamespace(incarnation=1, name="bert"),
+            device=self.bert.device,
+        )
+        self.links[self.bert.device] = link
+        self.board.link_made(cast(Any, link))
+
+
 @pytest.mark.asyncio
 async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """G4, with a real board, session, machine, rounds and disk: two laptops part, and the other's history is kept."""
-    monkeypatch.setattr(learnerlife, "Learner", Script)
-    monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
-    anna, bert = (Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(("anna", "bert")))
-    history = cast(Any, SimpleNamespace(put=lambda _record: None))
-    id_ = new_job_id(bytes(8))
-    node = SimpleNamespace(
-        device=anna.device, incarnation=1, name=anna.name, member=anna, links={}, history=history, patience_s=5.0,
-        blobs=BlobStore(tmp_path / "blobs"), job_folder=lambda job: tmp_path / "jobs" / job, endpoint=lambda: "",
-        learners=LearnerTokens(), software=Software(meshtrain="0", python="3", torch=None, system="any"),
-    )  # fmt: skip
-    spec = JobSpec(
-        job=id_, name="x", submitter=anna.device, created_at_s=time.time(), script="x", args=(), env=(),
-        files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings("bsp"), codec="fp32",
-        on_nan="stop", seed=0, bucket_bytes=1 << 20, hash_every=0, trace=False,
-    )  # fmt: skip
-    folder = tmp_path / "jobs" / id_
-    folder.mkdir(parents=True)
-    board = Board(cast(Any, node))
-    job = Job(spec, (anna, bert), 0, folder, history)
-    board.add(job)
-    job.advance(JobEvent.FILES_COMPLETE)
-    both = Generation.first(id_, anna.device, (anna, bert))
+    here = Laptop(monkeypatch, tmp_path)
+    board, job, both, id_, folder = here.board, here.job, here.both, here.id_, here.folder
     fields = {"number": 2, "parent": both.digest(), "root": 1}
     alone = both.model_copy(update={**fields, "ranks": (0,), "learning": (0,)})
-    board.start(job, alone, {})  # as it is once it has waited for bert
-    session = board.session(id_)
-    assert session is not None
+    session = here.begins(alone)  # as it is once it has waited for bert
     told: list[Wire] = []
     plan = await train_alone(session, told, 3)
     await until(lambda: any(isinstance(body, Start) for body in told))
@@ -367,14 +403,8 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     generations_._path.forget()
     generations_._path.entered(both, 0, 0)
     generations_._path.entered(alone, 1, 1)
-    said: list[Wire] = []
-    link = SimpleNamespace(
-        connection=SimpleNamespace(notify=lambda body, **_job: said.append(body), request=None),
-        hello=SimpleNamespace(incarnation=1, name="bert"),
-        device=bert.device,
-    )
-    node.links[bert.device] = link
-    board.link_made(cast(Any, link))
+    said, bert = here.said, here.bert
+    here.meets_bert()
     later = {"number": 9, "root": 9, "proposer": bert.device, "counted": (1,), "ranks": (1,), "learning": (1,)}
     kept = both.model_copy(update={**fields, **later})
     header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(id_))
@@ -414,3 +444,45 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     await session.closed.wait()
     await board.close()
     assert store.given_up() == (made,)
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_is_stopped_says_goodbye_to_its_jobs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """G1: `meshtrain down`, and SIGTERM, which ends a daemon in the same way. Who has said so is gone, not silent: of
+    two laptops the other one goes on at once."""
+    monkeypatch.setattr(passage, "LEAVE_TIMEOUT_S", 0.05)
+    here = Laptop(monkeypatch, tmp_path)
+    session = here.begins(here.both)
+    await until(lambda: Script.running is not None)
+    here.meets_bert()
+    await here.board.close()
+    goodbyes = [body for body in here.said if isinstance(body, Wish)]
+    assert goodbyes == [Wish(job=here.id_, kind="leave")]
+    assert not goodbyes[0].returns
+    assert session.closed.is_set()
+    Script.running = None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_daemon_as_down_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    stopped: list[Board] = []
+    close = Board.close
+
+    async def closed(board: Board) -> None:
+        stopped.append(board)
+        await close(board)
+
+    monkeypatch.setattr(Board, "close", closed)
+    settings = config(tmp_path, "anna")
+    log = cast(Any, SimpleNamespace(keep_telling=lambda: asyncio.sleep(0)))
+    tasks = TaskSet("test")
+    runs = tasks.spawn(cli._run(settings, log), "daemon")
+    await until(lambda: (settings.data_dir / "run" / "daemon.json").exists())
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(runs, 10)
+    assert len(stopped) == 1

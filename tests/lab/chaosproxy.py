@@ -130,6 +130,7 @@ class ChaosProxy:
         self._listeners: dict[Route, socket.socket] = {}
         self._accepting: dict[Route, asyncio.Task[None]] = {}
         self._connections: dict[asyncio.Task[None], tuple[Route, list[Cut]]] = {}
+        self._cut: set[frozenset[str]] = set()  # links
         self._tasks = TaskSet("chaos proxy")
         nodes = {node for route in self.routes for node in route.link}
         paces: dict[tuple[str, str], list[Pace]] = {}
@@ -173,11 +174,10 @@ class ChaosProxy:
         self._ways[src, dst].flowing.clear()
 
     def cut(self, one: str, other: str, how: Cut) -> None:
-        """Ends every connection between the two, and refuses new ones."""
+        """Ends every connection between the two, and drops new ones. They are not refused: that would say that nobody
+        listens there any more (G1), and the other lives."""
         link = frozenset((one, other))
-        for route in list(self._listeners):
-            if route.link == link:
-                self._deafen(route)
+        self._cut.add(link)
         for task, (route, ending) in list(self._connections.items()):
             if route.link == link:
                 ending[0] = how
@@ -188,9 +188,7 @@ class ChaosProxy:
         for src, dst in ((one, other), (other, one)):
             self._ways[src, dst].shape()
             self._ways[src, dst].flowing.set()
-        for route in self.routes:
-            if route.link == frozenset((one, other)) and route not in self._listeners:
-                self._listen(route)
+        self._cut.discard(frozenset((one, other)))
 
     def connections(self, one: str, other: str) -> int:
         """How many the proxy holds between the two."""
@@ -216,7 +214,7 @@ class ChaosProxy:
         while True:
             near, client = await loop.sock_accept(listener)
             near.setblocking(False)
-            if not self._admit(route, client):
+            if route.link in self._cut or not self._admit(route, client):
                 _end(near, Cut.RST)
                 continue
             ending = [Cut.RST]

@@ -1,8 +1,10 @@
 """A replica saved after any round, and learners that begin from it: bit for bit as if they had always been there."""
 
+import contextlib
 import json
 import shutil
 import tempfile
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +15,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshtrain.errors import MeshtrainError
+from meshtrain.errors import JobStopped, MeshtrainError
 from meshtrain.train import tensors
 from meshtrain.train.hyperparameters import RoundOptions
 from meshtrain.train.masked import Masks
 from meshtrain.train.session import Session
 from meshtrain.train.state import Progress, ReplicaState
 from meshwire.checkpoint import unit_file
-from meshwire.messages.learner import LearnerSaved, RoundDone
+from meshwire.messages.learner import LearnerSaved, RoundDone, StepLost
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.localrounds import LocalRound
@@ -217,6 +219,65 @@ def test_saving_changes_nothing(own: str, tmp_path: Path) -> None:
             train(daemon, adamw, range(1, STEPS + 1), 0, each)
         hashes.append(daemon.hashes)
     assert hashes[0] == hashes[1]
+
+
+@pytest.mark.parametrize("sync", ["bsp", "local:2"])
+def test_a_learner_whose_round_will_never_be_writes_its_base(sync: str, tmp_path: Path) -> None:
+    """G4: its history is given up while it waits for the round of its step, which nobody will complete. It ends the
+    step without, and writes the base that it has."""
+    (tmp_path / "saved").mkdir()
+    with LocalDaemon(2, sync=sync) as daemon:
+        daemon.hold(3)
+
+        def each(now: Moment) -> None:
+            period = 2 if sync == "local:2" else 1
+            if (now.rank, now.number) == (1, 2 * period):
+                daemon.save(1, 2, tmp_path / "saved")
+
+        def part() -> None:
+            daemon.wait_until(lambda: 1 in daemon.seals.get(3, {}))
+            with daemon.lock:  # whose rounds go no further
+                vars(daemon.rounds)["take"] = lambda _rank, _body: None
+            daemon._notify(1, StepLost(step=3, reason="its history is not kept", retry=True))
+            daemon.wait_until(lambda: bool(daemon.saved))
+            daemon.stop("enough")
+
+        parting = threading.Thread(target=part)
+        parting.start()
+        with contextlib.suppress(JobStopped):
+            train(daemon, sgd, range(1, STEPS + 1), 0, each)
+        parting.join()
+    assert daemon.saved == [(1, LearnerSaved(number=1, round=2, units=units_of(daemon)))]
+    with LocalDaemon(2, sync=sync) as again:
+        again.begin_from(tmp_path / "saved", 2, units_of(daemon))
+        train(again, sgd, range(0), 50)
+    assert again.hashes[2] == daemon.hashes[2]
+
+
+def test_the_base_is_saved_in_the_middle_of_a_long_period(tmp_path: Path) -> None:
+    """R9: nobody waits hundreds of local steps for it, and these go on as if nobody had asked."""
+    hashes, seen = [], []
+    for saved in (False, True):
+        with LocalDaemon(2, sync="local:5") as daemon:
+
+            def each(now: Moment, daemon: LocalDaemon = daemon, saved: bool = saved) -> None:
+                if now.rank == 1 and saved and now.number == 7:
+                    (tmp_path / "saved").mkdir()
+                    daemon.save(1, 1, tmp_path / "saved")
+                    seen.append(1 in daemon.seals.get(2, {}))
+                elif now.rank == 1 and saved and now.number == 8:
+                    daemon.wait_until(lambda: bool(daemon.saved))
+                    seen.append(1 in daemon.seals.get(2, {}))
+
+            train(daemon, sgd, range(1, 16), 0, each)
+        hashes.append(daemon.hashes)
+    assert hashes[0] == hashes[1]
+    assert seen == [False, False], "before the second period had ended"
+    assert daemon.saved == [(1, LearnerSaved(number=1, round=1, units=units_of(daemon)))]
+    with LocalDaemon(2, sync="local:5") as again:
+        again.begin_from(tmp_path / "saved", 1, units_of(daemon))
+        train(again, sgd, range(0), 50)
+    assert again.hashes[1] == hashes[0][1]
 
 
 def test_options_are_those_of_the_saved_round(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class EpochOver(Wire):
 @message("save")
 class Save(Wire):
     """Notice to the learner: write the base with the optimizer's state into `folder`, at the first boundary at which it
-    has applied `after_round` or a later one. Answer: `LearnerSaved`."""
+    has applied `after_round` or a later one, in a period also between two local steps. Answer: `LearnerSaved`."""
 
     number: int
     after_round: Annotated[int, Field(ge=0)]
