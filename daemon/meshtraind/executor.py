@@ -43,7 +43,7 @@ class Executor:
     Nothing here may be called from within one of the callbacks but `contribute`, `open_result`, `forget` and `close`.
 
     Args:
-        ranks, learning, links, generation: as for `enter`.
+        ranks, learning, links, generation: as for `enter`; without `learning`, all compute.
         momentum: that the codec takes over from the optimizer.
         job: number for the frame headers.
         seed: the job's, for codecs that draw.
@@ -134,7 +134,7 @@ class Executor:
         links: Mapping[int, Connection],
         cut: int,
         *,
-        learning: tuple[int, ...] | None = None,
+        learning: tuple[int, ...],
     ) -> None:
         """Takes what the members of a generation send from now on; nothing is sent before `resume`.
 
@@ -144,13 +144,13 @@ class Executor:
             generation: its hash, for the frame headers.
             ranks: of its members, sorted.
             links: the connection to each other member, by rank.
-            learning: whose learners compute; None: all members'.
+            learning: those whose learners compute.
         """
         assert self._fenced
         assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
         before = self._ways
-        self._form(generation, ranks, links, ranks if learning is None else learning)
+        self._form(generation, ranks, links, learning)
         if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
             given_up = (self._given_up(form, before[form], self._ways[form]) for form in self._forms)
             self._feedback.enter(cut, chain.from_iterable(given_up))

@@ -192,7 +192,7 @@ class ChurnRing(Ring):
         member = self.members[rank]
         if (following := self.successor(rank)) != rank:
             member.link = self.wires.setdefault((rank, following), CopyingLink())
-        member.executor.enter(self.generation, self.ranks, self.links(rank, member.link), cut)
+        member.executor.enter(self.generation, self.ranks, self.links(rank, member.link), cut, learning=self.ranks)
         self.fenced.remove(rank)
         self.generations[rank] = self.generation
         begun, buckets = member.round, member.bucket  # who is alone completes rounds, and begins others, meanwhile

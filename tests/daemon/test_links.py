@@ -642,8 +642,9 @@ async def test_peers_are_told_of_a_new_address_of_another(tmp_path: Path, monkey
             await asyncio.sleep(0)
         await until(lambda: Address(host="192.0.2.7", port=50) in bert.book.addresses_of(cleo.id), "its last address")
         assert len(told) <= 2 + (time.monotonic() - began_s) / 0.2
-        anna.links.dial_now()
         count = len(told)
+        anna.links.dial_now()
+        await until(lambda: not anna.links._book_changed.is_set(), "a look at what has changed")
         anna.book.sighted(cleo.id, [Address(host="192.0.2.8", port=50)], time.monotonic())
         anna.links.dial_now()
         await until(lambda: Address(host="192.0.2.8", port=50) in bert.book.addresses_of(cleo.id), "another one")
