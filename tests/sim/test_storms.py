@@ -11,12 +11,13 @@ import pytest
 from tests.sim import brokenrules
 from tests.sim.clusterfaults import Fault, failure, run
 from tests.sim.clusterstorms import WAVES, harsh_schedule
+from tests.tiers import mostly_slow
 
 PATIENCES = 60.0  # until all is well again: the longest wait before a device asks in again is a minute
 QUICK, SEEDS = 20, 200
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, SEEDS // QUICK))])
+@pytest.mark.parametrize("part", mostly_slow(range(SEEDS // QUICK)))
 def test_waves_of_faults_break_no_rule(part: int) -> None:
     """R, V, G, J, X at every event; once failures stop, all run in one generation and compute, within the deadline."""
     ended = 0
