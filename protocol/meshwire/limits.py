@@ -77,6 +77,7 @@ CLAIM_BATCHES_MAX = 4096  # of one bind: a step that accumulates so many batches
 BARRIERS_OPEN_MAX = 64  # of one member that others have not passed: one, unless its script goes on after their errors
 CHAINS_MAX = 3 * (STALENESS_MAX + 1) + 1  # of the rounds that not all members have announced complete (G4)
 ANCESTORS_MAX = 64  # generations that a member names as those before its own
+ATTEMPTS_MAX = 16  # entitled generations promised and not entered: each is a change that failed, one after the other
 SAMPLES_MAX = 2**31  # of one step, and of what one learner computes in a second
 SQUARED_NORM_MAX = 1e100  # of one run: fp32 in VALUES_MAX values gives 1e87, and sums of many stay finite
 STEP_HISTORY_MAX = 100  # steps behind a learner's median and 95th percentile: several minutes, and cheap to sort

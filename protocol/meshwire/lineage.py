@@ -1,8 +1,9 @@
 """Which of two generations is ahead of the other (G1, G2, G4).
 
-A generation is entered by somebody only after all its members have promised it, and a member's promises have rising
-ballots. So of two entered generations with a common member the one with the higher ballot came later, and the other can
-complete no round any more (G3).
+Entitled generations follow each other in one line, whoever is where; so of two histories the one with the newer root is
+kept. Of one root: a generation is entered by somebody only after all its members have promised it, and a member's
+promises have rising ballots. So of two entered generations with a common member the one with the higher ballot came
+later, and the other can complete no round any more (G3).
 """
 
 from collections import deque
@@ -20,7 +21,7 @@ class Relation(Enum):
     SAME = "the same"
     OLDER = "older"
     NEWER = "newer"
-    PARTED = "parted"  # neither descends from the other: a true partition
+    PARTED = "parted"  # of one root, and neither descends from the other: both went on provisionally
 
 
 Ballot = tuple[int, int, int]
@@ -42,6 +43,8 @@ def relation(own: Generation, lineage: Collection[int], other: Generation, ances
     """What `other` is to `own`; `lineage` and `ancestors` name what the two came after, by hash."""
     if own.hash64() == other.hash64():
         return Relation.SAME
+    if other.root != own.root:
+        return Relation.NEWER if other.root > own.root else Relation.OLDER
     newer = ballot(other) > ballot(own)
     if not newer and other.hash64() in lineage:
         return Relation.OLDER
@@ -54,7 +57,10 @@ def relation(own: Generation, lineage: Collection[int], other: Generation, ances
 
 
 def keeps_history(own: Generation, own_samples: int, other: Generation, other_samples: int) -> bool:
-    """G4: after a true partition the side with more samples, then with the lowest device id, keeps its history."""
+    """G4: of two that parted the side with more samples, then with the lowest device id, keeps its history.
+
+    Both count from their root on, for up to it they hold the same.
+    """
 
     def strength(generation: Generation, samples: int) -> tuple[int, int, int]:
         lowest = min(int(member.device, 16) for member in generation.live.values())

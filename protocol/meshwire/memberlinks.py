@@ -47,6 +47,10 @@ class MemberLinks:
         here = self._me.incarnation if device == self._me.device else self._up.get(device)
         return here is not None and here == incarnation
 
+    def incarnation(self, device: str) -> int:
+        """At the other end of the link to it. Raises KeyError if there is none."""
+        return self._up[device]
+
     def suspect_at_s(self, member: Member) -> float:
         """When an absent member is taken for lost: at once if its device is there in another incarnation (G1)."""
         if member.device in self._up or member.device == self._me.device:

@@ -87,6 +87,7 @@ class Membership:
         if device == state.me.device:
             return self._settle(now_s)
         state.links.opened(device, incarnation)
+        state.note_linked(device, incarnation)
         self._whereabouts.relinked(device)
         first = device in state.unseen
         state.unseen.discard(device)
@@ -105,7 +106,16 @@ class Membership:
         state = self._state
         state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
         state.outside.forget(device)
+        state.ahead.pop(device, None)
         self._whereabouts.relinked(device)
+        return self._settle(now_s)
+
+    def gone(self, device: str, incarnation: int, now_s: float) -> list[Effect]:
+        """This incarnation is gone for good: it said so, or its link ended, and where it was nobody listens any more.
+
+        It is not waited for as one that may be together with others elsewhere. The second can be wrong.
+        """
+        self._state.note_gone(device, incarnation)
         return self._settle(now_s)
 
     # Answers of the shell.
@@ -197,6 +207,8 @@ class Membership:
             case Wish():
                 if state.phase is not Phase.OUT and state.is_listed(device):
                     state.petitions.wish(device, message.kind, now_s)
+                    if message.kind == "leave" and not message.returns:
+                        state.note_gone(device, state.links.incarnation(device))
         return self._settle(now_s)
 
     def _on_propose(self, device: str, generation: Generation, now_s: float) -> None:

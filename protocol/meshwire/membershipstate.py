@@ -1,7 +1,9 @@
 """What one daemon knows of its membership in one job, and the steps from one phase to the next (G1, G2, G6)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
+from meshwire import limits
+from meshwire.entitled import Votes, electorate_of
 from meshwire.lineage import extended, rank_of
 from meshwire.memberlinks import MemberLinks
 from meshwire.membershipevents import (
@@ -24,6 +26,8 @@ from meshwire.ownwish import OwnWish
 from meshwire.petitions import Petitions
 from meshwire.proposing import Roll, roll_of
 from meshwire.timeouts import Timeouts
+
+NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
 
 
 class State:
@@ -51,6 +55,9 @@ class State:
         self.promised = generation  # the newest one; nothing older is promised again
         self.highest = 0 if generation is None else generation.number  # of all numbers seen
         self.standing: Standing | None = None  # as promised
+        self.votes = Votes(generation)
+        self.told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
+        self.ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
         self.overdue: set[str] = set()  # devices that did not do their part in time
         self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
         self.wish = OwnWish()
@@ -62,6 +69,7 @@ class State:
         self._heard: set[int] = set()  # ranks that have entered the promised generation
         self._promised_at_s = now_s
         self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is
+        self._gone: set[tuple[str, int]] = set()  # devices with incarnations
         if generation is not None:
             self.links.expect(generation, now_s + timeouts.patience_s)
             self.wish.found(generation.number, computes=self.computes)
@@ -118,6 +126,23 @@ class State:
     def has_no_room(self, generation: Generation) -> bool:
         """Was this device never in the job, and are there as many as it takes?"""
         return rank_of(generation, self.me.device) is None and len(generation.members) >= self.members_max
+
+    def note_gone(self, device: str, incarnation: int) -> None:
+        """This incarnation will never be heard again: until a generation that lists it proves the contrary."""
+        if len(self._gone) < limits.PEERS_MAX:
+            self._gone.add((device, incarnation))
+
+    def note_linked(self, device: str, incarnation: int) -> None:
+        """What was there before is gone."""
+        for generation in (self.entered, self.promised):
+            for member in () if generation is None else generation.members:
+                if member.device == device and member.incarnation != incarnation:
+                    self.note_gone(device, member.incarnation)
+
+    def gone(self, members: Sequence[Member]) -> set[tuple[int, int]]:
+        """Who is known to be, by their ranks among these members of all times."""
+        ranks = {member.device: rank for rank, member in enumerate(members)}
+        return {(ranks[device], incarnation) for device, incarnation in self._gone if device in ranks}
 
     def name(self, device: str) -> str:
         """For people."""
@@ -176,19 +201,24 @@ class State:
         self._promised_at_s = now_s
         self.until_s = now_s + self.timeouts.enter_s
         self.links.expect(generation, now_s + self.timeouts.relink_grace_s)
+        self.votes.promise(generation)
         self.effects.append(Fence(generation))
 
     def stand(self, held: Standing) -> Standing:
         """G4: what this member brings."""
-        linked = self.links.ranks(self.change)
         if held.generation is None:
             self.entered = None
-        if self.entered is None:
-            self.standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=linked)
-        else:
-            entered = {"generation": self.entered.hash64(), "number": self.entered.number}
-            self.standing = held.model_copy(update={**entered, "linked": linked})
+        self.standing = self.stands(held)
         return self.standing
+
+    def stands(self, held: Standing | None = None) -> Standing:
+        """What this member would say now, with these rounds or none."""
+        say = {"linked": self.links.ranks(self.change), "votes": self.votes.told, "forgot": self.votes.forgot}
+        if self.entered is None:
+            return NOTHING.model_copy(update=say)
+        history = electorate_of(self.entered, entered=True)
+        say |= {"generation": self.entered.hash64(), "number": self.entered.number, "history": history}
+        return (held or NOTHING).model_copy(update=say)
 
     def commit(self, enter: Enter, now_s: float) -> None:
         """All have promised: catch up to the cut, or enter at once."""
@@ -210,6 +240,9 @@ class State:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         before, generation = self.entered, self.change
         self.entered = generation
+        self.votes.enter(generation)
+        self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
+        self.told, self.ahead = {}, {}
         self.phase = Phase.ENTERED
         self.petitions.settle(self._promised_at_s)
         self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
@@ -245,8 +278,9 @@ class State:
     def leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
         """This member's history is not kept, but that of `kept` if another is: it is in no generation, and those that
         still count on it are told."""
-        self.send_members(Wish(job=self.job, kind="leave"))
+        self.send_members(Wish(job=self.job, kind="leave", returns=not self.wish.leaves))
         self.phase = Phase.OUT
+        self.told, self.ahead = {}, {}
         self.entered = self.standing = self.until_s = None
         self.overdue, self.torn = set(), {}
         self._lineage = ()

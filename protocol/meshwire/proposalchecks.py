@@ -22,6 +22,14 @@ def list_wrong(generation: Generation) -> str | None:
         return "its ranks are not sorted, or not those of its members"
     if list(generation.learning) != sorted(set(generation.learning)) or not {*generation.learning} <= {*ranks}:
         return "its learning ranks are not sorted, or not among its ranks"
+    counted, gone = generation.counted, generation.gone
+    for electors in (counted, gone):
+        if list(electors) != sorted(set(electors)) or (electors and electors[-1] >= len(generation.members)):
+            return "the ranks that it counts, or knows to be gone, are not sorted, or not those of its members"
+    if {*counted} & {*gone} or generation.root > generation.number:
+        return "it counts who is gone, or its root comes after it"
+    if not generation.provisional and (gone or not counted or not {*counted} <= {*ranks}):
+        return "it is entitled and counts others than its members, or nobody"
     if len({member.device for member in generation.members}) < len(generation.members):
         return "it lists a device twice"
     if rank_of(generation, generation.proposer) not in ranks:

@@ -1,12 +1,14 @@
 """When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from meshwire.entitled import is_entitled, is_gone, newest_history
 from meshwire.membershipevents import Phase
 from meshwire.membershipstate import State
-from meshwire.messages.generation import Enter, Propose, Standing
+from meshwire.messages.generation import Electorate, Enter, Propose, Standing
 from meshwire.messages.job import Generation, Member
-from meshwire.proposing import Roll, enter_message, is_minority, worst_linked
+from meshwire.proposing import Roll, enter_message, worst_linked
 
 
 @dataclass(slots=True)
@@ -24,7 +26,7 @@ class Proposer:
     def __init__(self, state: State) -> None:
         self._state = state
         self._wanted_since_s: float | None = None
-        self._minority_since_s: float | None = None
+        self._outvoted_since_s: float | None = None  # those that are here are not entitled to go on
         self._not_before_s = float("-inf")
         self._failed = ""  # why the own proposal is to be replaced
         self._judged_links = False  # a missing link between members was given time already
@@ -36,7 +38,7 @@ class Proposer:
 
     def forget(self) -> None:
         """Another proposal was promised, or a generation entered, or this device is out."""
-        self.proposal = None
+        self._withdraw()
         self._failed = ""
         self._wanted_since_s = None
         self._not_before_s = float("-inf")
@@ -44,12 +46,12 @@ class Proposer:
     def ran(self) -> None:
         """Rounds go on."""
         self._judged_links = False
-        self._minority_since_s = None
+        self._outvoted_since_s = None
 
     def again(self, reason: str, now_s: float, *, wait_s: float = 0.0) -> None:
         """The own proposal leads nowhere: another one, by the list as it is then."""
         if self.proposal is not None:
-            self.proposal = None
+            self._withdraw()
             self._failed = reason
             self._wanted_since_s = None
             self._not_before_s = now_s + wait_s
@@ -59,7 +61,8 @@ class Proposer:
         self._not_before_s = max(self._not_before_s, until_s)
 
     def promised(self, rank: int, standing: Standing, now_s: float) -> Enter | None:
-        """A member's promise. The last one decides, unless two members have no link to each other (G7)."""
+        """A member's promise. The last one decides, unless two members have no link to each other (G7), or those that
+        promised are not what the proposal took them for: entitled, or not."""
         state, proposal = self._state, self.proposal
         assert proposal is not None, "no proposal"
         proposal.standings[rank] = standing
@@ -74,6 +77,11 @@ class Proposer:
             reason = f"{worst.name} and {other.name} have no link"
             self.again(reason, now_s, wait_s=state.timeouts.relink_grace_s if grace else 0.0)
             return None
+        if wrong := self._misjudged(proposal):
+            state.told = {proposal.generation.members[rank]: held for rank, held in proposal.standings.items()}
+            self.again(wrong, now_s)
+            return None
+        self.proposal = None  # it is not withdrawn: from now on somebody may enter it
         self.forget()
         return enter_message(proposal.generation, proposal.standings, state.rank)
 
@@ -88,7 +96,7 @@ class Proposer:
         if self.proposal is not None or (state.wish.leaves and state.phase is not Phase.PROMISED):
             return
         everyone = state.next_roll()
-        absent = {rank for rank in everyone.ranks if not state.links.holds(everyone.members[rank])}
+        absent = {rank for rank in everyone.ranks if not self._is_here(everyone.members[rank])}
         reasons = self._reasons(everyone, absent, now_s)
         if not reasons:
             self._wanted_since_s = None
@@ -101,8 +109,16 @@ class Proposer:
                 state.leave("the change of generation failed: " + ", ".join(reasons), now_s)
             return
         roll = self._roll(everyone, absent)
-        if self._reached(self._propose_at_s(everyone, absent, roll, since_s, now_s), now_s):
-            self._propose(roll, now_s)
+        entitled = self._judge(roll)
+        at_s = self._propose_at_s(everyone, absent, roll, since_s)
+        if not entitled:
+            at_s = max(at_s, self._provisional_at_s(roll, at_s - since_s, now_s))
+            if state.phase is not Phase.OUT and self._yields(now_s):
+                return
+        else:
+            self._outvoted_since_s = None
+        if self._reached(at_s, now_s):
+            self._propose(roll, now_s, entitled=entitled)
 
     def _watch(self, proposal: Proposal, now_s: float) -> None:
         state = self._state
@@ -129,6 +145,7 @@ class Proposer:
             return []
         lost = [members[r] for r in sorted(absent) if self._reached(state.links.suspect_at_s(members[r]), now_s)]
         reasons = [state.links.missing(lost)] if lost else []
+        reasons += [f"generation {where.generation.number} went on apart" for where in state.ahead.values()][:1]
         reasons += state.torn.values()
         if state.until_s is not None and state.phase is Phase.ENTERED and self._reached(state.until_s, now_s):
             late = [members[rank] for rank in state.missing]
@@ -164,8 +181,14 @@ class Proposer:
         joining = state.petitions.joining(state.links, everyone.members, reached - state.overdue, state.members_max)
         return tuple(member for member in joining if member.device not in state.overdue)
 
-    def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float, now_s: float) -> float:
-        """After its turn (G7), not while somebody may be back within the grace, and in a minority much later."""
+    def _is_here(self, member: Member) -> bool:
+        """Is it linked, and not known to be together with others?"""
+        state = self._state
+        elsewhere = (member in where.generation.live.values() for where in state.ahead.values())
+        return state.links.holds(member) and not any(elsewhere)
+
+    def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float) -> float:
+        """After its turn (G7), not while somebody may be back within the grace."""
         state, timeouts = self._state, self._state.timeouts
         suspect_s = [state.links.suspect_at_s(everyone.members[rank]) for rank in absent]
         grace_s = min(since_s + timeouts.relink_grace_s, max(suspect_s, default=since_s))
@@ -174,34 +197,80 @@ class Proposer:
         turns = 0 if self._failed else sum(rank < state.rank for rank in reached)
         if 0 < 2 * len(reached) < len(others):
             turns += 2  # the many that this member does not reach may reach the few that it does
-        at_s = max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
-        if not self._is_minority(roll, everyone, absent):
-            self._minority_since_s = None
-            return at_s
-        if self._minority_since_s is None:
-            self._minority_since_s = now_s
-        self.waiting += "; fewer than half of the learners are here, the others may be together elsewhere"
-        return max(at_s, self._minority_since_s + timeouts.minority_s)
+        return max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
 
-    def _is_minority(self, roll: Roll, everyone: Roll, absent: set[int]) -> bool:
+    # Who is entitled (`meshwire.entitled`).
+
+    def _judge(self, roll: Roll) -> bool:
+        """As far as is known here: their promises tell."""
         state = self._state
-        assert state.entered is not None, "no history"
-        restarted = {rank for rank in absent if everyone.members[rank].device in state.links}
-        accounted = restarted | state.petitions.wishing("leave", state.change)
-        return is_minority(state.entered, roll.ranks, accounted)
+        told = {rank: state.told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in state.told}
+        return is_entitled(_part(roll), {**told, state.rank: state.stands()}, state.gone(roll.members))
 
-    def _propose(self, roll: Roll, now_s: float) -> None:
+    def _misjudged(self, proposal: Proposal) -> str:
+        """What is wrong with the proposal, by what all say; empty if nothing is."""
+        state, generation, standings = self._state, proposal.generation, proposal.standings
+        part = {rank: member.incarnation for rank, member in generation.live.items()}
+        entitled = is_entitled(part, standings, state.gone(generation.members))
+        history = newest_history([*standings.values()])
+        if entitled == generation.provisional:
+            return f"the members of generation {generation.number} are {'' if entitled else 'not '}entitled to go on"
+        if history is None or not generation.provisional or history.number == generation.root:
+            return ""
+        return f"somebody has gone on in generation {history.number}"
+
+    def _provisional_at_s(self, roll: Roll, turns_s: float, now_s: float) -> float:
+        """When those that are here go on though others may be together elsewhere, who then have more right to."""
+        state, entered = self._state, self._state.entered
+        assert entered is not None, "no history"
+        here = {rank for rank, member in entered.live.items() if rank in roll.ranks and roll.members[rank] == member}
+        if not here & {*entered.learning}:
+            self.waiting += "; nobody who computes is here"
+            return float("inf")
+        gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
+        if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
+            return now_s  # nobody is missed who was here when they went on
+        if self._outvoted_since_s is None:
+            self._outvoted_since_s = now_s
+        counted = f"{len(here & {*entered.counted})} of {len(entered.counted) + len(entered.gone)} that count are here"
+        self.waiting += f"; {counted}, the others may be together elsewhere"
+        return self._outvoted_since_s + state.timeouts.provisional_s + turns_s
+
+    def _yields(self, now_s: float) -> bool:
+        """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
+        state = self._state
+        if not state.ahead or self._outvoted_since_s is None:
+            return False
+        if not self._reached(self._outvoted_since_s + state.timeouts.yield_s, now_s):
+            return False
+        where = max(state.ahead.values(), key=lambda where: where.generation.number)
+        state.leave(f"generation {where.generation.number} went on without this device", now_s, where)
+        return True
+
+    def _propose(self, roll: Roll, now_s: float, *, entitled: bool) -> None:
         state = self._state
         assert state.entered is not None, "no history"
         before = {member.device for member in state.entered.live.values()}
+        number = state.highest + 1
+        root, counted = number, roll.learning
+        gone: tuple[int, ...] = ()
+        base = self._base(roll)
+        if not entitled:
+            root, counted, gone = self._electorate(base, roll)
+        elif not counted:
+            still = tuple(rank for rank, incarnation in base.counted if _part(roll).get(rank) == incarnation)
+            counted = still or roll.ranks
         generation = Generation(
             job=state.job,
-            number=state.highest + 1,
+            number=number,
             proposer=state.me.device,
             parent=state.entered.digest(),
             members=roll.members,
             ranks=roll.ranks,
             learning=roll.learning,
+            root=root,
+            counted=counted,
+            gone=gone,
         )
         for member in generation.live.values():
             if member.device not in before:
@@ -211,6 +280,26 @@ class Proposer:
         self.proposal = Proposal(generation, now_s + state.timeouts.answer_s)
         state.promise(generation, now_s)
         self.consider(now_s)
+
+    def _base(self, roll: Roll) -> Electorate:
+        """Of the newest history that anybody in the roll is known to bring."""
+        told = [held for member, held in self._state.told.items() if member in roll.members]
+        base = newest_history([*told, self._state.stands()])
+        assert base is not None, "no history"
+        return base
+
+    def _electorate(self, base: Electorate, roll: Roll) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Root, counted and gone of a provisional generation after `base`."""
+        known = self._state.gone(roll.members)
+        gone = {rank for rank, incarnation in base.counted if is_gone(_listed(roll), rank, incarnation, known)}
+        counted = {rank for rank, _ in base.counted} - gone
+        return base.number, tuple(sorted(counted)), tuple(sorted(gone | {*base.gone}))
+
+    def _withdraw(self) -> None:
+        """The own proposal, which nobody was told to enter."""
+        if self.proposal is not None:
+            self._state.votes.withdraw(self.proposal.generation)
+            self.proposal = None
 
     def _wait_for_phase(self) -> None:
         state = self._state
@@ -226,9 +315,19 @@ class Proposer:
 
     def _reached(self, at_s: float, now_s: float) -> bool:
         """Has the time come? If not, look again then."""
-        if now_s < at_s:
+        if now_s < at_s < float("inf"):
             self.wake_s = at_s if self.wake_s is None else min(self.wake_s, at_s)
         return now_s >= at_s
+
+
+def _part(roll: Roll) -> Mapping[int, int]:
+    """Who is in it, by rank."""
+    return {rank: roll.members[rank].incarnation for rank in roll.ranks}
+
+
+def _listed(roll: Roll) -> Mapping[int, int]:
+    """Who ever was, in the newest incarnation of each device."""
+    return {rank: member.incarnation for rank, member in enumerate(roll.members)}
 
 
 def _names(members: list[Member]) -> str:

@@ -51,12 +51,6 @@ def roll_of(
     return Roll(tuple(members), tuple(sorted(ranks)), tuple(sorted((learning & ranks) - {*rest})))
 
 
-def is_minority(entered: Generation, reached: Collection[int], accounted: Collection[int]) -> bool:
-    """Are fewer than half of the learning members of `entered` reached, not counting those known to be nowhere else?"""
-    learning = {*entered.learning} - {*accounted}
-    return 2 * len(learning & {*reached}) < len(learning)
-
-
 def lies_on(standing: Standing, history: Standing) -> bool:
     """G4: are all rounds that `standing` holds those of `history`, as far as its chain hashes reach?"""
     behind = history.complete - standing.complete

@@ -14,16 +14,20 @@ class Timeouts:
     """`patience_s` is the person's setting; `rtt_s` the longest round trip among the job's links.
 
     Smaller patience finds a lost member sooner and takes more hiccups for losses; whoever was taken for lost loads the
-    model again. Raises ValueError if one of them is no positive number.
+    model again. `partition_wait_s` is the job's: None is 6 patience, infinity for ever. Raises ValueError if one of
+    them is no positive number, or the wait is negative.
     """
 
     patience_s: float = limits.PATIENCE_S
     rtt_s: float = 0.01
+    partition_wait_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("patience_s", "rtt_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}: expected a positive number of seconds")
+        if self.partition_wait_s is not None and not self.partition_wait_s >= 0:
+            raise ValueError(f"partition_wait_s is {self.partition_wait_s}: expected seconds from 0 on, or infinity")
 
     @property
     def silence_s(self) -> float:
@@ -56,9 +60,14 @@ class Timeouts:
         return 24 * self.patience_s
 
     @property
-    def minority_s(self) -> float:
-        """6 patience: a side with fewer than half of the learners waits so long for the others before it goes on."""
-        return 6 * self.patience_s
+    def provisional_s(self) -> float:
+        """`partition_wait_s`, or 6 patience: a part that is not entitled waits so long, and goes on all the same."""
+        return 6 * self.patience_s if self.partition_wait_s is None else self.partition_wait_s
+
+    @property
+    def yield_s(self) -> float:
+        """= patience: such a part waits so long for the rest of an entitled one before it joins a provisional one."""
+        return self.patience_s
 
     def ask_s(self, tries: int, failures: int = 0) -> float:
         """0, 1, 2, 4 .. 60 s: the wait before a device asks in for the (tries+1)-th time (G7).
@@ -77,6 +86,6 @@ class Timeouts:
             "members promise": self.answer_s,
             "the proposer commits": self.enter_s,
             "a member catches up": self.catch_up_s,
-            "a minority goes on": self.minority_s,
+            "a part that is not entitled goes on": self.provisional_s,
             "a device asks in again, at most": ASK_S_MAX,
         }

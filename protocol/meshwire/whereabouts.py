@@ -39,6 +39,7 @@ class Whereabouts:
             return
         state.highest = max(state.highest, other.number)
         state.outside.heard(device, where)
+        state.ahead.pop(device, None)
         if state.entered is None:
             went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
             if went_on and state.me not in other.live.values():
@@ -50,10 +51,12 @@ class Whereabouts:
         match relation(state.entered, state.lineage, other, where.ancestors):
             case Relation.OLDER:
                 self.tell(device)
+            case Relation.NEWER if state.me in other.live.values():
+                pass
+            case Relation.NEWER if other.root == state.entered.root:
+                state.ahead[device] = where  # those that are left here may be entitled, and it provisional
             case Relation.NEWER:
-                if state.me not in other.live.values():
-                    reason = f"generation {other.number} went on without this device"
-                    self.leave(reason, now_s, where)
+                self.leave(f"generation {other.number} went on without this device", now_s, where)
             case Relation.PARTED:
                 self._settle_partition(device, where, now_s)
 

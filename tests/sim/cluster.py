@@ -57,6 +57,7 @@ class Setting:
     load_s: tuple[float, ...] = (0.3,)
     unapplied_max: int = 1 << 30
     recovery_s: float = 240.0
+    partition_wait_s: float | None = None
 
 
 class Cluster:
@@ -74,7 +75,7 @@ class Cluster:
         self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
         self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s
         self.devices = setting.founders + setting.newcomers
-        self.timeouts = Timeouts(patience_s=setting.patience_s, rtt_s=RTT_S)
+        self.timeouts = Timeouts(setting.patience_s, RTT_S, setting.partition_wait_s)
         self.space = SampleSpace(total=setting.total, batch=setting.batch, whole_batches=False, drop_last=False)
         self.clock = Clock()
         self.network = Network(self.clock, self.random, setting.patience_s, setting.delays_s)

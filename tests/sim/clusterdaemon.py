@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 REPORT_S = 1.0
 CATCH_UP_TIMEOUT_S = 10.0
+DIAL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,13 @@ class Daemon(Node):
         if peer.number not in self.links:
             self.world.tell(self.name, f"has lost its link to {peer.name}: {reason}")
             self._perform(self.machine.unlinked(peer.member.device, reason, self.world.now_s))
+            if reason == "closed":
+                self.later(DIAL_S, partial(self._dial_again, peer))
+
+    def _dial_again(self, peer: "Daemon") -> None:
+        """Whoever closed, this side did not: if nobody listens there any more, that process is gone."""
+        if peer.number not in self.links and self.world.network.refuses(self.number, peer):
+            self._perform(self.machine.gone(peer.member.device, peer.member.incarnation, self.world.now_s))
 
     def received(self, peer: Node, link: Link, body: object) -> None:
         assert isinstance(peer, Daemon)

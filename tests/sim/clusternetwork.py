@@ -210,6 +210,12 @@ class Network:
             link.dead = True
             self._update()
 
+    def refuses(self, one: int, peer: Node) -> bool:
+        """Where that process was a fresh dial is refused: the device is there, and nobody listens."""
+        pair = one, peer.number
+        dark = self._dark[pair] or self._dark[pair[::-1]]
+        return not peer.alive and not peer.silent and not dark
+
     def refuse(self, link: Link, end: Node, reason: str) -> None:
         """One side closes."""
         self._lost(link, end, reason)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from meshwire.entitled import electorate_of, is_entitled
 from meshwire.memberlinks import MemberLinks
 from meshwire.membership import Membership
 from meshwire.membershipevents import (
@@ -31,6 +32,7 @@ MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=n + 10, name=f"peer{n
 ONE, TWO, THREE = (member.device for member in MEMBERS)
 FIRST = Generation.first(JOB, ONE, MEMBERS)
 TIMEOUTS = Timeouts(5.0, 0.01)
+BEGUN = {"history": electorate_of(FIRST, entered=True), "votes": (electorate_of(FIRST, entered=True),)}
 HELD = Standing(generation=0, number=0, complete=4, chains=(b"c" * 16, b"d" * 16), samples=40, linked=())
 
 
@@ -45,9 +47,16 @@ def machine(rank: int, generation: Generation | None = FIRST) -> Membership:
 
 
 def following(number: int, proposer: int, **changes: Any) -> Generation:
-    generation = FIRST.model_copy(
-        update={"number": number, "proposer": MEMBERS[proposer].device, "parent": FIRST.digest(), **changes}
-    )
+    update = {
+        "number": number,
+        "proposer": MEMBERS[proposer].device,
+        "parent": FIRST.digest(),
+        "root": number,
+        **changes,
+    }
+    generation = FIRST.model_copy(update=update)
+    if not generation.provisional and "counted" not in changes:
+        generation = generation.model_copy(update={"counted": generation.learning or generation.ranks})
     return Generation.load(generation.model_dump())
 
 
@@ -65,7 +74,7 @@ def phase(made: Membership) -> Phase:
 
 def promise_of(generation: Generation, rank: int, **changes: Any) -> Promised:
     linked = tuple(other for other in generation.ranks if other != rank)
-    entered = {"generation": FIRST.hash64(), "number": 1, "linked": linked}
+    entered = {"generation": FIRST.hash64(), "number": 1, "linked": linked, **BEGUN}
     return Promised(job=JOB, generation=generation.hash64(), standing=HELD.model_copy(update={**entered, **changes}))
 
 
@@ -286,36 +295,153 @@ def test_a_member_that_is_told_of_a_newer_generation_without_it_is_left_out_and_
     assert "no link to peer1" in three.waiting()
 
 
-def test_of_a_true_partition_the_side_with_fewer_samples_leaves() -> None:
+def alone(rank: int, now_s: float = 1.0) -> Membership:
+    """It has lost its links to all others, and its grace is over."""
+    made = machine(rank)
+    for member in MEMBERS:
+        if member != MEMBERS[rank]:
+            made.unlinked(member.device, "silent", now_s)
+    made.timer(now_s + TIMEOUTS.relink_grace_s)
+    return made
+
+
+def provisional(number: int, rank: int) -> Generation:
+    """Of one who went on alone."""
+    return following(number, rank, ranks=(rank,), learning=(rank,), root=1)
+
+
+def test_of_two_provisional_parts_the_one_with_fewer_samples_leaves() -> None:
     """G4."""
-    other = following(2, 1, ranks=(1, 2), learning=(1, 2))
     for samples, leaves in ((10, False), (99, True)):
-        one = machine(0)
+        one = alone(0)
         one.note_progress(50)
-        for device in (TWO, THREE):
-            one.unlinked(device, "silent", 1.0)
-        one.timer(1.3)
-        one.timer(1.3 + TIMEOUTS.minority_s)
-        one.standing(HELD, 40.0)
+        at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
+        fences = [effect for effect in one.timer(at_s) if isinstance(effect, Fence)]
+        assert [(fence.generation.root, fence.generation.counted) for fence in fences] == [(1, (0, 1, 2))]
+        one.standing(HELD, at_s)
         assert phase(one) is Phase.RUNNING, one.waiting()
         one.linked(TWO, MEMBERS[1].incarnation, 41.0)
-        effects = one.receive(TWO, Where(job=JOB, generation=other, ancestors=(), samples=samples), 41.0)
+        where = Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=samples)
+        effects = one.receive(TWO, where, 41.0)
         assert (LeftOut in kinds(effects)) == leaves
         assert [effect.kept.samples for effect in effects if isinstance(effect, LeftOut) and effect.kept] == (
             [99] if leaves else []
         ), "by what is kept it is known what is given up"
 
 
-def test_a_minority_waits() -> None:
-    """One of three: six times patience; half or more: at once."""
-    one = machine(0)
-    for device in (TWO, THREE):
-        one.unlinked(device, "silent", 1.0)
-    effects = one.timer(1.3)
+def test_who_was_entitled_keeps_its_history_however_few_samples_it_has() -> None:
+    """G4: a lone laptop that went on for minutes does not reset those that were more."""
+    for rank, other, leaves in (
+        (0, following(2, 1, ranks=(1, 2), learning=(1, 2)), True),
+        (1, provisional(9, 2), False),
+    ):
+        made = machine(rank)
+        if not leaves:
+            followed(made, following(2, 0, ranks=(0, 1), learning=(0, 1)), 0.5)
+        made.note_progress(99 if leaves else 1)
+        device, samples = other.proposer, 1 if leaves else 99
+        effects = made.receive(device, Where(job=JOB, generation=other, ancestors=(), samples=samples), 1.0)
+        assert (LeftOut in kinds(effects)) == leaves
+
+
+def test_who_is_not_entitled_waits_and_goes_on_all_the_same() -> None:
+    """One of three: six times patience, or as long as the job says; then it is provisional (G4)."""
+    one = alone(0)
+    assert phase(one) is Phase.RUNNING
+    assert "1 of 3 that count are here" in one.waiting()
+    at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
+    assert one.deadline() == pytest.approx(at_s)
+    (fence,) = [effect for effect in one.timer(at_s) if isinstance(effect, Fence)]
+    assert (fence.generation.ranks, fence.generation.root, fence.generation.provisional) == ((0,), 1, True)
+
+
+def test_a_job_can_wait_for_ever() -> None:
+    """`submit --partition-wait never`."""
+    one = Membership(MEMBERS[0], JOB, Timeouts(5.0, 0.01, float("inf")), 0.0, generation=FIRST)
+    assert Fence not in kinds(one.timer(10.0) + one.timer(10.0**6))
+    assert one.deadline() is None
+    assert "may be together elsewhere" in one.waiting()
+
+
+def test_half_goes_on_at_once_with_the_lowest_rank_and_else_waits() -> None:
+    """G4: of two laptops that lose each other rank 0 goes on, and rank 1 waits for it; so not both are reset."""
+    two = Generation.first(JOB, ONE, MEMBERS[:2])
+    for rank, goes_on in ((0, True), (1, False)):
+        made = Membership(MEMBERS[rank], JOB, TIMEOUTS, 0.0, generation=two)
+        other = MEMBERS[1 - rank]
+        made.linked(other.device, other.incarnation, 0.0)
+        made.unlinked(other.device, "silent", 1.0)
+        assert (Fence in kinds(made.timer(2.0))) == goes_on
+        if not goes_on:
+            assert made.deadline() == pytest.approx(2.0 + TIMEOUTS.provisional_s, abs=1.0)
+
+
+@pytest.mark.parametrize("how", ["goodbye", "restarted", "refused"])
+def test_who_is_gone_is_not_waited_for(how: str) -> None:
+    """G4: rank 1 goes on at once when rank 0 has said goodbye, is there as another incarnation, or listens no more."""
+    made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
+    made.linked(ONE, MEMBERS[0].incarnation, 0.0)
+    effects = made.receive(ONE, Wish(job=JOB, kind="leave"), 1.0) if how == "goodbye" else []
+    effects += made.unlinked(ONE, "closed", 1.0)
+    if how == "restarted":
+        effects += made.linked(ONE, 99, 1.2)
+    elif how == "refused":
+        assert Fence not in kinds(made.timer(1.4))
+        effects += made.gone(ONE, MEMBERS[0].incarnation, 1.5)
+    effects += made.timer(2.0)
+    (fence,) = [effect for effect in effects if isinstance(effect, Fence)]
+    assert (fence.generation.ranks, fence.generation.provisional) == ((1,), False)
+
+
+def test_who_only_gives_its_history_up_is_not_gone() -> None:
+    """It asks in somewhere, and its vote counts there."""
+    made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
+    made.linked(ONE, MEMBERS[0].incarnation, 0.0)
+    effects = made.receive(ONE, Wish(job=JOB, kind="leave", returns=True), 1.0) + made.timer(3.0)
     assert Fence not in kinds(effects)
-    assert "fewer than half" in one.waiting()
-    assert one.deadline() == pytest.approx(1.3 + TIMEOUTS.minority_s)
-    assert Fence in kinds(one.timer(1.3 + TIMEOUTS.minority_s))
+    leaver = machine(0)
+    for _, wish in sent(leaver.step_out("its state is lost", 1.0), Wish):
+        assert (wish.kind, wish.returns) == ("leave", True)
+
+
+def test_who_waits_joins_a_provisional_part_when_the_rest_does_not_come() -> None:
+    """Liveness: it keeps its history for a patience, so that those that are entitled together can still find each
+    other; then it asks in."""
+    one = alone(0)
+    one.linked(TWO, MEMBERS[1].incarnation, 2.0)
+    where = Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=9)
+    effects = one.receive(TWO, where, 2.0)
+    assert not {LeftOut, Fence} & {*kinds(effects)}
+    effects = one.timer(2.0 + TIMEOUTS.yield_s)
+    assert LeftOut in kinds(effects)
+    assert [device for device, _ in sent(effects, AskIn)] == [TWO]
+
+
+def test_a_provisional_part_yields_to_those_that_are_entitled_without_it() -> None:
+    """G4: they go on at once, and do not load what it has made."""
+    one = alone(0)
+    one.linked(TWO, MEMBERS[1].incarnation, 2.0)
+    one.receive(TWO, Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=9), 2.0)
+    effects = one.linked(THREE, MEMBERS[2].incarnation, 2.1)
+    effects += one.timer(2.1 + TIMEOUTS.relink_grace_s + 2 * TIMEOUTS.turn_s)
+    ((device, proposed),) = sent(effects, Propose)
+    assert (device, proposed.generation.ranks, proposed.generation.provisional) == (THREE, (0, 2), False)
+
+
+def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
+    """G4: rank 2 has promised a generation of 0 and 2, and does not know whether it was entered: with 1 it is most of
+    the first one, and not entitled all the same. With 0, who has made it and given it up, it is."""
+    for with_proposer in (False, True):
+        three = machine(2)
+        hanging = following(2, 0, ranks=(0, 2), learning=(0, 2))
+        three.receive(ONE, Propose(generation=hanging), 1.0)
+        three.standing(HELD, 1.0)
+        standing = three._state.stands(HELD)
+        assert [vote.generation for vote in standing.votes] == [FIRST.hash64(), hanging.hash64()]
+        other = HELD.model_copy(update=BEGUN)
+        rank = 0 if with_proposer else 1
+        part = {2: MEMBERS[2].incarnation, rank: MEMBERS[rank].incarnation}
+        assert is_entitled(part, {2: standing, rank: other}, ()) == with_proposer
 
 
 def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:

@@ -9,7 +9,7 @@ from meshwire.lineage import Relation, ballot, keeps_history, relation
 from meshwire.messages.generation import Standing
 from meshwire.messages.job import Generation, Member
 from meshwire.proposalchecks import enter_wrong, list_wrong, number_wrong
-from meshwire.proposing import enter_message, is_minority, keep, lies_on, roll_of, worst_linked
+from meshwire.proposing import enter_message, keep, lies_on, roll_of, worst_linked
 
 JOB = "j" + "0" * 11
 
@@ -18,10 +18,20 @@ def member(number: int, incarnation: int = 1) -> Member:
     return Member(device=f"{number + 1:064x}", incarnation=incarnation, name=f"peer{number}")
 
 
-def generation(number: int, ranks: tuple[int, ...], proposer: int = 0, members: int = 4) -> Generation:
-    listed = tuple(member(rank) for rank in range(members))
-    device = member(proposer).device
-    return Generation(job=JOB, number=number, proposer=device, parent=None, members=listed, ranks=ranks, learning=ranks)
+def generation(
+    number: int, ranks: tuple[int, ...], proposer: int = 0, members: int = 4, root: int | None = None
+) -> Generation:
+    return Generation(
+        job=JOB,
+        number=number,
+        proposer=member(proposer).device,
+        parent=None,
+        members=tuple(member(rank) for rank in range(members)),
+        ranks=ranks,
+        learning=ranks,
+        root=root or number,
+        counted=ranks,
+    )
 
 
 def chain(history: str, round_: int) -> bytes:
@@ -136,13 +146,6 @@ def test_whoever_a_failed_proposal_left_out_is_counted_again() -> None:
     assert (roll.ranks, roll.learning) == ((1, 2), (1, 2))
 
 
-def test_a_minority_has_fewer_than_half_of_the_learners() -> None:
-    four = generation(1, (0, 1, 2, 3))
-    assert is_minority(four, reached=(0,), accounted=())
-    assert not is_minority(four, reached=(0, 1), accounted=())
-    assert not is_minority(four, reached=(0,), accounted=(1, 2))
-
-
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 3)), min_size=2, max_size=6))
 def test_proposals_have_one_order(proposals: list[tuple[int, int]]) -> None:
     """G2: the higher number, then the proposer's lower rank."""
@@ -152,16 +155,24 @@ def test_proposals_have_one_order(proposals: list[tuple[int, int]]) -> None:
     assert keys == sorted(keys)
 
 
+def test_the_newer_root_is_ahead_whatever_else() -> None:
+    """G4: entitled generations are one line; so the part that had a right to go on keeps what it has made."""
+    entitled, provisional = generation(3, (0, 1, 2), 0), generation(9, (2, 3), 2, root=1)
+    for ancestors in ((), (entitled.hash64(),)):
+        assert relation(provisional, (), entitled, ancestors) is Relation.NEWER
+        assert relation(entitled, ancestors, provisional, ()) is Relation.OLDER
+
+
 def test_a_common_member_tells_which_generation_is_ahead() -> None:
     """It promised both, the higher ballot later; so the other can complete nothing any more (G3)."""
-    older, newer = generation(4, (0, 1), 0), generation(5, (1, 2), 2)
+    older, newer = generation(4, (0, 1), 0, root=3), generation(5, (1, 2), 2, root=3)
     assert relation(older, (), newer, ()) is Relation.NEWER
     assert relation(newer, (), older, ()) is Relation.OLDER
     assert relation(older, (), older, ()) is Relation.SAME
 
 
 def test_without_one_ancestors_tell_and_else_it_was_a_partition() -> None:
-    older, newer = generation(4, (0, 1), 0), generation(5, (2, 3), 2)
+    older, newer = generation(4, (0, 1), 0, root=3), generation(5, (2, 3), 2, root=3)
     assert relation(older, (), newer, (older.hash64(),)) is Relation.NEWER
     assert relation(newer, (older.hash64(),), older, ()) is Relation.OLDER
     assert relation(older, (), newer, ()) is relation(newer, (), older, ()) is Relation.PARTED
@@ -179,6 +190,13 @@ def test_generations_that_cannot_be_are_named() -> None:
         {"learning": (1,)},
         {"proposer": member(1).device},
         {"members": (member(0), member(1), member(0, 2))},
+        {"root": 3},  # after it
+        {"counted": ()},  # entitled, and nobody decides what follows
+        {"counted": (0, 1)},  # it counts others than its members
+        {"gone": (1,)},
+        {"root": 1, "counted": (2, 0)},
+        {"root": 1, "counted": (9,)},
+        {"root": 1, "counted": (0,), "gone": (0,)},
     ):
         assert list_wrong(good.model_copy(update=change)), change
     assert number_wrong(2**31, 5)

@@ -13,7 +13,8 @@ def test_waits_are_ordered_so_that_nobody_interferes(patience_s: float, rtt_s: f
     timeouts = Timeouts(patience_s, rtt_s)
     assert min(timeouts.turn_s, timeouts.relink_grace_s) >= 4 * rtt_s
     assert timeouts.silence_s <= timeouts.answer_s < timeouts.enter_s < timeouts.catch_up_s + 8 * rtt_s
-    assert timeouts.minority_s == 6 * patience_s
+    assert timeouts.provisional_s == 6 * patience_s
+    assert timeouts.yield_s < timeouts.provisional_s
 
 
 def test_a_closed_socket_costs_less_than_a_second() -> None:
@@ -38,7 +39,16 @@ def test_what_is_no_time_is_refused(wrong: float) -> None:
         Timeouts(rtt_s=wrong)
 
 
+def test_a_job_sets_how_long_a_part_waits_that_is_not_entitled() -> None:
+    """`submit --partition-wait`: 0 is at once, infinity for ever."""
+    for wait_s in (0.0, 90.0, float("inf")):
+        assert Timeouts(2.0, 0.01, wait_s).provisional_s == wait_s
+    for wrong in (-1.0, float("nan")):
+        with pytest.raises(ValueError, match="partition_wait_s"):
+            Timeouts(partition_wait_s=wrong)
+
+
 def test_people_see_all_of_them() -> None:
     described = Timeouts(2.0, 0.01).describe()
-    assert described["a minority goes on"] == 12.0
+    assert described["a part that is not entitled goes on"] == 12.0
     assert all(seconds > 0 for seconds in described.values())

@@ -21,6 +21,20 @@ Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
 RoundCount = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+class Electorate(Wire):
+    """As much of a generation as the judgement needs whether a part of its members is entitled to go on.
+
+    Of a member that was never in the root of a provisional generation it is that of the provisional one.
+    """
+
+    generation: GenerationHash
+    number: Annotated[int, Field(ge=1)]  # of the root
+    entered: bool  # by the member that tells of it; else it has promised it, and somebody may have entered it
+    counted: Annotated[tuple[tuple[Rank, Int64], ...], Field(max_length=limits.MEMBERS_MAX)]  # with their incarnations
+    gone: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # who was counted and is known to be gone
+    listed: Annotated[tuple[tuple[Rank, Int64], ...], Field(max_length=limits.MEMBERS_MAX)]  # all that had to promise
+
+
 class Standing(Wire):
     """G4: what a member has, when it promises."""
 
@@ -33,6 +47,11 @@ class Standing(Wire):
     counted: Annotated[int, Field(ge=0)] = 0  # number of the newest generation that the deal of samples follows (X3)
     learning: tuple[Rank, ...] = ()  # of that one
     founded: bool = True  # it knows that all learners have their start state (G9)
+    history: Electorate | None = None  # of `generation`
+    # Of the newest root that this incarnation was in, whether it kept that history or not, and of the entitled ones
+    # that it has promised since and that may have been entered by others.
+    votes: Annotated[tuple[Electorate, ...], Field(max_length=limits.ATTEMPTS_MAX + 1)] = ()
+    forgot: Annotated[int, Field(ge=0)] = 0  # number of the newest of those that are too many to be told
 
 
 @message("generation.propose")
@@ -110,6 +129,7 @@ class Wish(Wire):
 
     job: JobId
     kind: Literal["learn", "rest", "leave"]
+    returns: bool = False  # it leaves this generation alone, and will ask in: it is not gone
 
 
 class DealState(Wire):

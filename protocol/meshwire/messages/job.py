@@ -77,6 +77,14 @@ class Generation(Wire):
 
     A device keeps its rank, the index in `members`, for the job's whole life: it comes back under it, with another
     incarnation. Newcomers are appended.
+
+    It is entitled if those that made it could not be outvoted by others elsewhere (`meshwire.entitled`), else
+    provisional: then it yields to an entitled one, and its electorate is that of its root.
+
+    Attributes:
+        root: number of the newest entitled generation of its history, itself included.
+        counted: the electorate of what follows, in the incarnations of `members`: a part of it decides who goes on.
+        gone: who was counted in the root, too, and is known to be gone for good; empty in an entitled one.
     """
 
     job: JobId
@@ -86,6 +94,9 @@ class Generation(Wire):
     members: Annotated[tuple[Member, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]  # of all times
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=limits.MEMBERS_MAX)]  # of now, in ring order
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]  # of them: whose learners compute
+    root: Annotated[int, Field(ge=1)]
+    counted: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
+    gone: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
 
     def hash64(self) -> int:
         """What every frame of this generation carries."""
@@ -95,7 +106,22 @@ class Generation(Wire):
     def first(cls, job: str, proposer: str, members: tuple[Member, ...]) -> "Generation":
         """In which all members take part and compute."""
         ranks = tuple(range(len(members)))
-        return cls(job=job, number=1, proposer=proposer, parent=None, members=members, ranks=ranks, learning=ranks)
+        return cls(
+            job=job,
+            number=1,
+            proposer=proposer,
+            parent=None,
+            members=members,
+            ranks=ranks,
+            learning=ranks,
+            root=1,
+            counted=ranks,
+        )
+
+    @property
+    def provisional(self) -> bool:
+        """It yields to an entitled one."""
+        return self.root != self.number
 
     @property
     def live(self) -> Mapping[int, Member]:
