@@ -22,6 +22,7 @@ from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
+from tests.sim.clusterline import Line
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import Rounds
@@ -103,6 +104,7 @@ class Cluster:
         incarnations = [next(self._incarnations) for _ in range(self.devices)]
         members = tuple(member_of(number, incarnations[number]) for number in range(founders))
         first = Generation.first(JOB, members[0].device, members)
+        self.line = Line(first)
         self._lives[first.hash64()] = self._entered[first.hash64()] = {(m.device, m.incarnation) for m in members}
         for number in range(self.devices):
             daemon = Daemon(self, number, incarnations[number], first if number < founders else None)
@@ -166,6 +168,7 @@ class Cluster:
         assert daemon.rounds.history.chain == enter.chain, "G4: whoever enters has the history that is kept"
         lives = {(member.device, member.incarnation) for member in generation.live.values()}
         assert self._lives.setdefault(key, lives) == lives
+        self.line.entered(generation)
         self._entered.setdefault(key, set()).add((daemon.member.device, daemon.member.incarnation))
         ranks = ", ".join(f"{rank}" if rank in generation.learning else f"{rank} loading" for rank in generation.ranks)
         self.tell(daemon.name, f"enters generation {generation.number} of {ranks} at the cut {enter.cut}")
@@ -173,6 +176,8 @@ class Cluster:
 
     def resumed(self, daemon: Daemon, generation: Generation) -> None:
         assert self._entered[generation.hash64()] >= self._lives[generation.hash64()]
+        held = (other.machine.generation for other in self.daemons if other.alive and other.rounds is not None)
+        self.line.went_on(generation, [other for other in held if other is not None])
         self.tell(daemon.name, f"goes on in generation {generation.number}")
         self.moments.come(Moment.GOES_ON, daemon.number)
 
@@ -209,6 +214,7 @@ class Cluster:
 
     def check_committed(self, rounds: Rounds, round_: int) -> None:
         """G5: every member of the generation that is left holds it."""
+        self.line.committed(rounds.generation, round_, rounds.path[round_])
         for other in self.daemons:
             if other.alive and other.rounds is not None and other.rounds.generation == rounds.generation:
                 assert other.rounds.machine.complete >= round_, f"G5: {other.name} does not hold round {round_}"
@@ -284,9 +290,12 @@ class Cluster:
     def check_end(self) -> int:
         """Every history that a live daemon has. Returns how many epochs are over in the longest."""
         epochs = 0
+        live = {(daemon.member.device, daemon.member.incarnation) for daemon in self.daemons if daemon.alive}
         for daemon in self.daemons:
             if daemon.alive and daemon.rounds is not None and daemon.machine.generation is not None:
                 rounds = daemon.rounds
+                if self.well():
+                    self.line.check({*self.histories.path(rounds.history.chain)}, live)
                 epochs = max(epochs, self.histories.check(rounds.history.chain, rounds.dealing.state()))
         return epochs
 

@@ -408,11 +408,13 @@ def test_who_waits_joins_a_provisional_part_when_the_rest_does_not_come() -> Non
     """Liveness: it keeps its history for a patience, so that those that are entitled together can still find each
     other; then it asks in."""
     one = alone(0)
-    one.linked(TWO, MEMBERS[1].incarnation, 2.0)
+    ((_, proposed),) = sent(one.linked(TWO, MEMBERS[1].incarnation, 2.0), Propose)
+    one.standing(HELD, 2.0)
     where = Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=9)
-    effects = one.receive(TWO, where, 2.0)
-    assert not {LeftOut, Fence} & {*kinds(effects)}
-    effects = one.timer(2.0 + TIMEOUTS.yield_s)
+    refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
+    effects = one.receive(TWO, where, 2.1) + one.receive(TWO, refused, 2.1) + one.timer(2.1 + TIMEOUTS.turn_s)
+    assert not {LeftOut, Propose} & {*kinds(effects)}
+    effects = one.timer(2.2 + TIMEOUTS.turn_s + TIMEOUTS.yield_s)
     assert LeftOut in kinds(effects)
     assert [device for device, _ in sent(effects, AskIn)] == [TWO]
 
