@@ -192,6 +192,7 @@ class ChaosJob:
         self._mesh = mesh
         self.batch = batch
         self.counts = counts
+        self.way = f"{options.get('codec', 'fp32')}@{options.get('sync', 'bsp')}"
         self._stop = folder / "stop"
         arguments = {
             "samples": samples,

@@ -1,7 +1,8 @@
 """Does anything of a daemon grow without bound? Lines fitted to what it holds, judged by stated bounds. Pure.
 
-Each bound is a step that is allowed once (caches that fill, a job's own files) and a slope that is allowed for ever. The
-slope is Theil's and Sen's: the median of those between all pairs of points, which a moment of much work does not bend.
+Each bound is a step that is allowed once (caches that fill, a job's own files) and a slope that is allowed for ever.
+The slope is Theil's and Sen's: the median of those between all pairs of points, which a moment of much work does not
+bend.
 """
 
 import statistics
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 HOUR_S = 3600.0
-POINTS_MAX = 120  # of one series: then every second one is dropped
+POINTS_MAX = 60  # of one series: then every second one is dropped
 
 Point = tuple[float, float]  # seconds and how much
 

@@ -1,8 +1,8 @@
-"""A machine of its own for each daemon of a soak, as far as this one can play it: a small disk, a clock, a time since boot.
+"""A machine of its own for each daemon of a soak, as far as this one can play it: a disk, a clock, a time since boot.
 
-The disk is a tmpfs, mounted where the data folder is (root): filling it leaves everybody else's alone. The wall clock is
-stepped for one process by a library that is loaded in front of libc's (a C compiler; learners do not inherit it): the
-daemon itself knows nothing of it. Each start has another time since boot, in a time namespace of its own (root).
+The disk is a small tmpfs, mounted where the data folder is (root): filling it leaves everybody else's alone. The wall
+clock is stepped for one process by a library that is loaded in front of libc's (a C compiler; learners do not inherit
+it): the daemon itself knows nothing of it. Each start has another time since boot, in a time namespace of its own (root).
 """
 
 import contextlib
