@@ -118,6 +118,15 @@ class Membership:
         self._state.note_gone(device, incarnation)
         return self._settle(now_s)
 
+    def away(self, now_s: float) -> list[Effect]:
+        """This machine slept, stood still, or was in no network or another: what is missed here was not lost here.
+
+        Even if it is entitled to go on without the others, it looks for them first: they may have done so
+        provisionally.
+        """
+        self._state.back_until_s = now_s + self._state.timeouts.back_s
+        return self._settle(now_s)
+
     # Answers of the shell.
 
     def standing(self, standing: Standing, now_s: float) -> list[Effect]:

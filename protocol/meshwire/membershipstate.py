@@ -57,6 +57,7 @@ class State:
         self.standing: Standing | None = None  # as promised
         self.votes = Votes(generation)
         self.told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
+        self.back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
         self.ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
         self.overdue: set[str] = set()  # devices that did not do their part in time
         self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why

@@ -111,12 +111,14 @@ class Proposer:
         roll = self._roll(everyone, absent)
         entitled = self._judge(roll)
         at_s = self._propose_at_s(everyone, absent, roll, since_s)
-        if not entitled:
-            at_s = max(at_s, self._provisional_at_s(roll, at_s - since_s, now_s))
-            if state.phase is not Phase.OUT and self._yields(now_s):
-                return
-        else:
+        if entitled and not self._may_have_missed(roll, now_s):
             self._outvoted_since_s = None
+        else:
+            self._outvoted_since_s = now_s if self._outvoted_since_s is None else self._outvoted_since_s
+            after_s = state.back_until_s if entitled else self._provisional_at_s(roll, at_s - since_s, now_s)
+            at_s = max(at_s, after_s)
+            if self._yields(now_s):
+                return
         if self._reached(at_s, now_s):
             self._propose(roll, now_s, entitled=entitled)
 
@@ -230,16 +232,26 @@ class Proposer:
         gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
         if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
             return now_s  # nobody is missed who was here when they went on
-        if self._outvoted_since_s is None:
-            self._outvoted_since_s = now_s
+        assert self._outvoted_since_s is not None
         counted = f"{len(here & {*entered.counted})} of {len(entered.counted) + len(entered.gone)} that count are here"
         self.waiting += f"; {counted}, the others may be together elsewhere"
         return self._outvoted_since_s + state.timeouts.provisional_s + turns_s
 
+    def _may_have_missed(self, roll: Roll, now_s: float) -> bool:
+        """This machine was away, and one that counts may have gone on without it: provisionally, and for hours."""
+        state, entered = self._state, self._state.entered
+        assert entered is not None, "no history"
+        if now_s >= state.back_until_s:
+            return False
+        counted = {rank: entered.members[rank].incarnation for rank in entered.counted}
+        known = state.gone(roll.members)
+        return any(_part(roll).get(r) != i and not is_gone(_part(roll), r, i, known) for r, i in counted.items())
+
     def _yields(self, now_s: float) -> bool:
         """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
         state = self._state
-        if not state.ahead or self._outvoted_since_s is None:
+        assert self._outvoted_since_s is not None
+        if not state.ahead:
             return False
         if not self._reached(self._outvoted_since_s + state.timeouts.yield_s, now_s):
             return False

@@ -65,6 +65,11 @@ class Timeouts:
         return 6 * self.patience_s if self.partition_wait_s is None else self.partition_wait_s
 
     @property
+    def back_s(self) -> float:
+        """6 patience: who was away itself looks so long for the others before it goes on without them."""
+        return 6 * self.patience_s
+
+    @property
     def yield_s(self) -> float:
         """= patience: such a part waits so long for the rest of an entitled one before it joins a provisional one."""
         return self.patience_s
@@ -87,5 +92,6 @@ class Timeouts:
             "the proposer commits": self.enter_s,
             "a member catches up": self.catch_up_s,
             "a part that is not entitled goes on": self.provisional_s,
+            "a laptop that was away goes on": self.back_s,
             "a device asks in again, at most": ASK_S_MAX,
         }

@@ -135,6 +135,12 @@ class Daemon(Node):
             notify=self.life.notify,
         )
 
+    def wake(self) -> None:
+        """It knows that it slept before it hears anything."""
+        if self.asleep:
+            self._perform(self.machine.away(self.world.now_s))
+        super().wake()
+
     # Links
 
     def linked(self, peer: Node, link: Link) -> None:

@@ -430,6 +430,67 @@ def test_a_provisional_part_yields_to_those_that_are_entitled_without_it() -> No
     assert (device, proposed.generation.ranks, proposed.generation.provisional) == (THREE, (0, 2), False)
 
 
+def test_who_was_away_looks_for_the_others_before_it_goes_on() -> None:
+    """G4: rank 0 wakes up, and rank 1 went on provisionally for hours: it joins, and does not end that."""
+    for meets in (False, True):
+        made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
+        made.linked(TWO, MEMBERS[1].incarnation, 0.0)
+        made.away(1.0)
+        made.unlinked(TWO, "silent", 1.0)
+        assert Fence not in kinds(made.timer(2.0))
+        if meets:
+            ((_, proposed),) = sent(made.linked(TWO, MEMBERS[1].incarnation, 3.0), Propose)
+            made.standing(HELD, 3.0)
+            refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
+            made.receive(TWO, Where(job=JOB, generation=apart(), ancestors=(), samples=9), 3.0)
+            made.receive(TWO, refused, 3.0)
+            assert LeftOut in kinds(made.timer(4.0) + made.timer(4.0 + TIMEOUTS.yield_s))
+        else:
+            (fence,) = [effect for effect in made.timer(1.0 + TIMEOUTS.back_s) if isinstance(effect, Fence)]
+            assert not fence.generation.provisional, "nobody is there: it goes on, as it is entitled to"
+
+
+def apart() -> Generation:
+    """Of two, rank 1 went on provisionally."""
+    first = Generation.first(JOB, ONE, MEMBERS[:2])
+    return first.model_copy(update={"number": 2, "proposer": TWO, "ranks": (1,), "learning": (1,)})
+
+
+def test_who_is_gone_may_have_voted_elsewhere() -> None:
+    """G4: one of three is gone and one is silent: those two may have gone on before; so the third waits."""
+    made = alone(1)
+    made.gone(ONE, MEMBERS[0].incarnation, 1.5)
+    assert Fence not in kinds(made.timer(5.0))
+    assert Fence in kinds(made.gone(THREE, MEMBERS[2].incarnation, 6.0) + made.timer(6.0))
+
+
+def test_a_proposal_that_is_given_up_is_no_promise_that_hangs() -> None:
+    """G4: its proposer knows that nobody was told to enter it."""
+    one = alone(0)
+    one.linked(TWO, MEMBERS[1].incarnation, 2.0)
+    assert len(one._state.votes.told) == 2
+    one.unlinked(TWO, "closed", 2.1)
+    one.timer(2.1 + TIMEOUTS.relink_grace_s)
+    assert len(one._state.votes.told) == 1
+
+
+def test_what_the_members_say_decides_and_not_what_was_thought_of_them() -> None:
+    """G4: 0 and 2 are most of the first three; then 2 says that it has entered another one with 1, who is not here."""
+    one, newer = alone(0), following(2, 2, ranks=(1, 2), learning=(1, 2))
+    ((_, proposed),) = sent(one.linked(THREE, MEMBERS[2].incarnation, 2.0), Propose)
+    one.standing(HELD, 2.0)
+    electorate = electorate_of(newer, entered=True)
+    told = {"generation": newer.hash64(), "number": 2, "history": electorate, "votes": (electorate,), "linked": (0,)}
+    one.receive(THREE, Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="promised"), 2.1)
+    ((_, again),) = sent(one.timer(2.1 + TIMEOUTS.turn_s), Propose)
+    assert (again.generation.number, again.generation.provisional) == (3, False)
+    one.standing(HELD, 2.4)
+    standing = HELD.model_copy(update=told)
+    effects = one.receive(THREE, Promised(job=JOB, generation=again.generation.hash64(), standing=standing), 2.5)
+    assert not {Enter, Propose} & {*kinds(effects)}
+    assert "not entitled" in one.waiting()
+
+
 def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
     """G4: rank 2 has promised a generation of 0 and 2, and does not know whether it was entered: with 1 it is most of
     the first one, and not entitled all the same. With 0, who has made it and given it up, it is."""
