@@ -1,7 +1,7 @@
 """`python -m tests.bench.soak`: real daemons and a real job, and every 0.5 to 2 s something of them breaks.
 
-Storms of 75 s and calms of 45 s take turns; after each calm the job ends, and another with another codec begins. Nobody is
-spared. In the first half no daemon ends, so that what one keeps can be seen to grow. `--power` is another run: all
+Storms of 75 s and calms of 45 s take turns; after each calm the job ends, and another with another codec begins. Nobody
+is spared. In the first half no daemon ends, so that what one keeps can be seen to grow. `--power` is another run: all
 processes are killed at once, and come up one after the other. Ends with exit code 1 when an invariant breaks: 30 s
 without a round while two peers could commit one, a job that ended, replicas that differ, samples that count twice, or
 growth without bound of memory, disk, descriptors or log. What is done, and when, follows from `--seed`.
@@ -280,7 +280,7 @@ def interruptible() -> Iterator[None]:
 
 
 class Hosts:
-    """The machines of all daemons, made as the mesh asks for them; what this machine cannot play is left out, and said."""
+    """The machines of all daemons, made as the mesh asks for them; what this one cannot play is left out, and said."""
 
     def __init__(self, seed: int, stack: ExitStack) -> None:
         self.by_name: dict[str, Host] = {}

@@ -2,7 +2,7 @@
 
 The disk is a small tmpfs, mounted where the data folder is (root): filling it leaves everybody else's alone. The wall
 clock is stepped for one process by a library that is loaded in front of libc's (a C compiler; learners do not inherit
-it): the daemon itself knows nothing of it. Each start has another time since boot, in a time namespace of its own (root).
+it): the daemon itself knows nothing of it. Each start has another time since boot, in a time namespace of its own.
 """
 
 import contextlib

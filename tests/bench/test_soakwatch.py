@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.bench.soakgrowth import BOUNDS
+from tests.bench.soakgrowth import BOUNDS, HOUR_S, Bound, Growth
 from tests.bench.soakhost import FILLER
-from tests.bench.soakwatch import DESCRIPTORS_SLACK, GROWTH_EVERY_S, STALL_S, Watch, disk_bytes
+from tests.bench.soakwatch import DESCRIPTORS_SLACK, STALL_S, Watch, disk_bytes
 
 LONG_S = 2 * STALL_S
 
@@ -140,14 +140,16 @@ def test_what_grows_on_the_disk_and_in_the_log_is_named(tmp_path: Path, monkeypa
         daemon.log_path.touch()
     (fakes.bert.data_dir / FILLER).write_bytes(bytes(1 << 20))
     assert disk_bytes(fakes.bert.data_dir) == 0
+    disk, log = (Bound(step=1 << 20, per_hour=1 << 20, warm_up_s=0.0, least_s=60.0, unit="bytes") for _ in range(2))
+    fakes.watch.growth = Growth({**BOUNDS, "disk": disk, "log": log})
     now_s, hoard = [0.0], fakes.anna.data_dir / "hoard"
     monkeypatch.setattr(time, "monotonic", lambda: fakes.began_s + now_s[0])
-    for number in range(240):
-        now_s[0] = number * GROWTH_EVERY_S
-        grown = 2 * (BOUNDS["disk"].step + BOUNDS["disk"].per_hour) * number / 240
+    for number in range(41):
+        now_s[0] = number * HOUR_S / 40
+        grown = 1 + 2 * (2 << 20) * number // 40
         with hoard.open("ab") as file:
-            os.posix_fallocate(file.fileno(), 0, max(1, int(grown)))
-        os.truncate(fakes.anna.log_path, int(2 * (BOUNDS["log"].step + BOUNDS["log"].per_hour) * number / 240))
+            os.posix_fallocate(file.fileno(), 0, grown)
+        os.truncate(fakes.anna.log_path, grown)
         fakes.watch.note_growth()
     named = [text.split("growth: ")[1].split(" grew")[0] for text in fakes.watch.findings.violations]
     assert sorted(named) == ["anna: disk", "anna: log"]
