@@ -31,7 +31,7 @@ from tests.sim.clusterexchange import Part, Result
 from tests.sim.clusterjoining import AskState, LearnerLife
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
-from tests.sim.clusternetwork import Link, Node
+from tests.sim.clusternetwork import Link, Node, Wake
 from tests.sim.clusterrequests import Answer, CannotAnswer, Reply, Request, Requests
 from tests.sim.clusterrounds import News, Rounds
 
@@ -135,11 +135,11 @@ class Daemon(Node):
             notify=self.life.notify,
         )
 
-    def wake(self) -> None:
+    def wake(self, order: Wake) -> None:
         """It knows that it slept before it hears anything."""
         if self.asleep:
             self._perform(self.machine.away(self.world.now_s))
-        super().wake()
+        super().wake(order)
 
     # Links
 
