@@ -333,6 +333,12 @@ class Board:
             if not session.job.ended:
                 session.passage.link_made(link.device, link.hello.incarnation)
 
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        """The daemon of a lost link is known to have ended: it is not elsewhere."""
+        for session in list(self._sessions.values()):
+            if not session.job.ended:
+                session.passage.peer_gone(device, incarnation)
+
     def _tell_end(self, device: str, job: Job) -> None:
         if not job.left:
             self._send_end(device, job.spec.job, OUTCOMES.get(job.state, "failed"), job.error)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore
@@ -28,6 +29,22 @@ log = logging.getLogger(__name__)
 ROUNDS_AHEAD = 8  # a learner that is asked so early has not passed the round when it hears of it
 COMMITTED_POLL_S = 0.05
 END_TIMEOUT_S = 15.0  # a person waits, and may have wanted the end because a learner hangs
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a learner has written of a history that is given up; it is needed no more."""
+
+    store: CheckpointStore
+    number: int
+    facts: CheckpointFacts
+    units: int
+
+    async def finish(self) -> Checkpoint:
+        """Makes it a checkpoint. Raises CheckpointError."""
+        return await in_thread(
+            lambda check: self.store.finish(self.number, self.facts, self.units, check, given_up=True)
+        )
 
 
 class Checkpointing:
@@ -89,6 +106,44 @@ class Checkpointing:
         if self._task is not None:
             await asyncio.wait({self._task}, timeout=END_TIMEOUT_S)
 
+    async def write_given_up(self, rounds: "Rounds") -> Written:
+        """The history that these rounds are of is not kept, and no round is completed in it any more: the learner
+        writes its base. A checkpoint that is being written would wait for ever until its round is sure to be kept (G5).
+
+        Raises:
+            RequestError: the learner is lost, reaches no boundary in END_TIMEOUT_S, or cannot write.
+            CheckpointError: the disk refuses.
+        """
+        generation = self._job.generation
+        if self._schedule is None or generation is None:
+            raise RequestError("the job was submitted with --checkpoint-every off")
+        if rounds.finished:
+            raise RequestError("its learner has ended")
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.wait({self._task})
+        self._after = None  # also of one that was cancelled before its first step
+        self._passed.clear()
+        entry = rounds.entry()
+        store, number = await self._numbered(self._schedule.keep)
+        folder = await in_thread(lambda _: store.begin(number))
+        try:
+            saved = await self._saving.save(entry.complete, folder, END_TIMEOUT_S)
+            if saved.round != entry.complete:
+                raise RequestError(f"its learner has written the base after round {saved.round}")
+            return Written(store, number, self._facts(rounds, entry, generation), saved.units)
+        except BaseException:
+            await in_thread(lambda _: store.abandon(number))
+            raise
+
+    async def _numbered(self, keep: int) -> tuple[CheckpointStore, int]:
+        """Where the next one is written, and under which number."""
+        store = CheckpointStore(self._job.folder, self._job.spec.job, keep)
+        if not self._number:
+            await in_thread(lambda _: store.clean_up())
+        self._number += 1
+        return store, self._number
+
     def _begin(self, rounds: "Rounds", after_round: int) -> None:
         self._after = after_round
         self._task = self._tasks.spawn(self._save(rounds, after_round), f"checkpoint after round {after_round}")
@@ -100,12 +155,9 @@ class Checkpointing:
     async def _save(self, rounds: "Rounds", after_round: int) -> None:
         assert self._schedule is not None
         job = self._job.spec.job
-        store = CheckpointStore(self._job.folder, job, self._schedule.keep)
         try:
-            if not self._number:
-                await in_thread(lambda _: store.clean_up())
-            self._number += 1
-            self.newest = await self._write(store, self._number, rounds, after_round)
+            store, number = await self._numbered(self._schedule.keep)
+            self.newest = await self._write(store, number, rounds, after_round)
         except (CheckpointError, RequestError) as error:  # training goes on without this one
             if not rounds.finished:  # its script has ended meanwhile: there will be no such round
                 log.warning("job %s: no checkpoint after round %d: %s", job, after_round, error)

@@ -1,5 +1,7 @@
 """Checkpoints of one job on this device: JOB/checkpoints/ROUND/ with one file for each unit, and a manifest.
 
+Those of a history that was given up lie beside them as ROUND-TAG (`meshwire.checkpoint.CheckpointName`).
+
 A checkpoint is there whole or not at all: the learner writes into a folder whose name begins with a dot, and only the
 last step gives it its name. Everything here blocks on the disk: call it in a worker thread.
 """
@@ -7,10 +9,9 @@ last step gives it its name. Everything here blocks on the disk: call it in a wo
 import hashlib
 import logging
 import os
-import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +20,20 @@ from meshtraind.below import folder_below, open_below
 from meshtraind.blobwriter import BINARY, COPY_BYTES, NO_FOLLOW, explain, write_all
 from meshtraind.threads import Check
 from meshwire import limits
-from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, CheckpointManifest, UnitRecord, unit_file
+from meshwire.checkpoint import (
+    GIVEN_UP_CHARS,
+    MANIFEST_FILE,
+    CheckpointFacts,
+    CheckpointManifest,
+    CheckpointName,
+    UnitRecord,
+    unit_file,
+)
 from meshwire.messages.job import CheckpointSummary
 
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # below a job's folder
-_ROUND = re.compile(r"0|[1-9][0-9]{0,9}")
 _SAVING, _DELETING = ".saving-", ".deleting-"
 
 
@@ -45,6 +53,11 @@ class Checkpoint:
         """The newest round in it."""
         return self.manifest.round
 
+    @property
+    def name(self) -> CheckpointName:
+        """Which tells whether its history was given up."""
+        return CheckpointName.parse(self.folder.name)
+
     def unit_path(self, unit: int) -> Path:
         """The file of a unit."""
         return self.folder / unit_file(unit)
@@ -56,6 +69,12 @@ class Rejected:
 
     round: int
     reason: str
+    given_up: str = ""
+
+    @property
+    def name(self) -> CheckpointName:
+        """As of `Checkpoint`."""
+        return CheckpointName(self.round, self.given_up)
 
 
 def _unchecked() -> None:
@@ -102,12 +121,16 @@ class CheckpointStore:
         """The learner could not write it, or is gone."""
         shutil.rmtree(self._saving(number), ignore_errors=True)  # whatever is left: `clean_up`
 
-    def finish(self, number: int, facts: CheckpointFacts, units: int, check: Check = _unchecked) -> Checkpoint:
+    def finish(
+        self, number: int, facts: CheckpointFacts, units: int, check: Check = _unchecked, *, given_up: bool = False
+    ) -> Checkpoint:
         """What the learner has written becomes a checkpoint, safe from a power cut; the oldest ones go.
 
         Args:
             units: how many it has written.
             check: called before each block; may raise to stop.
+            given_up: its history is. Of such ones so many are kept as `limits` says; others are neither among them nor
+                deleted for them.
 
         Raises:
             CheckpointError: the disk refuses, or a file is missing. Nothing of it is kept, older ones are.
@@ -119,17 +142,21 @@ class CheckpointStore:
                 manifest = CheckpointManifest(**dict(facts), units=records)
                 self._write_manifest(saving / MANIFEST_FILE, manifest.encode())
                 _sync_folder(saving)
-                made = self._name(saving, manifest, check)
+                tag = manifest.chain[:GIVEN_UP_CHARS] if given_up else ""
+                made = self._name(saving, CheckpointName(manifest.round, tag), manifest, check)
         except BaseException:
             self.abandon(number)
             raise
-        self._prune(made.round)
+        if given_up:
+            self._prune_given_up()
+        else:
+            self._prune(made.round)
         return made
 
-    def _name(self, saving: Path, manifest: CheckpointManifest, check: Check) -> Checkpoint:
-        folder = self.path / str(manifest.round)
+    def _name(self, saving: Path, name: CheckpointName, manifest: CheckpointManifest, check: Check) -> Checkpoint:
+        folder = self.path / str(name)
         if os.path.lexists(folder):
-            if (there := self._same(manifest, check)) is not None:
+            if (there := self._same(name, manifest, check)) is not None:
                 shutil.rmtree(saving)
                 return there
             self._delete(folder)  # damaged, or of a history that was not kept
@@ -137,9 +164,9 @@ class CheckpointStore:
         _sync_folder(self.path)
         return Checkpoint(folder, manifest)
 
-    def _same(self, manifest: CheckpointManifest, check: Check) -> Checkpoint | None:
-        """A whole one of this round and history, if there is one."""
-        there = self._read(manifest.round)
+    def _same(self, name: CheckpointName, manifest: CheckpointManifest, check: Check) -> Checkpoint | None:
+        """A whole one of this name and history, if there is one."""
+        there = self._read(name)
         if isinstance(there, Rejected) or there.manifest.chain != manifest.chain or self.verify(there, check):
             return None
         return there
@@ -156,15 +183,28 @@ class CheckpointStore:
         """Keeps `newest`, which was just written, and the complete ones before it. Those after it are of a history that
         was not kept: the job stands at `newest` now."""
         kept = 0
-        for round_ in self._rounds():
-            complete = round_ <= newest and not isinstance(self._read(round_), Rejected)
+        for one in self.listed():
+            complete = one.round <= newest and not isinstance(one, Rejected)
             if complete and kept < self._keep:
                 kept += 1
-                continue
-            try:
-                self._delete(self.path / str(round_))
-            except OSError as error:  # a checkpoint too many is no reason to lose the new one
-                log.warning("cannot delete the checkpoint %s: %s", self.path / str(round_), error)
+            else:
+                self._delete_surplus(one.name)
+
+    def _prune_given_up(self) -> None:
+        """Keeps the latest of those whose history was given up, by when they were."""
+        there = self.given_up()
+        whole = [one for one in there if isinstance(one, Checkpoint)]
+        whole.sort(key=lambda one: one.manifest.created_at_s, reverse=True)
+        latest = [one.name for one in whole[: limits.GIVEN_UP_CHECKPOINTS_MAX]]
+        for one in there:
+            if one.name not in latest:
+                self._delete_surplus(one.name)
+
+    def _delete_surplus(self, name: CheckpointName) -> None:
+        try:
+            self._delete(self.path / str(name))
+        except OSError as error:  # a checkpoint too many is no reason to lose the new one
+            log.warning("cannot delete the checkpoint %s: %s", self.path / str(name), error)
 
     def _delete(self, folder: Path) -> None:
         """Its name goes first, so that nobody finds half of it."""
@@ -180,12 +220,17 @@ class CheckpointStore:
     # Reading
 
     def listed(self) -> tuple[Checkpoint | Rejected, ...]:
-        """The newest first. That files have the right sizes is looked at, what they hold is not: see `verify`."""
-        return tuple(self._read(round_) for round_ in self._rounds())
+        """Of the history that is kept, the newest first. That files have the right sizes is looked at, what they hold
+        is not: see `verify`."""
+        return tuple(self._read(name) for name in self._names() if not name.given_up)
 
-    def at(self, round_: int) -> Checkpoint | Rejected:
-        """The one of this round, as `listed` has it."""
-        return self._read(round_)
+    def given_up(self) -> tuple[Checkpoint | Rejected, ...]:
+        """The same of histories that are not: nobody goes on from them but who names one."""
+        return tuple(self._read(name) for name in self._names() if name.given_up)
+
+    def at(self, round_: int, given_up: str = "") -> Checkpoint | Rejected:
+        """The one of this name, as `listed` or `given_up` has it."""
+        return self._read(CheckpointName(round_, given_up))
 
     def verify(self, checkpoint: Checkpoint, check: Check = _unchecked) -> str | None:
         """Reads all of it. Returns what is wrong, or None."""
@@ -201,47 +246,57 @@ class CheckpointStore:
                 return f"{name} holds other bytes than were written"
         return None
 
-    def _rounds(self) -> list[int]:
+    def _names(self) -> list[CheckpointName]:
+        """Whatever else lies there is none of ours."""
         with _explained("list", self.path):
             try:
                 with folder_below(self.path.parents[1], self.path.parts[-2:]) as folder:
-                    return sorted((int(name) for name in os.listdir(folder) if _ROUND.fullmatch(name)), reverse=True)
+                    return sorted(names_among(os.listdir(folder)), reverse=True)
             except FileNotFoundError:
                 return []
 
-    def _read(self, round_: int) -> Checkpoint | Rejected:
-        folder = self.path / str(round_)
+    def _read(self, name: CheckpointName) -> Checkpoint | Rejected:
+        folder = self.path / str(name)
         try:
             manifest = CheckpointManifest.decode(_read_manifest(folder / MANIFEST_FILE))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
-            return Rejected(round_, f"{MANIFEST_FILE}: {reason}"[: limits.REFUSAL_CHARS_MAX])
-        if manifest.job != self._job:
-            return Rejected(round_, f"it is of job {manifest.job}")
-        if manifest.round != round_:
-            return Rejected(round_, f"its manifest is of round {manifest.round}")
+            return Rejected(name.round, f"{MANIFEST_FILE}: {reason}"[: limits.REFUSAL_CHARS_MAX], name.given_up)
+        wrong = None
         checkpoint = Checkpoint(folder, manifest)
-        wrong = _sizes_wrong(checkpoint)
-        return checkpoint if wrong is None else Rejected(round_, wrong)
+        if manifest.job != self._job:
+            wrong = f"it is of job {manifest.job}"
+        elif manifest.round != name.round:
+            wrong = f"its manifest is of round {manifest.round}"
+        elif not manifest.chain.startswith(name.given_up):
+            wrong = f"its manifest is of the history {manifest.chain[:GIVEN_UP_CHARS]}"
+        else:
+            wrong = _sizes_wrong(checkpoint)
+        return checkpoint if wrong is None else Rejected(name.round, wrong, name.given_up)
+
+
+def names_among(entries: Iterable[str]) -> Iterator[CheckpointName]:
+    """Of the entries of a folder, those that are checkpoints."""
+    for entry in entries:
+        try:
+            yield CheckpointName.parse(entry)
+        except ValueError:
+            continue
 
 
 def list_checkpoints(job_folder: Path, job: str, rank: int, check: Check) -> tuple[CheckpointSummary, ...]:
     """All of a job's that lie here, every file read, the newest first. Raises CheckpointError."""
     store = CheckpointStore(job_folder, job, keep=1)
     found = []
-    for one in store.listed():
-        if isinstance(one, Rejected):
-            found.append(
-                CheckpointSummary(round=one.round, rank=rank, created_at_s=None, size_bytes=None, wrong=one.reason)
-            )
-            continue
+    for one in (*store.listed(), *store.given_up()):
         found.append(
             CheckpointSummary(
                 round=one.round,
                 rank=rank,
-                created_at_s=one.manifest.created_at_s,
-                size_bytes=one.manifest.size_bytes,
-                wrong=store.verify(one, check),
+                created_at_s=None if isinstance(one, Rejected) else one.manifest.created_at_s,
+                size_bytes=None if isinstance(one, Rejected) else one.manifest.size_bytes,
+                wrong=one.reason if isinstance(one, Rejected) else store.verify(one, check),
+                given_up=one.name.given_up or None,
             )
         )
     return tuple(found)

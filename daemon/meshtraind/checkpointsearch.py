@@ -19,7 +19,7 @@ from meshtraind.intake import fetch_manifest, hold_files
 from meshtraind.node import Node
 from meshtraind.threads import in_thread
 from meshwire import limits
-from meshwire.checkpoint import MANIFEST_FILE, CheckpointManifest, unit_file
+from meshwire.checkpoint import GIVEN_UP_CHARS, MANIFEST_FILE, CheckpointManifest, CheckpointName, unit_file
 from meshwire.files import FileEntry, FileManifest
 from meshwire.messages.job import (
     AskCheckpoint,
@@ -62,8 +62,12 @@ class _Place:
     link: Connection | None  # None: this device
     summary: CheckpointSummary
 
+    @property
+    def checkpoint(self) -> CheckpointName:
+        return CheckpointName(self.summary.round, self.summary.given_up or "")
+
     def wrong(self, reason: str) -> str:
-        return f"the checkpoint after round {self.summary.round} on {self.name} is not used: {reason}"
+        return f"the checkpoint after round {self.checkpoint} on {self.name} is not used: {reason}"
 
 
 class CheckpointSearch:
@@ -84,7 +88,11 @@ class CheckpointSearch:
         """Raises RequestError with a text for the person."""
         self._emit(SubmitProgress(text=f"looking for checkpoints of job {resume.job}"))
         places, unasked = await self._places(resume.job)
-        wanted = [place for place in places if resume.round in (None, place.summary.round)]
+        wanted = [
+            place
+            for place in places
+            if resume.round in (None, place.summary.round) and resume.given_up == place.summary.given_up
+        ]
         notes: list[str] = []
         for place in wanted:
             try:
@@ -95,8 +103,9 @@ class CheckpointSearch:
                 notes.append(place.wrong(str(error)))
                 continue
             return Resumed(*found, place.link, tuple(notes))
-        what = f"job {resume.job}" if resume.round is None else f"job {resume.job} after round {resume.round}"
-        known = ", ".join(str(round_) for round_ in dict.fromkeys(place.summary.round for place in places))
+        named = None if resume.round is None else CheckpointName(resume.round, resume.given_up or "")
+        what = f"job {resume.job}" if named is None else f"job {resume.job} after round {named}"
+        known = ", ".join(str(name) for name in dict.fromkeys(place.checkpoint for place in places))
         facts = [*notes, *unasked]
         if not wanted:
             facts.append(f"there are those after round {known}" if known else "none lies here or on a linked device")
@@ -145,9 +154,9 @@ class CheckpointSearch:
         round_ = place.summary.round
         if place.link is None:
             folder = self._node.job_folder(job)
-            files = await in_thread(lambda _: ship(folder, job, round_, self._store, self._owner))
+            files = await in_thread(lambda _: ship(folder, job, place.checkpoint, self._store, self._owner))
         else:
-            asked = AskCheckpoint(job=job, round=round_)
+            asked = AskCheckpoint(job=job, round=round_, given_up=place.summary.given_up)
             reply = await place.link.request(asked, timeout_s=READ_TIMEOUT_S, name=f"checkpoint of {place.name}")
             if not isinstance(reply, CheckpointFiles):
                 raise RequestError(f"it answered with {type(reply).__name__}")
@@ -156,6 +165,8 @@ class CheckpointSearch:
         manifest = await in_thread(lambda _: _manifest_of(tree, self._store))
         if (manifest.job, manifest.round) != (job, round_):
             raise RequestError(f"it is of job {manifest.job} after round {manifest.round}")
+        if not manifest.chain.startswith(place.checkpoint.given_up):
+            raise RequestError(f"it is of the history {manifest.chain[:GIVEN_UP_CHARS]}")
         return ResumePoint(job=job, round=round_, files=files), spec_of(manifest)
 
     async def _bring_tree(self, ref: BlobRef, bytes_max: int, source: Connection | None, job: str) -> FileManifest:
@@ -184,14 +195,14 @@ class CheckpointSearch:
         return tree
 
 
-def ship(job_folder: Path, job: str, round_: int, store: BlobStore, owner: str) -> BlobRef:
+def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, owner: str) -> BlobRef:
     """A checkpoint as blobs, held for the owner: the packed FileManifest of its folder. Blocking.
 
     Raises:
         RequestError: there is none, or it cannot be used.
         CheckpointError, BlobError: the disk refuses.
     """
-    checkpoint = CheckpointStore(job_folder, job, keep=1).at(round_)
+    checkpoint = CheckpointStore(job_folder, job, keep=1).at(*wanted)
     if isinstance(checkpoint, Rejected):
         raise RequestError(checkpoint.reason)
     manifest = checkpoint.manifest.encode()

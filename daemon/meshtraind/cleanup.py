@@ -1,6 +1,7 @@
 """What is deleted when a job is over: its copies of files, and blobs that are needed no more. Blocks on the disk.
 
-Kept are out/, logs/ and traces of a job that began, and of one that did not succeed its checkpoints/.
+Kept are out/, logs/ and traces of a job that began, and its checkpoints/; of one that succeeded only those of histories
+that were given up.
 """
 
 import logging
@@ -10,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from meshtraind.blobs import BlobStore, building_folder
-from meshtraind.checkpoints import CHECKPOINTS
+from meshtraind.checkpoints import CHECKPOINTS, names_among
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ def clean_up(job: str, folder: Path, store: BlobStore, *, succeeded: bool) -> No
     """Of a job that has ended: what it ran from is deleted, its results are kept. Raises BlobError."""
     remove_inputs(folder)
     if succeeded:
-        _remove(folder / CHECKPOINTS)
+        _remove_kept_histories(folder / CHECKPOINTS)
     _let_go(job, store)
 
 
@@ -42,6 +43,17 @@ def remove_inputs(folder: Path) -> None:
     for name in (SOURCE, DATA, STATE, RESUME):
         _remove(folder / name)
         _remove(building_folder(folder / name))
+
+
+def _remove_kept_histories(folder: Path) -> None:
+    """The job's result is there. What was given up is nowhere else, and a person was told its name."""
+    entries = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
+    given_up = {str(name) for name in names_among(entries) if name.given_up}
+    if not given_up:
+        _remove(folder)
+    for entry in entries:
+        if entry not in given_up:
+            _remove(folder / entry)
 
 
 def _let_go(job: str, store: BlobStore) -> None:

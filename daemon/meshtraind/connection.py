@@ -72,6 +72,7 @@ class Connection(asyncio.BufferedProtocol):
     Attributes:
         device: id of the peer at the other end, once its certificate was verified.
         attached: what the client or learner at the other end said first, once its token was verified.
+        broke: it has ended without a word, and this side did not close it.
         same_host: both ends are on this machine, so the bytes never leave it.
         last_received_s: when the last byte came, on time.monotonic's clock.
         lossless: the stage that chunks' payloads pass, with the link's rate.
@@ -82,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self.name = name
         self.device: str | None = None
         self.attached: Attach | None = None
+        self.broke = False
         self.same_host = False
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
@@ -252,6 +254,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._close_reason is None:
+            self.broke = True
             if exc is not None:
                 self._close_reason = f"the connection broke: {exc or type(exc).__name__}"
             elif self._peer_ended:

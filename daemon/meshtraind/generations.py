@@ -10,10 +10,12 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
+from meshtraind.checkpointing import Written
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.founding import Founding
 from meshtraind.job import Job
 from meshtraind.node import Node
+from meshtraind.parting import Parting
 from meshtraind.tasks import TaskSet
 from meshwire.jobs import job_number
 from meshwire.lineage import Path, rank_of
@@ -34,6 +36,7 @@ from meshwire.membershipevents import (
 )
 from meshwire.messages.generation import AskIn, Enter, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
+from meshwire.partitionwait import partition_wait_s
 from meshwire.petitions import Kind
 from meshwire.timeouts import Timeouts
 
@@ -69,6 +72,10 @@ class Host(Protocol):
 
     def resumed(self) -> None:
         """All members have entered it."""
+
+    async def write_given_up(self) -> Written:
+        """The learner writes the base of a history that is not kept. Its rounds are fenced. Raises RequestError,
+        CheckpointError, OSError."""
 
     def left_out(self, reason: str) -> None:
         """The history that this member has is not kept: rounds and learner are dropped."""
@@ -107,7 +114,11 @@ class Generations:
         self._machine = Membership(
             node.member,
             job.spec.job,
-            Timeouts(patience_s=node.patience_s, rtt_s=max(rtt_s, RTT_S_MIN)),
+            Timeouts(
+                patience_s=node.patience_s,
+                rtt_s=max(rtt_s, RTT_S_MIN),
+                partition_wait_s=partition_wait_s(job.spec.partition_wait, node.patience_s),
+            ),
             self._loop.time(),
             generation=job.generation,
             known=[member.device for member in job.members],
@@ -119,6 +130,8 @@ class Generations:
         self._asking: dict[str, AskIn] = {}  # before round 1, when there is nothing yet that they could be given
         self._closed = False
         self._path = Path()
+        self._parting: Parting | None = None  # while this device, out of all generations, saves what is given up
+        self._why_out = ""
         if job.generation is not None:
             self._path.entered(job.generation, 0, 0)
 
@@ -138,6 +151,11 @@ class Generations:
         self._asking.pop(device, None)
         if not self._closed:
             self._perform(self._machine.unlinked(device, reason, self._loop.time()))
+
+    def gone(self, device: str, incarnation: int) -> None:
+        """This incarnation of a device has ended: it is not silent, nor elsewhere."""
+        if not self._closed:
+            self._perform(self._machine.gone(device, incarnation, self._loop.time()))
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
@@ -178,6 +196,13 @@ class Generations:
         if rounds is not None:
             self._machine.note_progress(rounds.history_samples)
 
+    def end_parting(self) -> bool:
+        """The learner of a history that is given up is needed no more, if there is one. Returns whether there was."""
+        if self._parting is None:
+            return False
+        self._parting.cut_short()
+        return True
+
     def close(self) -> None:
         """Stops the timer."""
         self._closed = True
@@ -194,6 +219,8 @@ class Generations:
     def _perform_one(self, effect: Effect) -> None:
         job = self._job.spec.job
         match effect:
+            case Send(device, AskIn() as message) if self._parting is not None:
+                self._parting.asks[device] = message
             case Send(device, message):
                 link = self._node.links.get(device)
                 if link is not None:
@@ -208,9 +235,8 @@ class Generations:
                 self._resume(generation, begins)
             case LeftOut(reason, kept):
                 log.warning("job %s: left out: %s", job, reason)
-                self._note_given_up(kept)
                 self._give_up_catching_up()
-                self._host.left_out(reason)
+                self._leave_history(reason, kept)
             case TurnedAway(reason):
                 self._host.turned_away(reason)
             case NobodyLearns():
@@ -222,22 +248,41 @@ class Generations:
             case Waiting(reason):
                 self._job.wait(reason)
 
-    def _note_given_up(self, kept: Where | None) -> None:
+    def _leave_history(self, reason: str, kept: Where | None) -> None:
+        """The learner of this history is ended; where rounds of it are given up, when it has written the base."""
+        self._why_out = reason
+        if self._given_up(kept) is None:
+            self._path.forget()
+            self._host.left_out(reason)
+            return
+        assert self._host.crossing is not None
+        self._host.crossing.fence()  # no round is completed any more
+        given_up = self._given_up(kept)
+        assert given_up is not None
+        self._parting = Parting(self._job, given_up, self._host.write_given_up, self._parted, self._tasks)
+
+    def _parted(self, parting: Parting) -> None:
+        self._path.forget()
+        self._parting = None
+        if self._closed:
+            return
+        self._host.left_out(self._why_out)
+        for device, ask in parting.asks.items():
+            self._perform_one(Send(device, ask))
+
+    def _given_up(self, kept: Where | None) -> GivenUp | None:
         """What this device and those that were with it have made since the history that is kept went another way."""
         rounds, generation = self._host.rounds, self._job.generation
         parted = self._path.parted(kept.generation, kept.ancestors) if kept is not None else None
-        self._path.forget()
         if kept is None or parted is None or rounds is None or generation is None or rounds.complete <= parted.cut:
-            return
-        given_up = GivenUp(
+            return None
+        return GivenUp(
             first=parted.cut + 1,
             last=rounds.complete,
             samples=max(0, rounds.history_samples - parted.samples),
             made_by=generation.ranks,
             kept=kept.generation.ranks,
         )
-        log.warning("job %s: given up: %s", self._job.spec.job, given_up)
-        self._job.take_given_up([given_up])
 
     def _give_up_catching_up(self) -> None:
         if self._catching_up is not None:
@@ -245,6 +290,7 @@ class Generations:
             self._catching_up = None
 
     def _fence(self) -> None:
+        self.end_parting()  # the others wait for this device
         self._give_up_catching_up()
         if self._fenced_at_s is None:
             self._fenced_at_s = time.monotonic()

@@ -80,6 +80,11 @@ def likely_addresses(named: Sequence[str], listen_host: str) -> tuple[str, ...]:
     return (listen_host,)
 
 
+def own_addresses() -> frozenset[str]:
+    """All that this machine has now, whatever for: they change where it comes into another network."""
+    return frozenset(address for interface in _interfaces_up().values() for address in interface.addresses)
+
+
 def _address_on_default_route() -> str | None:
     """This machine's address on the way to anywhere; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -196,12 +196,12 @@ class Job:
 
     def take_given_up(self, news: Iterable[GivenUp]) -> None:
         """Rounds that are not kept. All members pass on what they know, so that it is told wherever a person looks,
-        also when those that made them are gone. Of one partition each of them tells; who has completed most counts."""
+        also when those that made them are gone. Of one partition each of them tells; who has completed most counts, and
+        the newest checkpoint that any of them has."""
         known = dict(self._given_up)
         for one in news:
             key = one.first, one.kept
-            if key not in known or one.last > known[key].last:
-                known[key] = one
+            known[key] = one if key not in known else _of_one_partition(known[key], one)
         newest = sorted(known.items(), key=lambda item: (item[1].last, item[0]))[-limits.GIVEN_UP_MAX :]
         if dict(newest) != self._given_up:
             self._given_up = dict(newest)
@@ -292,6 +292,7 @@ class Job:
             not_joining=() if self.ended else self.not_joining,
             expired_at_s=self.expired_at_s,
             given_up=self.given_up,
+            partition_wait=self.spec.partition_wait,
         )
 
     def _save(self) -> None:
@@ -326,6 +327,14 @@ class Job:
         except HistoryError as error:
             # The job itself can go on; only its line in `meshtrain jobs` after a restart is at stake.
             log.error("job %s is not recorded: %s", self.spec.job, error)
+
+
+def _of_one_partition(one: GivenUp, other: GivenUp) -> GivenUp:
+    """What two members tell of it, in whichever order, and however often."""
+    longest = max(one, other, key=lambda told: (told.last, told.samples, told.made_by))
+    saved = max((told.saved for told in (one, other) if told.saved is not None), default=None)
+    unsaved = None if saved is not None else max(one.unsaved or "", other.unsaved or "") or None
+    return longest.model_copy(update={"saved": saved, "unsaved": unsaved})
 
 
 def summary_of(record: JobRecord) -> JobSummary:

@@ -73,6 +73,7 @@ def make_spec(
         resume=None if resumed is None else resumed.point,
         peers_max=body.peers_max,
         independent=body.independent,
+        partition_wait=body.partition_wait,
     )
 
 

@@ -9,7 +9,7 @@ from meshtraind.performer import Performer
 from meshtraind.turn import Turn
 from meshwire import limits
 from meshwire.messages.job import JobSpec
-from meshwire.messages.learner import LearnerBucket, LearnerEncoder, LearnerSealed, LearnerStepped
+from meshwire.messages.learner import LearnerBucket, LearnerEncoder, LearnerSealed, LearnerStepped, StepLost
 from meshwire.roundevents import Effect
 from meshwire.roundlearner import Phase
 from meshwire.rounds import RoundMachine
@@ -52,6 +52,7 @@ class LearnerMoves:
         self._fail = fail
         self._loadable_after = loadable_after
         self._loop = asyncio.get_running_loop()
+        self._parts: str | None = None  # why it is brought to a boundary and no further
         self.samples = 0
 
     def begin(self) -> None:
@@ -82,6 +83,7 @@ class LearnerMoves:
     def sealed(self, message: LearnerSealed) -> None:
         """The backward pass has ended."""
         self._perform(self._machine.seal(message.step, message.used, message.integers, self._now()))
+        self._part_from_step()
 
     def applied(self, round_: int) -> None:
         """The learner has applied a round: the result slot is free for the next one."""
@@ -102,6 +104,8 @@ class LearnerMoves:
         if self._executor.encoder is not None and (task := self._executor.encoder.task()) is not None:
             self._notify(task)
         self._turn.wants_to_start(message.step + 1)
+        if self._parts is not None:
+            self.idle(self._parts)
         self._perform([])
 
     def idle(self, reason: str, *, last: bool = False) -> None:
@@ -135,6 +139,22 @@ class LearnerMoves:
         self._performer.learner_died()
         self._performer.keeps_unapplied = False
         self._perform(self._machine.absent(reason, self._now(), gone=True))
+
+    def part(self, reason: str) -> None:
+        """Its rounds are fenced for good: it applies what is complete and stays at its next boundary, where it can
+        write its base. A step of s=0 that waits for its round is told that there will be none."""
+        self._parts = reason
+        if self._turn.waits:
+            self.idle(reason)
+        else:
+            self._part_from_step()
+
+    def _part_from_step(self) -> None:
+        machine = self._machine
+        waits_for_round = machine.phase is Phase.BOUNDARY and machine.decided > machine.complete
+        if self._parts is not None and waits_for_round and not machine.settings.staleness and not self._turn.waits:
+            lost = StepLost(step=self._turn.begun_step, reason=self._parts, retry=True)
+            self._notify(lost)
 
     def loads(self) -> int:
         """J1: a process begins to load the base of after the round that is returned, or of after a later one. What

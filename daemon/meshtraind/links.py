@@ -14,6 +14,8 @@ from typing import cast
 from meshtraind.connection import Connection, ConnectionLost, Handler, RequestError
 from meshtraind.greeting import Doorway, Greeting
 from meshtraind.loglimit import caused_by
+from meshtraind.presence import Presence
+from meshtraind.refusal import refuses
 from meshtraind.tasks import TaskSet
 from meshtraind.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -23,6 +25,7 @@ from meshwire.header import Header
 from meshwire.messages.envelope import Done
 from meshwire.messages.link import Addresses, Heartbeat, Hello
 from meshwire.text import printable
+from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class Link:
         address: where to reach it: its host, with the port on which it listens.
         rtt_s: smoothed round trip; None before the first heartbeat was answered.
         dialled_by: device id of the side that dialled.
+        listens_at: the same as `address`, by the IP address that it turned out to have.
     """
 
     device: str
@@ -55,6 +59,7 @@ class Link:
     connection: Connection
     address: Address
     dialled_by: str
+    listens_at: Address
     rtt_s: float | None = None
 
 
@@ -70,6 +75,7 @@ class Links:
     Attributes:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
         on_link: called with every new link.
+        on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
         linked: the links by device id; live.
         port: the actual one, once started.
     """
@@ -87,6 +93,7 @@ class Links:
     ) -> None:
         self.handler: Handler
         self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
         self.port = port
         self._device = device
         self._trust = trust
@@ -94,6 +101,7 @@ class Links:
         self._hello = hello
         self._host = host
         self._patience_s = patience_s
+        self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
         self._linked: dict[str, Link] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
@@ -125,6 +133,7 @@ class Links:
         self._hello = self._hello.model_copy(update={"listen_port": self.port})
         self._tasks.spawn(self._accept_all(), "accept")
         self._tasks.spawn(self._dial_all(), "dial")
+        self._tasks.spawn(self._watch_presence(), "own presence")
 
     async def close(self) -> None:
         """Ends every link, letting what was said last arrive. None is made meanwhile: nobody would end it."""
@@ -317,7 +326,7 @@ class Links:
         if dialled is not None:
             connection.notify(self._hello)
         address = dialled or Address(host=host, port=hello.listen_port or self.port)
-        link = Link(device, hello, connection, address, dialled_by)
+        link = Link(device, hello, connection, address, dialled_by, Address(host=host, port=address.port))
         connection.name = f"{printable(hello.name)} ({device[:8]})"
         connection.handler = _Linked(self, link)
         self._linked[device] = link
@@ -379,12 +388,36 @@ class Links:
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
-        if self._linked.get(link.device) is link:
+        newest = self._linked.get(link.device) is link
+        now_s = time.monotonic()
+        if newest:
             del self._linked[link.device]
             log.info("lost %s: %s", link.connection.name, reason)
-            self._book.disconnected(link.device, time.monotonic())
+            self._book.disconnected(link.device, now_s)
             self.dial_now()
         self.handler.lost(link.connection, reason)
+        if newest and link.connection.broke and now_s - link.connection.last_received_s < self._patience_s:
+            self._tasks.spawn(self._see_whether_gone(link, now_s), f"look for {link.hello.name}")
+
+    async def _see_whether_gone(self, link: Link, ended_s: float) -> None:
+        """Who was there a moment ago, and where nobody listens any more, has ended and is not elsewhere.
+
+        Known only where this machine itself was there all the time: elsewhere others have these addresses. What is said
+        here may still be wrong: a firewall on the way may refuse for everybody behind it.
+        """
+        timeouts = Timeouts(self._patience_s, link.rtt_s) if link.rtt_s else Timeouts(self._patience_s)
+        if not await refuses(link.listens_at, timeouts.relink_grace_s) or link.device in self._linked:
+            return
+        if not self._presence.unbroken_since(ended_s - self._patience_s):
+            log.info("%s may be elsewhere: this device slept, stood still or changed networks", link.hello.name)
+            return
+        log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
+        self.on_gone(link.device, link.hello.incarnation)
+
+    async def _watch_presence(self) -> None:
+        while True:
+            await asyncio.sleep(self._presence.interval_s)
+            self._presence.look()
 
 
 class _Linked:

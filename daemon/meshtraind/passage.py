@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from meshtraind.agreement import Agreement
 from meshtraind.catchup import Beginning, answer_catch_up, answer_fetch_round
-from meshtraind.checkpointing import Checkpointing
+from meshtraind.checkpointing import Checkpointing, Written
 from meshtraind.connection import Connection, RequestError
 from meshtraind.donor import Donor
 from meshtraind.founding import Founding
@@ -192,6 +192,13 @@ class Passage:
         if self.rounds is not None and not self.founding:
             await self._checkpointing.before_the_end(self.rounds)
 
+    async def write_given_up(self) -> Written:
+        """The base of a history that is not kept, before its learner is ended."""
+        rounds = self.rounds
+        assert rounds is not None
+        rounds.learner.part("its history is not kept")
+        return await self._checkpointing.write_given_up(rounds)
+
     async def leave(self) -> None:
         """The others take out of the job what this device has not completed, and go on."""
         if self.generations is None:
@@ -219,6 +226,8 @@ class Passage:
         if self.generations is not None and self.founding:
             self.generations.wish("rest")
             return True
+        if self.generations is not None and self.generations.end_parting():
+            return True  # the next one is started when this device is taken in
         if self.rounds is None or self.generations is None:
             return False
         self.rounds.learner.dead("its process has ended")
@@ -339,6 +348,11 @@ class Passage:
         """A link has ended; there may be a newer one."""
         if self.generations is not None and device not in self._node.links:
             self.generations.link_lost(device, reason)
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        """A device's daemon has ended."""
+        if self.generations is not None:
+            self.generations.gone(device, incarnation)
 
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""

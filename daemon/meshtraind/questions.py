@@ -22,6 +22,7 @@ from meshtraind.node import Node
 from meshtraind.results import DAY_S
 from meshtraind.threads import in_thread
 from meshwire import limits
+from meshwire.checkpoint import CheckpointName
 from meshwire.messages.job import (
     AskCheckpoint,
     CheckpointFiles,
@@ -233,17 +234,16 @@ class Questions:
                     continue
                 if isinstance(reply, Checkpoints):
                     found += reply.checkpoints
-        found.sort(key=lambda one: (-one.round, one.rank))
+        found.sort(key=lambda one: (-one.round, one.given_up or "", one.rank))
         return Checkpoints(checkpoints=tuple(found), unasked=tuple(unasked))
 
     async def checkpoint(self, body: AskCheckpoint) -> CheckpointFiles:
         """One that lies here, as blobs that another device can fetch."""
         store, folder = self._node.blobs, self._node.job_folder(body.job)
+        name = CheckpointName(body.round, body.given_up or "")
         try:
             with store.holding() as owner:  # as a blob it stays until the cache needs its place
-                return CheckpointFiles(
-                    files=await in_thread(lambda _: ship(folder, body.job, body.round, store, owner))
-                )
+                return CheckpointFiles(files=await in_thread(lambda _: ship(folder, body.job, name, store, owner)))
         except (CheckpointError, BlobError) as error:
             raise RequestError(str(error)) from error
 

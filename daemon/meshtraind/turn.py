@@ -164,6 +164,11 @@ class Turn:
         return step == self._begun_step and self._pending_step is None and self._machine.phase is Phase.BOUNDARY
 
     @property
+    def begun_step(self) -> int:
+        """The one that the learner was told to begin last; 0: none."""
+        return self._begun_step
+
+    @property
     def in_barrier(self) -> bool:
         """Whether the learner waits for all others."""
         return self._barrier is not None

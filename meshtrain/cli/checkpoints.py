@@ -11,6 +11,7 @@ from meshtrain.cli.errors import reported
 from meshtrain.cli.jobs import find_job
 from meshtrain.cli.options import DataDir, Json
 from meshtrain.cli.terminal import human_seconds, plain, print_json, print_table, say
+from meshwire.checkpoint import CheckpointName
 from meshwire.files import human_bytes
 from meshwire.messages.job import Checkpoints, CheckpointSummary, JobSummary, ListCheckpoints
 from meshwire.text import printable
@@ -26,7 +27,8 @@ def checkpoints(
 ) -> None:
     """List the saved states of a job, on this device and on its members that are linked now, and check them.
 
-    Every file is read and compared with its hash, which takes a while for large models.
+    Every file is read and compared with its hash, which takes a while for large models. One that was given up is of a
+    history that was not kept after a partition: `submit --resume` takes it only by its whole name.
     """
     with connected(data_dir) as client:
         found = find_job(client, job)
@@ -47,11 +49,12 @@ def checkpoints(
 
 def _row(job: JobSummary, checkpoint: CheckpointSummary, now_s: float) -> Sequence[str]:
     created_s, size_bytes = checkpoint.created_at_s, checkpoint.size_bytes
+    state = "ok" if checkpoint.wrong is None else printable(checkpoint.wrong)
     return (
-        str(checkpoint.round),
+        str(CheckpointName(checkpoint.round, checkpoint.given_up or "")),
         "-" if created_s is None else f"{human_seconds(now_s - created_s)} ago",
         "-" if size_bytes is None else human_bytes(size_bytes),
         str(checkpoint.rank),
         printable(job.members[checkpoint.rank].name) if checkpoint.rank < len(job.members) else "?",
-        "ok" if checkpoint.wrong is None else printable(checkpoint.wrong),
+        f"given up, {state}" if checkpoint.given_up else state,
     )

@@ -14,6 +14,7 @@ from meshtrain.cli.peertable import print_peers
 from meshtrain.cli.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
 from meshwire.addresses import DEFAULT_PORT, Address
 from meshwire.files import human_bytes
+from meshwire.messages.job import JobSummary
 from meshwire.messages.link import Software
 from meshwire.messages.local import (
     GetPeers,
@@ -28,6 +29,7 @@ from meshwire.messages.local import (
     Status,
     Unpair,
 )
+from meshwire.partitionwait import NEVER, PATIENCES, partition_wait_s
 from meshwire.text import printable
 from meshwire.wiretypes import Wire
 
@@ -70,12 +72,22 @@ def status(
             print()
             print_peers(job)
             if verbose:
+                print(f"  {_partition_wait(job, reply.patience_s)}")
                 for name, why in job.not_joining:
                     print(f"  {printable(name)} does not join: {printable(why)}")
     for warning in reply.warnings:
         say(f"warning: {printable_lines(warning)}", style="yellow")
     if not reply.peers_paired:
         say("No other device is paired yet. Add one: meshtrain pair")
+
+
+def _partition_wait(job: JobSummary, patience_s: float) -> str:
+    part = "a part without a majority"
+    if job.partition_wait == NEVER:
+        return f"{part} waits for the others for ever (--partition-wait never)"
+    wait = human_step(partition_wait_s(job.partition_wait, patience_s))
+    why = f"{PATIENCES} x patience" if job.partition_wait is None else "--partition-wait"
+    return f"{part} waits {wait} for the others ({why}), then goes on, and yields to them"
 
 
 def _print_timeouts(status: Status) -> None:

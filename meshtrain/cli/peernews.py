@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from meshwire.checkpoint import CheckpointName
 from meshwire.jobs import JobState
 from meshwire.messages.job import GivenUp, JobSummary, RankReport
 from meshwire.text import printable
@@ -37,7 +38,12 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
     """What has happened to the job's members and rounds. Of members nothing where the job had not begun, this device
     was not in it, or it is ending: how it ends is told when it has ended."""
     told = {(one.first, one.kept) for one in before.given_up}
-    lost = [_given_up(after, one) for one in after.given_up if (one.first, one.kept) not in told]
+    named = {(one.first, one.kept) for one in before.given_up if one.saved is not None}
+    lost = [
+        _given_up(after, one)
+        for one in after.given_up
+        if (one.first, one.kept) not in (told if one.saved is None else named)
+    ]
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
     return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
@@ -112,10 +118,12 @@ def _given_up(job: JobSummary, rounds: GivenUp) -> str:
         which, were, they = f"rounds {rounds.first} to {rounds.last}", "were", "they were"
     else:
         which, were, they = f"round {rounds.first}", "was", "it was"
-    return (
-        f"{which} of {made_by} ({rounds.samples} samples) {were} given up: {they} apart from {kept}, "
-        "whose side had gone further"
-    )
+    lost = f"{which} of {made_by} ({rounds.samples} samples) {were} given up"
+    text = f"{lost}: {they} apart from {kept}, whose history is kept"
+    if rounds.saved is not None:
+        name = CheckpointName(*rounds.saved)
+        return f"{text}. To go on from what was given up: meshtrain submit --resume {job.job}@{name}"
+    return text if rounds.unsaved is None else f"{text}; their base was not saved: {printable(rounds.unsaved)}"
 
 
 def _departures(before: JobSummary, after: JobSummary) -> list[str]:

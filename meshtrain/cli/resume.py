@@ -1,22 +1,32 @@
-"""`submit --resume JOB[@ROUND]`: which checkpoint is meant, and what may be said beside it."""
+"""`submit --resume JOB[@CHECKPOINT]`: which checkpoint is meant, and what may be said beside it."""
 
 import typer
 
 from meshtrain.cli.errors import UsageError
 from meshtrain.cli.jobs import find_job
 from meshtrain.client import Client
+from meshwire.checkpoint import CheckpointName
 from meshwire.messages.local import ResumeFrom
 
-ROUND_DIGITS_MAX = 9
+ROUND_MAX = 10**9
 AS_BEFORE = frozenset(("resume", "on", "peers", "detach", "json", "data_dir"))  # may be said all the same
 
 
 def resume_from(client: Client, text: str) -> ResumeFrom:
-    """What was typed as JOB[@ROUND]. Raises CliError."""
-    prefix, at, round_ = text.partition("@")
-    if at and not (round_.isascii() and round_.isdigit() and len(round_) <= ROUND_DIGITS_MAX):
-        raise UsageError(f"--resume {text}: a round is a number, as in {prefix}@500", f"meshtrain checkpoints {prefix}")
-    return ResumeFrom(job=find_job(client, prefix).job, round=int(round_) if at else None)
+    """What was typed as JOB[@CHECKPOINT]. Raises CliError."""
+    prefix, at, typed = text.partition("@")
+    if not at:
+        return ResumeFrom(job=find_job(client, prefix).job)
+    try:
+        name = CheckpointName.parse(typed)
+    except ValueError:
+        name = None
+    if name is None or name.round > ROUND_MAX:
+        raise UsageError(
+            f"--resume {text}: a round is a number, as in {prefix}@500; what was given up is named as it is listed",
+            f"meshtrain checkpoints {prefix}",
+        )
+    return ResumeFrom(job=find_job(client, prefix).job, round=name.round, given_up=name.given_up or None)
 
 
 def check_alone(context: typer.Context, resume: str) -> None:

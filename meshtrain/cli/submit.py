@@ -25,6 +25,8 @@ from meshwire.files import human_bytes
 from meshwire.masks import MaskSettings, masks_of
 from meshwire.messages.local import Resubmit, Submit
 from meshwire.modecodec import codec_of
+from meshwire.partitionwait import PartitionWait
+from meshwire.partitionwait import partition_wait as partition_wait_of
 from meshwire.syncmode import SyncSettings, sync_settings
 
 IN_STEP = "Keeping in step, when --sync alone is not enough"
@@ -119,7 +121,18 @@ def submit(
         typer.Option(
             "--resume",
             metavar="JOB[@ROUND]",
-            help="Go on from a job's newest checkpoint, or that after ROUND; without SCRIPT all is as it was.",
+            help="Go on from a job's newest checkpoint, or that after ROUND, as `meshtrain checkpoints` lists them; "
+            "without SCRIPT all is as it was.",
+        ),
+    ] = None,
+    partition_wait: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-wait",
+            metavar="SECONDS|never",
+            help="Devices that are cut off from most of the others wait so long for them, then train on by themselves; "
+            "what they do yields to what the others do. 6 times the patience of `up`; with 600 a router may restart, "
+            "and nothing is done twice.",
         ),
     ] = None,
     independent: Annotated[
@@ -194,6 +207,7 @@ def submit(
     settings, chosen_codec, chosen_masks = _settings(
         sync, straggler, visibility, own, shares, checkpoint_every, codec, masks
     )
+    waits = _waits(partition_wait)
     root = Path.cwd()
     relative = relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
@@ -239,6 +253,7 @@ def submit(
             trace=trace,
             dry_run=dry_run,
             independent=independent,
+            partition_wait=waits,
             checkpoint_every=checkpoint_every,
             resume=None if resume is None else resume_from(client, resume),
         )
@@ -300,6 +315,13 @@ def _settings(
         settings = sync_settings(sync, straggler, visibility, own, shares)
         chosen_codec = codec_of(settings, codec)
         return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _waits(typed: str | None) -> PartitionWait | None:
+    try:
+        return None if typed is None else partition_wait_of(typed)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

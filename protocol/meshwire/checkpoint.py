@@ -6,7 +6,7 @@ taken from it, they follow from the numbers of the units.
 
 import hashlib
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -30,6 +30,33 @@ UnixTime = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 def unit_file(unit: int) -> str:
     """The name of a unit's file."""
     return f"{unit}.safetensors"
+
+
+GIVEN_UP_CHARS = 8  # of the chain hash, in the name of a checkpoint whose history was given up
+_NAME = re.compile(r"(0|[1-9][0-9]{0,9})(?:-([0-9a-f]{8}))?")
+
+
+class CheckpointName(NamedTuple):
+    """What a checkpoint of a job is called: its round; of a history that was given up, the begin of its chain hash too.
+
+    So a history that is kept and one that is not have different names for one round, and members that gave up the same
+    have the same.
+    """
+
+    round: int
+    given_up: str = ""
+
+    def __str__(self) -> str:
+        """As it is typed, and as its folder is called."""
+        return f"{self.round}-{self.given_up}" if self.given_up else str(self.round)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError for what is no name."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no name of a checkpoint: 500, or 500-1f2e3d4c of one that was given up")
+        return cls(int(match[1]), match[2] or "")
 
 
 class GenerationRecord(Wire):

@@ -103,13 +103,17 @@ BUCKET_BYTES_MAX = 256 * MIB
 PATIENCE_S = 5.0  # silence after which a peer is lost, unless its owner says otherwise
 PATIENCE_S_MIN = 0.5  # below it a burst on the radio looks like a loss
 PATIENCE_S_MAX = 120.0
+PARTITION_WAIT_S_MAX = 7 * 86_400.0  # of a part for the others: who would wait for longer waits for ever
 
 # Checkpoints
 CHECKPOINT_MANIFEST_BYTES_MAX = 32 * MIB  # one line for each of TENSORS_MAX units, and the blocks of a deal
 
+GIVEN_UP_CHECKPOINTS_MAX = 2  # of one job on one device: a state is the largest thing that a job has
+
 # Text and files in messages
 ERROR_CHARS_MAX = 16 * KIB  # an error may hold a traceback with its context
 GIVEN_UP_MAX = 16  # partitions of one job whose losing side is told of: the latest
+GIVEN_UP_REASON_CHARS_MAX = 100  # why what was given up was not saved: each member repeats those of all partitions
 REASON_CHARS_MAX = 500  # why one member does not answer: those of all members fit into one message
 LOG_VALUES_MAX = 64  # of one mt.log; all ranks' newest travel in one message
 LOG_NAME_CHARS_MAX = 64

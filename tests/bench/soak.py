@@ -425,7 +425,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--hours", type=float, default=0.0, help="instead of minutes")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="replays a run's actions")
-    parser.add_argument("--patience", type=float, default=2.0, help="of the daemons; a part waits 6 times as long")
+    parser.add_argument(
+        "--patience", type=float, default=2.0, help="of the daemons; a part that is not entitled waits 6 times as long"
+    )
     parser.add_argument("--ways", default=",".join(WAYS), help="CODEC@SYNC of one job after the other (%(default)s)")
     parser.add_argument("--spare", type=int, default=0, help="so many peers are left alone in each storm")
     parser.add_argument("--living", type=float, default=0.5, help="share of the time in which no daemon is ended")

@@ -17,6 +17,7 @@ from meshtraind.blobs import BlobStore
 from meshtraind.board import Board
 from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
 from meshtraind.checkpointtransfer import fetch_state, offer, store_state
+from meshtraind.cleanup import clean_up
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.courtesy import Courtesy
 from meshtraind.fetch import serve
@@ -24,7 +25,7 @@ from meshtraind.node import Node
 from meshtraind.questions import Questions
 from meshtraind.threads import Stopped
 from meshwire import limits
-from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, GenerationRecord, unit_file
+from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
 from meshwire.messages.learner import SampleSpace, Waiting
@@ -81,11 +82,13 @@ def facts(round_: int, **changes: Any) -> CheckpointFacts:
     return CheckpointFacts(**(fields | changes))
 
 
-def written(store: CheckpointStore, round_: int, units: tuple[bytes, ...] = UNITS, **changes: Any) -> Checkpoint:
+def written(
+    store: CheckpointStore, round_: int, units: tuple[bytes, ...] = UNITS, *, given_up: bool = False, **changes: Any
+) -> Checkpoint:
     folder = store.begin(round_)
     for unit, content in enumerate(units):
         (folder / unit_file(unit)).write_bytes(content + bytes([round_ % 256]))
-    return store.finish(round_, facts(round_, **changes), len(units))
+    return store.finish(round_, facts(round_, **changes), len(units), given_up=given_up)
 
 
 @pytest.fixture
@@ -121,6 +124,53 @@ def test_a_later_round_of_a_dropped_history_goes_when_the_job_is_saved_behind_it
     written(store, 50)
     written(store, 40)
     assert rounds(store) == [40]
+
+
+def test_those_of_histories_that_were_given_up_are_kept_apart(store: CheckpointStore, tmp_path: Path) -> None:
+    """G4: they are neither the newest nor pruned for newer ones, and there are never many."""
+    first, second, third = (f"{tag}{0:024x}" for tag in ("aaaaaaaa", "bbbbbbbb", "cccccccc"))
+    lost = written(store, 50, given_up=True, chain=first, created_at_s=1.0)
+    assert lost.folder == store.path / "50-aaaaaaaa"
+    assert str(lost.name) == "50-aaaaaaaa"
+    for round_ in (5, 6, 7, 50):
+        written(store, round_)
+    assert rounds(store) == [50, 7], "it is none of those that are counted"
+    assert store.given_up() == (lost,)
+    assert store.at(50, "aaaaaaaa") == lost
+    assert written(store, 50, given_up=True, chain=first, created_at_s=1.5).manifest == lost.manifest, "there already"
+    written(store, 3, given_up=True, chain=second, created_at_s=2.0)
+    written(store, 9, given_up=True, chain=third, created_at_s=3.0)
+    assert [str(one.name) for one in store.given_up()] == ["9-cccccccc", "3-bbbbbbbb"], "the latest, by when it was"
+    assert rounds(store) == [50, 7]
+    (store.path / "9-cccccccc").rename(store.path / "9-dddddddd")
+    summaries = list_checkpoints(tmp_path / "job", JOB, 0, lambda: None)
+    assert [(one.round, one.given_up, one.wrong) for one in summaries] == [
+        (50, None, None),
+        (7, None, None),
+        (9, "dddddddd", "its manifest is of the history cccccccc"),
+        (3, "bbbbbbbb", None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["1-ABCDEF01", "01", "-1", "5-", "5-1234567", "x", "5 ", "12345678901", "5-12345678-"])
+def test_a_name_is_read_in_one_spelling(name: str) -> None:
+    with pytest.raises(ValueError, match="is no name of a checkpoint"):
+        CheckpointName.parse(name)
+    for right in (CheckpointName(0), CheckpointName(500, "0a1b2c3d")):
+        assert CheckpointName.parse(str(right)) == right
+
+
+def test_of_a_job_that_succeeded_what_was_given_up_stays(store: CheckpointStore, tmp_path: Path) -> None:
+    """A person was told its name, and it is nowhere else. Results expire later, with this."""
+    blobs = BlobStore(tmp_path / "blobs")
+    written(store, 7)
+    clean_up(JOB, tmp_path / "job", blobs, succeeded=True)
+    assert not store.path.exists()
+    written(store, 7)
+    lost = written(store, 6, given_up=True)
+    clean_up(JOB, tmp_path / "job", blobs, succeeded=True)
+    assert list(store.path.iterdir()) == [lost.folder]
+    assert store.verify(lost) is None
 
 
 def test_a_damaged_one_does_not_count_among_those_kept(store: CheckpointStore) -> None:

@@ -265,6 +265,22 @@ def test_status_v_shows_the_patience_and_what_follows_from_it(endpoint: Endpoint
     assert "patience" not in run("status").stdout
 
 
+@pytest.mark.parametrize(
+    ("chosen", "shown"),
+    [
+        (None, "waits 48 s for the others (6 x patience), then goes on, and yields to them"),
+        (0.5, "waits 500 ms for the others (--partition-wait), then goes on, and yields to them"),
+        ("never", "waits for the others for ever (--partition-wait never)"),
+    ],
+)
+def test_status_v_shows_how_long_a_part_of_a_job_waits(endpoint: Endpoint, chosen: Any, shown: str) -> None:
+    """G7: of each job, for it is the job's."""
+    endpoint.answers[GetStatus] = STATUS.model_copy(update={"patience_s": 8.0, "jobs_running": 1})
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING, partition_wait=chosen))
+    assert f"  a part without a majority {shown}" in run("status", "-v").stdout.splitlines()
+    assert "majority" not in run("status").stdout
+
+
 def test_status_v_shows_what_links_took_and_were_spared(endpoint: Endpoint) -> None:
     """W5: a rate is known of links that were full once."""
     slow = LinkTraffic(name="bert", bytes_per_s=3.2e6, sent_bytes=40_000_000, spared_bytes=12_000_000)
@@ -422,15 +438,18 @@ def test_checkpoints_say_where_they_lie_and_what_is_wrong(endpoint: Endpoint) ->
     endpoint.answers[GetJobs] = known_jobs(summary(JobState.RUNNING))
     good = CheckpointSummary(round=300, rank=1, created_at_s=time.time() - 60, size_bytes=3 << 20, wrong=None)
     bad = CheckpointSummary(round=200, rank=0, created_at_s=None, size_bytes=None, wrong="0.safetensors is no file")
-    endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=(good, bad), unasked=("cleo",))
+    lost = good.model_copy(update={"round": 310, "given_up": "ab12cd34"})
+    endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=(lost, good, bad), unasked=("cleo",))
     shown = run("checkpoints", JOB[:4])
     assert [line.split() for line in shown.stdout.splitlines()] == [
         ["ROUND", "CREATED", "SIZE", "RANK", "DEVICE", "STATE"],
+        ["310-ab12cd34", "60", "s", "ago", "3.0", "MiB", "1", "bert", "given", "up,", "ok"],
         ["300", "60", "s", "ago", "3.0", "MiB", "1", "bert", "ok"],
         ["200", "-", "-", "0", "anna", "0.safetensors", "is", "no", "file"],
     ]
     assert "cleo does not answer" in shown.stderr
-    assert [one["round"] for one in json.loads(run("checkpoints", "--json").stdout)["checkpoints"]] == [300, 200]
+    told = json.loads(run("checkpoints", "--json").stdout)["checkpoints"]
+    assert [(one["round"], one["given_up"]) for one in told] == [(310, "ab12cd34"), (300, None), (200, None)]
     assert {body.job for body in endpoint.of_type(ListCheckpoints)} == {JOB}
     endpoint.answers[ListCheckpoints] = Checkpoints(checkpoints=())
     assert f"No checkpoints of job {JOB} (train)." in run("checkpoints").stderr

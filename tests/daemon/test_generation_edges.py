@@ -12,6 +12,7 @@ import pytest
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
+from meshtraind.board import Board
 from meshtraind.catchup import Beginning, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
@@ -27,7 +28,7 @@ from meshtraind.tasks import TaskSet
 from meshwire import footprint
 from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
-from meshwire.membershipevents import CatchUpFrom, Effect, EnterGeneration, LeftOut
+from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
 from meshwire.messages.founding import Model
 from meshwire.messages.generation import CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
@@ -407,6 +408,7 @@ class Machine:
 
     def __init__(self) -> None:
         self.answers: list[str] = []
+        self.gone_ones: list[tuple[str, int]] = []
         self.promised: Generation | None = None
 
     def caught_up(self, _now_s: float) -> list[Effect]:
@@ -415,6 +417,10 @@ class Machine:
 
     def cannot_catch_up(self, reason: str, _now_s: float) -> list[Effect]:
         self.answers.append(reason)
+        return []
+
+    def gone(self, device: str, incarnation: int, _now_s: float) -> list[Effect]:
+        self.gone_ones.append((device, incarnation))
         return []
 
     def deadline(self) -> None:
@@ -455,6 +461,35 @@ async def test_a_source_that_answers_late_is_asked_again(monkeypatch: pytest.Mon
     await turns()
     assert machine.answers == ["caught up"]
     await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
+    """G1: of which device, in which incarnation."""
+    shell, machine, tasks = generations(SimpleNamespace(rounds=None), {})
+    running, ended = (SimpleNamespace(job=SimpleNamespace(ended=over)) for over in (False, True))
+    running.passage = passage = cast(Any, object.__new__(Passage))
+    passage.generations = shell
+    board = SimpleNamespace(_sessions={"a": running, "b": ended, "c": SimpleNamespace(job=running.job)})
+    board._sessions["c"].passage = early = cast(Any, object.__new__(Passage))
+    early.generations = None
+    Board.peer_gone(cast(Any, board), "b" * 64, 7)
+    assert machine.gone_ones == [("b" * 64, 7)]
+    shell.close()
+    Board.peer_gone(cast(Any, board), "b" * 64, 7)
+    assert len(machine.gone_ones) == 1, "nobody goes on here"
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("chosen", "meant_s"), [(None, 30.0), (90.0, 90.0), ("never", float("inf"))])
+async def test_a_part_waits_as_long_as_its_job_says(chosen: Any, meant_s: float) -> None:
+    """G7: `submit --partition-wait`."""
+    job = cast(Any, job_of("ab", 0))
+    job.spec.partition_wait = chosen
+    node = SimpleNamespace(member=job.members[0], patience_s=5.0, links={})
+    shell = Generations(cast(Any, node), job, {}, cast(Any, SimpleNamespace(rounds=None)), 0.01, TaskSet("test"))
+    assert shell._machine._state.timeouts.provisional_s == meant_s
 
 
 @pytest.mark.asyncio
@@ -521,35 +556,6 @@ async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch
 
 def where(generation: Generation, *ancestors: Generation) -> Where:
     return Where(job=JOB, generation=generation, ancestors=tuple(one.hash64() for one in ancestors), samples=9000)
-
-
-@pytest.mark.asyncio
-async def test_what_is_given_up_after_a_partition_is_counted_before_the_rounds_are_dropped() -> None:
-    """G4: from where the other side went its own way; it is told once, and nothing is lost where nobody was alone."""
-    told: list[GivenUp] = []
-    host = SimpleNamespace(
-        rounds=SimpleNamespace(complete=0, history_samples=0),
-        crossing=SimpleNamespace(enter=lambda *_: None),
-        entered=lambda _generation: None,
-    )
-    host.left_out = lambda _reason: host.__dict__.update(rounds=None)
-    shell, _, tasks = generations(host, {})
-    job = cast(Any, shell._job)
-    job.take_given_up, job.take = told.extend, lambda generation: job.__dict__.update(generation=generation)
-    first = job.generation
-    assert first is not None
-    alone = first.model_copy(update={"number": 2, "parent": first.digest(), "ranks": (0,), "learning": (0,)})
-    other = alone.model_copy(update={"ranks": (1,), "learning": (1,)})
-    enter = catch_up(reload=False).enter.model_copy(update={"generation": alone.hash64(), "cut": 100})
-    host.rounds = rounds = SimpleNamespace(complete=100, history_samples=6400)
-    shell._perform([EnterGeneration(alone, enter)])
-    rounds.complete, rounds.history_samples = 1100, 38400
-    shell._perform([LeftOut("parted", where(other, first))])
-    assert told == [GivenUp(first=101, last=1100, samples=32000, made_by=(0,), kept=(1,))]
-    host.rounds = SimpleNamespace(complete=1100, history_samples=38400)
-    shell._perform([LeftOut("parted", where(other, first)), LeftOut("its own failure")])
-    assert len(told) == 1
-    await tasks.close()
 
 
 @pytest.mark.asyncio

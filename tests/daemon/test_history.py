@@ -273,6 +273,8 @@ def test_what_is_known_of_rounds_given_up_converges_and_does_not_grow(tmp_path: 
             samples=2**63 - 1,
             made_by=everybody,
             kept=(n % 40, *everybody[:63]),
+            saved=(2**32 - 1 - n % 3, f"{n % 7:08x}") if n % 4 == 0 else None,
+            unsaved=f"{n % 6}" * limits.GIVEN_UP_REASON_CHARS_MAX if n % 4 > 1 else None,
         )
         for n in range(200)
     ]
@@ -285,6 +287,8 @@ def test_what_is_known_of_rounds_given_up_converges_and_does_not_grow(tmp_path: 
         jobs[1].take_given_up(jobs[0].given_up)
     assert jobs[0].given_up == jobs[1].given_up
     assert len(jobs[0].given_up) == limits.GIVEN_UP_MAX
+    assert {one.saved is None for one in jobs[0].given_up} == {True, False}
+    assert all(one.unsaved is None for one in jobs[0].given_up if one.saved), "some member has saved it"
     summary = jobs[0].summary()
     assert summary.given_up == jobs[0].given_up
     assert len(summary.pack()) < limits.JOBS_LISTED_BYTES_MAX // 20

@@ -15,6 +15,7 @@ from meshtrain.cli.peertable import peer_rows, render_peers
 from meshwire.jobs import JobState
 from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport
 from meshwire.messages.local import GetJobs, GetStatus
+from meshwire.text import printable
 from tests.daemon.fakedaemon import JOB, MEMBERS, STATUS, Endpoint, known_jobs, member, run, summary
 
 THREE = (*MEMBERS, member("ef" * 32, "cleo"))
@@ -243,9 +244,11 @@ def test_jobs_shows_how_many_of_the_members_take_part(endpoint: Endpoint) -> Non
 
 LOSS = GivenUp(first=101, last=1100, samples=64000, made_by=(1, 2), kept=(0,))
 LOSS_TOLD = (
-    "rounds 101 to 1100 of bert and cleo (64000 samples) were given up: they were apart from anna, whose side had gone "
-    "further"
+    "rounds 101 to 1100 of bert and cleo (64000 samples) were given up: they were apart from anna, whose history is "
+    "kept"
 )
+SAVED = LOSS.model_copy(update={"saved": (1099, "ab12cd34")})
+SAVED_TOLD = f"{LOSS_TOLD}. To go on from what was given up: meshtrain submit --resume {JOB}@1099-ab12cd34"
 
 
 def test_rounds_that_were_given_up_are_told_once_to_who_follows_on_any_member(
@@ -260,12 +263,23 @@ def test_rounds_that_were_given_up_are_told_once_to_who_follows_on_any_member(
     second = LOSS.model_copy(update={"first": 2000, "last": 2000, "samples": 8, "made_by": (0,), "kept": (1, 2)})
     twice = AGAIN.model_copy(update={"given_up": (LOSS, second)})
     assert news(with_loss, twice) == [
-        "round 2000 of anna (8 samples) was given up: it was apart from bert and cleo, whose side had gone further"
+        "round 2000 of anna (8 samples) was given up: it was apart from bert and cleo, whose history is kept"
     ]
     view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
     for seen in (with_loss, with_loss, longer):
         view.status(seen)
     assert capsys.readouterr().err.splitlines() == [f"job {JOB} running", LOSS_TOLD]
+
+
+def test_the_checkpoint_of_what_was_given_up_is_named_as_it_is_to_be_typed() -> None:
+    """G4: with the loss, or as soon as some member tells of it; and why there is none."""
+    unsaved = LOSS.model_copy(update={"unsaved": "the disk is full\x1b"})
+    without, named, failed = (AGAIN.model_copy(update={"given_up": (one,)}) for one in (LOSS, SAVED, unsaved))
+    assert news(AGAIN, named) == [SAVED_TOLD]
+    assert news(without, named) == [SAVED_TOLD]
+    assert news(failed, named) == [SAVED_TOLD]
+    assert news(named, named) == []
+    assert news(AGAIN, failed) == [f"{LOSS_TOLD}; their base was not saved: {printable(unsaved.unsaved or '')}"]
 
 
 @pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED])
@@ -275,16 +289,17 @@ def test_rounds_that_were_given_up_are_in_the_summary_of_every_end(state: JobSta
 
 
 def test_rounds_that_were_given_up_are_noted_wherever_jobs_are_listed(endpoint: Endpoint) -> None:
-    running = job(4, (0, 1, 2), cleo=report(2), given_up=(LOSS,), ended_at_s=None)
+    running = job(4, (0, 1, 2), cleo=report(2), given_up=(SAVED,), ended_at_s=None)
     endpoint.answers[GetJobs] = known_jobs(running)
     endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
-    assert f"{JOB}: {LOSS_TOLD}" in run("jobs").stderr.splitlines()
-    assert f"note: {LOSS_TOLD}" in run("status").stdout.splitlines()
-    assert f"note: {LOSS_TOLD}" in run("top").stdout.splitlines()
+    assert f"{JOB}: {SAVED_TOLD}" in run("jobs").stderr.splitlines()
+    assert f"note: {SAVED_TOLD}" in run("status").stdout.splitlines()
+    assert f"note: {SAVED_TOLD}" in run("top").stdout.splitlines()
     drawn = io.StringIO()
-    Console(file=drawn, width=200).print(render_peers(running))
-    assert f"note: {LOSS_TOLD}" in drawn.getvalue()
-    assert json.loads(run("jobs", "--json").stdout)[0]["given_up"][0]["last"] == 1100
+    Console(file=drawn, width=300).print(render_peers(running))
+    assert f"note: {SAVED_TOLD}" in drawn.getvalue()
+    told = json.loads(run("jobs", "--json").stdout)[0]["given_up"][0]
+    assert (told["last"], told["saved"], told["unsaved"]) == (1100, [1099, "ab12cd34"], None)
 
 
 def test_names_are_joined_as_people_do() -> None:

@@ -18,7 +18,7 @@ from meshtraind.fetch import serve
 from meshtraind.intake import Intake
 from meshtraind.jobspec import make_spec, spec_again
 from meshtraind.resuming import Resuming
-from meshwire.checkpoint import CheckpointFacts, GenerationRecord, unit_file
+from meshwire.checkpoint import CheckpointFacts, CheckpointName, GenerationRecord, unit_file
 from meshwire.files import FileEntry, FileManifest
 from meshwire.manifest import Momentum
 from meshwire.messages.job import (
@@ -39,18 +39,21 @@ from tests.daemon import jobs
 from tests.daemon.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
 
 
-def written(folder: Path, round_: int, job_spec: JobSpec) -> Checkpoint:
+def written(
+    folder: Path, round_: int, job_spec: JobSpec, *, given_up: bool = False, created_at_s: float = 1.0
+) -> Checkpoint:
     store = CheckpointStore(folder, JOB, keep=5)
     saving = store.begin(round_)
     for unit, content in enumerate(UNITS):
         (saving / unit_file(unit)).write_bytes(content + bytes([round_]))
+    tag = "ab12cd34" if given_up else ""
     facts = CheckpointFacts(
         job=JOB, spec=job_spec.pack().hex(), round=round_,
         generation=GenerationRecord.of(Generation.first(JOB, MEMBERS[0].device, MEMBERS)),
-        chain=f"{round_:032x}", model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(), samples=32 * round_,
-        space=SPACE, deal=deal(round_), created_at_s=1.0, software=SOFTWARE,
+        chain=f"{tag}{round_:032x}"[:32], model=MODEL.manifest.state_digest().hex(), plan=MODEL.plan.hex(),
+        samples=32 * round_, space=SPACE, deal=deal(round_), created_at_s=created_at_s, software=SOFTWARE,
     )  # fmt: skip
-    return store.finish(round_, facts, len(UNITS))
+    return store.finish(round_, facts, len(UNITS), given_up=given_up)
 
 
 class Device:
@@ -79,7 +82,8 @@ class Device:
                 return Checkpoints(checkpoints=list_checkpoints(self.folder, JOB, 1, lambda: None))
             case AskCheckpoint():
                 with self.blobs.holding() as owner:
-                    return CheckpointFiles(files=ship(self.folder, JOB, body.round, self.blobs, owner))
+                    wanted = CheckpointName(body.round, body.given_up or "")
+                    return CheckpointFiles(files=ship(self.folder, JOB, wanted, self.blobs, owner))
         assert isinstance(body, Fetch)
         return await serve(body, self.blobs, self.folder, ended=lambda: True)
 
@@ -187,6 +191,25 @@ async def test_a_whole_copy_elsewhere_is_better_than_an_older_one(
 
 
 @pytest.mark.asyncio
+async def test_what_was_given_up_is_taken_by_its_name_alone(
+    anna: Device, bert: Device, search: CheckpointSearch, tmp_path: Path
+) -> None:
+    """G4: newer as it is, no job goes on from it unless a person says so."""
+    written(anna.folder, 20, spec())
+    lost = written(bert.folder, 40, spec(), given_up=True)
+    assert (await search.bring(ResumeFrom(job=JOB))).point.round == 20
+    with pytest.raises(RequestError, match=r"after round 40 can be used: there are those after round 40-ab12cd34, 20"):
+        await search.bring(ResumeFrom(job=JOB, round=40))
+    with pytest.raises(RequestError, match="after round 40-00000000 can be used"):
+        await search.bring(ResumeFrom(job=JOB, round=40, given_up="00000000"))
+    resumed = await search.bring(ResumeFrom(job=JOB, round=40, given_up="ab12cd34"))
+    assert resumed.point.round == 40
+    job = await laid_out(anna, resumed, tmp_path / "member")
+    for unit in range(len(UNITS)):
+        assert (job / RESUME / unit_file(unit)).read_bytes() == lost.unit_path(unit).read_bytes()
+
+
+@pytest.mark.asyncio
 async def test_what_cannot_be_had_is_said(anna: Device, bert: Device, search: CheckpointSearch) -> None:
     with pytest.raises(RequestError, match="none lies here or on a linked device"):
         await search.bring(ResumeFrom(job=JOB))
@@ -207,7 +230,8 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     files = FileManifest(entries=(entry_of(script),))
     packed = tmp_path / "files"
     packed.write_bytes(files.pack())
-    source = spec(files=BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size))
+    ref = BlobRef(sha256=files.digest(), size_bytes=packed.stat().st_size)
+    source = spec(files=ref, partition_wait=90.0)
     written(bert.folder, 20, source)
     resumed = await search.bring(ResumeFrom(job=JOB))
     with pytest.raises(RequestError, match=f"meshtrain submit --resume {JOB} train.py"):
@@ -219,7 +243,7 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     again = spec_again(resumed, "1" * 64)
     assert again.job != JOB
     assert again.resume == resumed.point
-    same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every")
+    same = ("script", "args", "sync", "codec", "seed", "files", "bucket_bytes", "checkpoint_every", "partition_wait")
     assert all(getattr(again, name) == getattr(source, name) for name in same)
 
 
@@ -230,9 +254,10 @@ async def test_a_script_given_anew_keeps_the_order_of_the_samples(
     """X1: which sample a block means follows from the seed; all else is as it is asked for."""
     written(anna.folder, 20, spec(seed=77))
     resumed = await search.bring(ResumeFrom(job=JOB))
-    body = jobs.submission(tmp_path, "pass", seed=None, codec="fp16")
+    body = jobs.submission(tmp_path, "pass", seed=None, codec="fp16", partition_wait="never")
     new = make_spec(body, sync_settings("bsp"), "0" * 64, spec().files, None, resumed)
     assert (new.seed, new.codec, new.resume) == (77, "fp16", resumed.point)
+    assert new.partition_wait == "never"
 
 
 @pytest.mark.asyncio

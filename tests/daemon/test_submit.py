@@ -369,6 +369,22 @@ def test_checkpoints_are_asked_for(endpoint: Endpoint) -> None:
     assert "minutes (5), rounds (500r), or off" in wrong.stderr
 
 
+@pytest.mark.usefixtures("project")
+def test_how_long_a_part_waits_for_the_others_is_asked_for(endpoint: Endpoint) -> None:
+    """G7."""
+    assert sent(endpoint).partition_wait is None
+    assert sent(endpoint, "--partition-wait", "90").partition_wait == 90.0
+    assert sent(endpoint, "--partition-wait", "never").partition_wait == "never"
+    for nonsense in ("-1", "nan", "soon"):
+        wrong = run("submit", f"--partition-wait={nonsense}", "train.py")
+        assert wrong.exit_code == 2
+        assert f"--partition-wait {nonsense}: use seconds (from 0 to 604800), or never" in wrong.stderr
+    assert "--partition-wait SECONDS|never" in run("submit", "--help").stdout
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    changed = run("submit", "--resume", "1KX3", "--partition-wait", "90")
+    assert "--partition-wait changes the job, which without SCRIPT goes on as it was" in changed.stderr
+
+
 def test_without_a_script_a_job_goes_on_as_it_was(endpoint: Endpoint) -> None:
     endpoint.answers[GetJobs] = known_jobs(summary())
     endpoint.answers[Resubmit] = Submitted(job=JOB, members=MEMBERS, notes=("round 40 is damaged",))
@@ -377,6 +393,8 @@ def test_without_a_script_a_job_goes_on_as_it_was(endpoint: Endpoint) -> None:
     assert shown.stdout.strip() == JOB
     assert "note: round 40 is damaged" in shown.stderr
     assert endpoint.of_type(Resubmit) == [Resubmit(resume=ResumeFrom(job=JOB, round=40), on=("anna", "bert"))]
+    run("submit", "--resume", "1KX3@40-ab12cd34", "-d")
+    assert endpoint.of_type(Resubmit)[1:] == [Resubmit(resume=ResumeFrom(job=JOB, round=40, given_up="ab12cd34"))]
 
 
 @pytest.mark.usefixtures("project")

@@ -74,6 +74,7 @@ def test_who_is_gone_helps_only_if_nobody_is_silent() -> None:
     assert not entitled(part(1), after(1, 0, 1))
     assert entitled(part(1), after(1, 0, 1), gone(0)), "two laptops, the other is gone: nobody else could have gone on"
     assert not entitled(part(2), after(1, 0, 1, 2), gone(0)), "1 may have gone on with 0"
+    assert not entitled(part(1), after(1, 0, 1, 2), gone(0)), "2 may have, too"
     assert entitled(part(2), after(1, 0, 1, 2), gone(0, 1))
     assert entitled(part(1, 2), after(1, 0, 1, 2), gone(0))
 
@@ -113,6 +114,9 @@ def test_a_promise_counts_until_somebody_shows_that_it_came_to_nothing() -> None
     said = standing(promised(hanging))
     assert not entitled(part(2, 3, 4), rank2=said), "0 and 1 may be on, without the others"
     assert entitled(part(1, 2, 3), rank2=said), "1 has not promised it, and will not any more"
+    of_one = standing(promised(after(2, 0, 1, 2, learning=(0,), counted=(0,))))
+    assert not entitled(part(2, 3, 4), rank2=of_one)
+    assert entitled(part(1, 2, 3), rank2=of_one), "nor is this one decided by 0, for 1 has not promised it"
 
 
 def test_a_promise_that_all_here_have_given_needs_its_majority() -> None:
@@ -155,8 +159,8 @@ def test_what_is_too_much_to_be_told_entitles_nobody() -> None:
     everybody = part(*range(5))
     assert not entitled(everybody, rank2=standing(votes))
     newer = after(3, 0, 1, 2, 3, 4)
-    told = {f"rank{rank}": standing(Votes(newer), newer) for rank in (0, 1, 3, 4)}
-    assert entitled(everybody, rank2=standing(votes), **told)
+    told = {rank: standing(votes if rank == 2 else Votes(newer), FIRST if rank == 2 else newer) for rank in everybody}
+    assert is_entitled(everybody, told, ())
 
 
 def test_of_histories_the_newest_generation_is_kept() -> None:

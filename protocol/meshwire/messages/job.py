@@ -10,6 +10,7 @@ from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
 from meshwire.jobs import JobId
 from meshwire.masks import MaskSettings
 from meshwire.messages.envelope import message
+from meshwire.partitionwait import PartitionWait
 from meshwire.syncmode import SyncSettings
 from meshwire.wiretypes import DeviceId, Digest, Int64, Name, Seconds, Wire
 
@@ -62,6 +63,7 @@ class JobSpec(Wire):
     resume: ResumePoint | None = None
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # ever in it; None: nobody joins
     independent: bool = False  # each device may train by itself: a job without a round is none that has failed
+    partition_wait: PartitionWait | None = None  # of a part that is not entitled to go on; None: follows from patience
 
 
 class Member(Wire):
@@ -233,14 +235,22 @@ Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
 RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
 
 
+GivenUpTag = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]  # of `meshwire.checkpoint.CheckpointName`
+
+
 class GivenUp(Wire):
-    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept."""
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept.
+
+    The base after them is kept as a checkpoint; or `unsaved` says why a member could not.
+    """
 
     first: RoundNumber
     last: RoundNumber
     samples: Annotated[int, Field(ge=0, lt=2**63)]  # in these rounds
     made_by: Ranks
     kept: Ranks  # whose history it is that is kept
+    saved: tuple[RoundNumber, GivenUpTag] | None = None  # name of the checkpoint
+    unsaved: Annotated[str, Field(max_length=limits.GIVEN_UP_REASON_CHARS_MAX)] | None = None
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
@@ -332,6 +342,7 @@ class JobSummary(Wire):
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
     given_up: GivenUps = ()
+    partition_wait: PartitionWait | None = None  # as of `JobSpec`
 
 
 @message("job.found")
@@ -358,6 +369,7 @@ class CheckpointSummary(Wire):
     created_at_s: Seconds | None  # Unix time; None: it cannot be read
     size_bytes: Annotated[int, Field(ge=0)] | None
     wrong: Text | None  # why it cannot be used
+    given_up: GivenUpTag | None = None  # its history was: no job goes on from it unless a person names it
 
 
 @message("job.checkpoints")
@@ -381,6 +393,7 @@ class AskCheckpoint(Wire):
 
     job: JobId
     round: Annotated[int, Field(ge=0, lt=2**32)]
+    given_up: GivenUpTag | None = None
 
 
 @message("job.checkpoint.reply")

@@ -11,8 +11,9 @@ from meshwire import limits
 from meshwire.checkpointschedule import CHECKPOINT_EVERY
 from meshwire.jobs import JobId
 from meshwire.messages.envelope import message
-from meshwire.messages.job import CheckpointEvery, JobSummary, Member, RelativePath, Text
+from meshwire.messages.job import CheckpointEvery, GivenUpTag, JobSummary, Member, RelativePath, Text
 from meshwire.messages.link import Software, Version
+from meshwire.partitionwait import PartitionWait
 from meshwire.wiretypes import DeviceId, Name, Wire
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
@@ -144,10 +145,12 @@ class Shutdown(Wire):
 
 
 class ResumeFrom(Wire):
-    """A checkpoint of a job: after this round, else the newest that can be used."""
+    """A checkpoint of a job: after this round, else the newest that can be used. Only with `given_up` one whose history
+    was."""
 
     job: JobId
     round: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    given_up: GivenUpTag | None = None
 
 
 @message("submit")
@@ -185,6 +188,7 @@ class Submit(Wire):
     resume: ResumeFrom | None = None  # its seed is that of the job which goes on
     peers_max: Annotated[int, Field(ge=1, le=limits.MEMBERS_MAX)] | None = None  # as of `JobSpec`
     independent: bool = False  # as of `JobSpec`
+    partition_wait: PartitionWait | None = None  # as of `JobSpec`
 
 
 @message("resubmit")
