@@ -333,6 +333,12 @@ class Board:
             if not session.job.ended:
                 session.passage.link_made(link.device, link.hello.incarnation)
 
+    def was_away(self) -> None:
+        """This machine slept, stood still or changed networks: others may have gone on without it."""
+        for session in list(self._sessions.values()):
+            if not session.job.ended:
+                session.passage.was_away()
+
     def peer_gone(self, device: str, incarnation: int) -> None:
         """The daemon of a lost link is known to have ended: it is not elsewhere."""
         for session in list(self._sessions.values()):

@@ -152,6 +152,11 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.unlinked(device, reason, self._loop.time()))
 
+    def away(self) -> None:
+        """This machine slept, stood still or changed networks: it looks for the others before it goes on alone."""
+        if not self._closed:
+            self._perform(self._machine.away(self._loop.time()))
+
     def gone(self, device: str, incarnation: int) -> None:
         """This incarnation of a device has ended: it is not silent, nor elsewhere."""
         if not self._closed:

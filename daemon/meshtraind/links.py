@@ -75,6 +75,7 @@ class Links:
     Attributes:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
         on_link: called with every new link.
+        on_away: called when this machine slept, stood still or changed networks, before links that were lost by it.
         on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
         linked: the links by device id; live.
         port: the actual one, once started.
@@ -93,6 +94,7 @@ class Links:
     ) -> None:
         self.handler: Handler
         self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_away: Callable[[], None] = lambda: None
         self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
         self.port = port
         self._device = device
@@ -102,6 +104,7 @@ class Links:
         self._host = host
         self._patience_s = patience_s
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
+        self._presence.on_away = self._was_away
         self._linked: dict[str, Link] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
@@ -388,6 +391,7 @@ class Links:
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
+        self._presence.look()
         newest = self._linked.get(link.device) is link
         now_s = time.monotonic()
         if newest:
@@ -413,6 +417,9 @@ class Links:
             return
         log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
         self.on_gone(link.device, link.hello.incarnation)
+
+    def _was_away(self) -> None:
+        self.on_away()
 
     async def _watch_presence(self) -> None:
         while True:

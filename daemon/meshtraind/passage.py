@@ -349,6 +349,11 @@ class Passage:
         if self.generations is not None and device not in self._node.links:
             self.generations.link_lost(device, reason)
 
+    def was_away(self) -> None:
+        """This machine slept, stood still or changed networks."""
+        if self.generations is not None:
+            self.generations.away()
+
     def peer_gone(self, device: str, incarnation: int) -> None:
         """A device's daemon has ended."""
         if self.generations is not None:

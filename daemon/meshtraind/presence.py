@@ -45,13 +45,18 @@ def _with_sleep_s(now_s: float) -> float:
 
 
 class Presence:
-    """Of this machine. `look` is to be called every `interval_s`."""
+    """Of this machine. `look` is to be called every `interval_s`.
+
+    Attributes:
+        on_away: called when a look finds that it was not there.
+    """
 
     def __init__(self, interval_s: float, take: Callable[[], Reading] = read) -> None:
         self.interval_s = interval_s
         self._take = take
         self._last = take()
         self._broken_s = float("-inf")
+        self.on_away: Callable[[], None] = lambda: None
 
     def look(self) -> None:
         """Compares with what was found last."""
@@ -61,6 +66,7 @@ class Presence:
         slept = now.asleep_s - before.asleep_s > ASLEEP_S_MIN
         if late or slept or now.addresses != before.addresses:
             self._broken_s = now.now_s
+            self.on_away()
 
     def unbroken_since(self, since_s: float) -> bool:
         """Whether it was there all the time since `since_s`, of `time.monotonic`, until now."""

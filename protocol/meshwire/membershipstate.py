@@ -209,10 +209,10 @@ class State:
         """G4: what this member brings."""
         if held.generation is None:
             self.entered = None
-        self.standing = self.stands(held)
+        self.standing = self.would_say(held)
         return self.standing
 
-    def stands(self, held: Standing | None = None) -> Standing:
+    def would_say(self, held: Standing | None = None) -> Standing:
         """What this member would say now, with these rounds or none."""
         say = {"linked": self.links.ranks(self.change), "votes": self.votes.told, "forgot": self.votes.forgot}
         if self.entered is None:

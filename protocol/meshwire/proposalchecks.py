@@ -61,8 +61,12 @@ def promise_wrong(promised: Promised, generation: Generation) -> str | None:
     standing = promised.standing
     if standing.generation is not None and not 1 <= len(standing.chains) <= standing.complete + 1:
         return f"its standing has {len(standing.chains)} chain hashes for {standing.complete} rounds"
-    if standing.number >= generation.number:
+    if standing.number >= generation.number or any(vote.number > generation.number for vote in standing.votes):
         return "its standing is of a later generation than it promised"
+    if (standing.generation is None) != (standing.history is None):
+        return "it brings a history and does not say who decides what follows it, or the other way round"
+    if standing.history is not None and standing.history.number > standing.number:
+        return "the root of its history comes after it"
     return None
 
 

@@ -115,8 +115,11 @@ class Proposer:
             self._outvoted_since_s = None
         else:
             self._outvoted_since_s = now_s if self._outvoted_since_s is None else self._outvoted_since_s
-            after_s = state.back_until_s if entitled else self._provisional_at_s(roll, at_s - since_s, now_s)
-            at_s = max(at_s, after_s)
+            if entitled:
+                self.waiting += "; this device was away, the others may have gone on without it"
+                at_s = max(at_s, state.back_until_s)
+            else:
+                at_s = max(at_s, self._provisional_at_s(roll, at_s - since_s, now_s))
             if self._yields(now_s):
                 return
         if self._reached(at_s, now_s):
@@ -207,7 +210,7 @@ class Proposer:
         """As far as is known here: their promises tell."""
         state = self._state
         told = {rank: state.told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in state.told}
-        return is_entitled(_part(roll), {**told, state.rank: state.stands()}, state.gone(roll.members))
+        return is_entitled(_part(roll), {**told, state.rank: state.would_say()}, state.gone(roll.members))
 
     def _misjudged(self, proposal: Proposal) -> str:
         """What is wrong with the proposal, by what all say; empty if nothing is."""
@@ -296,7 +299,7 @@ class Proposer:
     def _base(self, roll: Roll) -> Electorate:
         """Of the newest history that anybody in the roll is known to bring."""
         told = [held for member, held in self._state.told.items() if member in roll.members]
-        base = newest_history([*told, self._state.stands()])
+        base = newest_history([*told, self._state.would_say()])
         assert base is not None, "no history"
         return base
 

@@ -426,7 +426,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=0.0, help="instead of minutes")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="replays a run's actions")
     parser.add_argument(
-        "--patience", type=float, default=2.0, help="of the daemons; a part that is not entitled waits 6 times as long"
+        "--patience", type=float, default=2.0, help="of the daemons; parts that may not go on wait 6 times it"
     )
     parser.add_argument("--ways", default=",".join(WAYS), help="CODEC@SYNC of one job after the other (%(default)s)")
     parser.add_argument("--spare", type=int, default=0, help="so many peers are left alone in each storm")

@@ -409,6 +409,7 @@ class Machine:
     def __init__(self) -> None:
         self.answers: list[str] = []
         self.gone_ones: list[tuple[str, int]] = []
+        self.away_s: list[float] = []
         self.promised: Generation | None = None
 
     def caught_up(self, _now_s: float) -> list[Effect]:
@@ -421,6 +422,10 @@ class Machine:
 
     def gone(self, device: str, incarnation: int, _now_s: float) -> list[Effect]:
         self.gone_ones.append((device, incarnation))
+        return []
+
+    def away(self, now_s: float) -> list[Effect]:
+        self.away_s.append(now_s)
         return []
 
     def deadline(self) -> None:
@@ -465,7 +470,7 @@ async def test_a_source_that_answers_late_is_asked_again(monkeypatch: pytest.Mon
 
 @pytest.mark.asyncio
 async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
-    """G1: of which device, in which incarnation."""
+    """G1: of which device, in which incarnation; and that this machine was away itself (G4)."""
     shell, machine, tasks = generations(SimpleNamespace(rounds=None), {})
     running, ended = (SimpleNamespace(job=SimpleNamespace(ended=over)) for over in (False, True))
     running.passage = passage = cast(Any, object.__new__(Passage))
@@ -474,10 +479,12 @@ async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
     board._sessions["c"].passage = early = cast(Any, object.__new__(Passage))
     early.generations = None
     Board.peer_gone(cast(Any, board), "b" * 64, 7)
-    assert machine.gone_ones == [("b" * 64, 7)]
+    Board.was_away(cast(Any, board))
+    assert (machine.gone_ones, len(machine.away_s)) == ([("b" * 64, 7)], 1)
     shell.close()
     Board.peer_gone(cast(Any, board), "b" * 64, 7)
-    assert len(machine.gone_ones) == 1, "nobody goes on here"
+    Board.was_away(cast(Any, board))
+    assert (len(machine.gone_ones), len(machine.away_s)) == (1, 1), "nobody goes on here"
     await tasks.close()
 
 

@@ -170,6 +170,22 @@ async def test_who_may_be_elsewhere_is_not_gone(tmp_path: Path, how: str, monkey
 
 
 @pytest.mark.asyncio
+async def test_a_machine_that_slept_knows_it_before_it_hears_of_a_loss(tmp_path: Path) -> None:
+    """G4: of two laptops the one that wakes up would else go on by itself at once, and what the other made meanwhile
+    would be given up."""
+    async with devices(tmp_path, "anna", "bert") as (anna, bert):
+        heard: list[str] = []
+        anna.links.on_away = lambda: heard.append("away" if not anna.losses else "too late")
+        anna.dial(bert.address)
+        await until(lambda: linked(anna, bert), "the link")
+        presence = anna.links._presence
+        presence._take = lambda: after(presence._last, 0.1, asleep_s=300.0)
+        await vanish(bert)
+        await until(lambda: anna.losses, "the loss")
+        assert heard[0] == "away"
+
+
+@pytest.mark.asyncio
 async def test_silence_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where nobody listens behind it any more: this side has closed the link, and knows no more than that."""
     monkeypatch.setattr("meshtraind.links.HEARTBEAT_INTERVAL_S", 0.02)

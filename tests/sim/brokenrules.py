@@ -7,6 +7,7 @@ import pytest
 
 from meshtraind.performer import Stage
 from meshwire import proposing
+from meshwire.entitled import electorate_of
 from meshwire.membershipstate import State
 from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
@@ -56,7 +57,9 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
         standing = stand(self, held)
         before = brought.get(self.me.device)
         if self.entered is None and before is not None and held.generation is not None:
-            self.standing = held.model_copy(update={"number": before.number, "linked": standing.linked})
+            history = electorate_of(before, entered=True)
+            said = {"linked": standing.linked, "votes": standing.votes, "history": history}
+            self.standing = held.model_copy(update={"number": before.number, **said})
             return self.standing
         return standing
 

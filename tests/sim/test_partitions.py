@@ -42,6 +42,39 @@ def test_of_two_laptops_one_goes_on_and_one_waits() -> None:
     assert [rounds for rounds, _ in cluster.told_lost] in ([], [0])
 
 
+def test_who_is_wrongly_taken_for_gone_costs_one_history_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G1, G4: a firewall refused the dial, and both go on as if they were alone: that is outside what is promised. When
+    they meet, one history is given up and told, and they go on together."""
+    cluster = Cluster(1, Setting(founders=2, patience_s=5.0))
+    monkeypatch.setattr(cluster.line, "went_on", lambda *_: None)
+    monkeypatch.setattr(cluster.line, "check", lambda *_: None)
+    cluster.run_until(AT_S)
+    befall(cluster, Fault(AT_S, "partition", 1, 0, (1,), 60.0))
+    cluster.run_until(AT_S + 7.0)
+    one, other = cluster.daemons
+    other._perform(other.machine.gone(one.member.device, one.member.incarnation, cluster.now_s))
+    cluster.run_until(AT_S + 59.0)
+    assert [d.generation.provisional for d in cluster.daemons if d.generation is not None] == [False, False]
+    cluster.run_until(AT_S + 150.0)
+    assert cluster.well(), cluster.story()
+    ((rounds, _),) = cluster.told_lost
+    assert rounds > 50
+    assert sum(daemon.left_out for daemon in cluster.daemons) == 1
+
+
+def test_a_lid_that_is_closed_for_minutes_costs_no_rounds() -> None:
+    """G4: rank 0 could go on by itself when it wakes; but it looks for rank 1, which went on provisionally."""
+    cluster = Cluster(1, Setting(founders=2, patience_s=5.0))
+    cluster.run_until(AT_S)
+    cluster.sleep(0, 180.0)
+    cluster.run_until(AT_S + 250.0)
+    assert cluster.well(), cluster.story()
+    assert cluster.told_lost == []
+    assert [daemon.left_out for daemon in cluster.daemons] == [1, 0]
+    assert cluster.least_complete > 250
+    cluster.check_end()
+
+
 @pytest.mark.parametrize(("members", "every"), [(3, 17), (4, 211)])
 def test_no_two_parts_go_on_apart_wherever_the_network_is_cut(members: int, every: int) -> None:
     """G4: at every instant between promise and enter, and cut another way after it; all come together again. All of the

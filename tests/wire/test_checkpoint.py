@@ -72,6 +72,16 @@ def test_a_manifest_is_json_and_gives_back_what_was_written() -> None:
     assert CheckpointManifest.decode(without.encode()) == without
 
 
+def test_a_manifest_from_before_generations_named_their_root_is_read() -> None:
+    """Upgrades: its job is resumed by those that computed then; its generation's hash is not to be had any more."""
+    written = json.loads(manifest().encode())["checkpoint"]["generation"]
+    for name in ("root", "counted", "gone"):
+        del written[name]
+    old = CheckpointManifest.decode(respelled(generation=written | {"hash": "0" * 16}))
+    generation = old.generation.generation(JOB)
+    assert (generation.root, generation.counted, generation.provisional) == (2, (2,), False)
+
+
 def test_every_changed_bit_and_every_cut_is_found() -> None:
     good = manifest().encode()
     for place in range(len(good)):

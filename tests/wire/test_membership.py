@@ -499,7 +499,7 @@ def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
         hanging = following(2, 0, ranks=(0, 2), learning=(0, 2))
         three.receive(ONE, Propose(generation=hanging), 1.0)
         three.standing(HELD, 1.0)
-        standing = three._state.stands(HELD)
+        standing = three._state.would_say(HELD)
         assert [vote.generation for vote in standing.votes] == [FIRST.hash64(), hanging.hash64()]
         other = HELD.model_copy(update=BEGUN)
         rank = 0 if with_proposer else 1
@@ -522,6 +522,26 @@ def test_the_shell_is_told_when_nobody_learns() -> None:
     two.receive(ONE, Propose(generation=proposed), 1.0)
     two.standing(HELD, 1.0)
     assert NobodyLearns(proposed) in two.receive(ONE, enter_of(proposed), 1.1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"history": None},
+        {"history": electorate_of(following(9, 0), entered=True)},  # its root comes after it
+        {"votes": (electorate_of(following(9, 0), entered=True),)},  # of later than was proposed
+        {"number": 2},
+    ],
+)
+def test_a_promise_that_cannot_be_is_an_error_of_its_sender(changes: dict[str, Any]) -> None:
+    """G4: it would have those that go on named after a generation that there is not."""
+    one = machine(0)
+    one.unlinked(THREE, "closed", 1.0)
+    ((_, proposed),) = sent(one.timer(2.0), Propose)
+    one.standing(HELD, 2.0)
+    effects = one.receive(TWO, promise_of(proposed.generation, 1, **changes), 2.1)
+    assert Refusal in kinds(effects)
+    assert Enter not in kinds(effects)
 
 
 STRANGER = Member(device="f" * 64, incarnation=1, name="stranger")
