@@ -120,9 +120,7 @@ def _has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int
     return all(rank in here or is_gone(part, rank, incarnation, gone) for rank, incarnation in voters)
 
 
-def still_there(
-    vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]]
-) -> tuple[tuple[int, int], ...]:
+def still_there(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     """Ranks with incarnations: those that are counted, or all members of before, where none of them is left."""
     left = any(not is_gone(part, rank, incarnation, gone) for rank, incarnation in vote.counted)
     return vote.counted if left else vote.listed

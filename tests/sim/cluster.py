@@ -292,12 +292,12 @@ class Cluster:
     def check_end(self) -> int:
         """Every history that a live daemon has. Returns how many epochs are over in the longest."""
         epochs = 0
-        live = {(daemon.member.device, daemon.member.incarnation) for daemon in self.daemons if daemon.alive}
+        held = [based for daemon in self.daemons if (based := daemon.based)]
         for daemon in self.daemons:
             if daemon.alive and daemon.rounds is not None and daemon.machine.generation is not None:
                 rounds = daemon.rounds
                 if self.well():
-                    self.line.check({*self.histories.path(rounds.history.chain)}, live)
+                    self.line.check({*self.histories.path(rounds.history.chain)}, held)
                 epochs = max(epochs, self.histories.check(rounds.history.chain, rounds.dealing.state()))
         return epochs
 

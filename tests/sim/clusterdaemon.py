@@ -3,7 +3,7 @@
 `_perform_one` and what it calls are `meshtraind.generations`; what is asked and answered is `meshtraind.passage`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -368,6 +368,13 @@ class Daemon(Node):
         if self.rounds is not None:
             self.rounds.closed = True
         self.rounds = None
+
+    @property
+    def based(self) -> Collection[bytes]:
+        """The chain ids of its history, if its learner computes with the base; none of a dead one's."""
+        rounds, generation = self.rounds, self.generation
+        computes = rounds is not None and generation is not None and self.rank in generation.learning
+        return {*self.world.histories.path(rounds.history.chain)} if rounds and computes and self.alive else ()
 
     # What others ask
 

@@ -54,12 +54,11 @@ class Line:
         if not self._entered[generation].provisional and (kept is None or kept.round < round_):
             self._kept[generation] = Kept(round_, chain)
 
-    def check(self, path: Collection[bytes], live: set[Incarnation]) -> None:
-        """In a history that is left is all that an entitled generation has committed of which a member lives."""
+    def check(self, path: Collection[bytes], held: Collection[Collection[bytes]]) -> None:
+        """In a history that is left is all that an entitled generation has committed, of what anybody `held` still."""
         for key, kept in self._kept.items():
-            generation = self._entered[key]
-            if lives_of(generation) & live:
-                assert kept.chain in path, f"G4: round {kept.round}, committed in {told(generation)}, is lost"
+            if any(kept.chain in other for other in held):
+                assert kept.chain in path, f"G4: round {kept.round}, committed in {told(self._entered[key])}, is lost"
 
     def _ancestors(self, generation: Generation) -> Iterator[int]:
         """By their hashes, itself included."""
