@@ -8,13 +8,22 @@ from itertools import pairwise
 
 import pytest
 
+from meshwire import proposer
 from tests.sim import brokenrules
 from tests.sim.clusterfaults import Fault, failure, run
 from tests.sim.clusterstorms import WAVES, harsh_schedule
 from tests.tiers import mostly_slow
 
 PATIENCES = 60.0  # until all is well again: the longest wait before a device asks in again is a minute
-QUICK, SEEDS = 20, 200
+QUICK, SEEDS = 10, 200
+FOUND = {  # what these schedules have shown
+    88: "a generation that could be entered no more was waited for",
+    107: "a round was missed that nobody held any more",
+    476: "a laptop that loads waited for ever for one that had gone on without it",
+    554: "the same, with four laptops",
+    860: "a state of another history was loaded",
+    2326: "all who decided were gone, and two parts were entitled at once",
+}
 
 
 @pytest.mark.parametrize("part", mostly_slow(range(SEEDS // QUICK)))
@@ -30,9 +39,14 @@ def test_waves_of_faults_break_no_rule(part: int) -> None:
     assert ended < 0.5 * QUICK, "most jobs are not lost"
 
 
+@pytest.mark.parametrize("seed", mostly_slow(reversed(FOUND), quick=2))
+def test_what_was_found_once_is_not_found_again(seed: int) -> None:
+    run(harsh_schedule(seed))
+
+
 def test_every_kind_of_wave_is_among_them() -> None:
     """And partitions overlap, sleepers sleep for several patiences, and ways are dark in one direction."""
-    schedules = [harsh_schedule(seed) for seed in range(QUICK)]
+    schedules = [harsh_schedule(seed) for seed in range(SEEDS)]
     assert {fault.wave for schedule in schedules for fault in schedule.faults} == {"", *WAVES}
     sleeps = [
         fault.for_s / schedule.setting.patience_s
@@ -54,4 +68,11 @@ def _overlap(faults: Sequence[Fault]) -> bool:
 def test_a_rule_that_is_left_out_is_missed_in_a_storm(monkeypatch: pytest.MonkeyPatch) -> None:
     """G2: who does not stop at its promise completes a round that others have not."""
     brokenrules.no_freeze(monkeypatch)
-    assert any(failure(harsh_schedule(seed)) for seed in range(SEEDS))
+    assert any(failure(harsh_schedule(seed)) for seed in range(10, SEEDS))
+
+
+def test_two_parts_that_go_on_apart_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G4: whoever takes itself for entitled, whoever else is missing, is soon not the only one."""
+    monkeypatch.setattr(proposer, "is_entitled", lambda *_: True)
+    broken = next(text for seed in range(SEEDS) if (text := failure(harsh_schedule(seed))))
+    assert "two entitled parts go on apart" in broken
