@@ -51,7 +51,7 @@ class Line:
         """In a history that is left is all that an entitled generation has committed.
 
         Args:
-            held: histories that anybody still has: what is in none of them died with those that had it. None: nobody did.
+            held: histories that anybody still has: what is in none of them died with its holders. None: nobody died.
         """
         for key, kept in self._kept.items():
             if held is None or any(kept.chain in other for other in held):
