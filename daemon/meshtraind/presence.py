@@ -12,6 +12,7 @@ from meshtraind.interfaces import own_addresses
 
 ASLEEP_S_MIN = 0.1  # between two clocks that are read one after the other; a sleep takes longer
 LATE_LOOKS = 2  # a look that comes so many intervals after the one before: the daemon stood still
+AWAY_LOOKS = 4  # of them missed, asleep or not: others have given it up, or soon will (an interval is patience / 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Presence:
     """Of this machine. `look` is to be called every `interval_s`.
 
     Attributes:
-        on_away: called when a look finds that it was not there.
+        on_away: called when a look finds that it was not there for so long that others may have gone on without it.
     """
 
     def __init__(self, interval_s: float, take: Callable[[], Reading] = read) -> None:
@@ -66,7 +67,9 @@ class Presence:
         slept = now.asleep_s - before.asleep_s > ASLEEP_S_MIN
         if late or slept or now.addresses != before.addresses:
             self._broken_s = now.now_s
-            self.on_away()
+            missed_s = now.now_s - before.now_s + now.asleep_s - before.asleep_s
+            if missed_s > AWAY_LOOKS * self.interval_s or now.addresses != before.addresses:
+                self.on_away()
 
     def unbroken_since(self, since_s: float) -> bool:
         """Whether it was there all the time since `since_s`, of `time.monotonic`, until now."""

@@ -237,8 +237,10 @@ class Proposer:
             return now_s  # nobody is missed who was here when they went on
         assert self._outvoted_since_s is not None
         counted = f"{len(here & {*entered.counted})} of {len(entered.counted) + len(entered.gone)} that count are here"
-        self.waiting += f"; {counted}, the others may be together elsewhere"
-        return self._outvoted_since_s + state.timeouts.provisional_s + turns_s
+        wait_s = state.timeouts.provisional_s
+        then = "it waits for them" if wait_s == float("inf") else f"it goes on provisionally after {wait_s:g} s"
+        self.waiting += f"; {counted}, the others may be together elsewhere: {then}"
+        return self._outvoted_since_s + wait_s + turns_s
 
     def _may_have_missed(self, roll: Roll, now_s: float) -> bool:
         """This machine was away, and one that counts may have gone on without it: provisionally, and for hours."""

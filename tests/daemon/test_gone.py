@@ -54,6 +54,26 @@ def test_this_machine_was_there_all_the_time_or_not(second: Reading, third: Read
         assert presence.unbroken_since(third.now_s + 0.1), "it is over, and what came later counts"
 
 
+@pytest.mark.parametrize(
+    ("second", "away"),
+    [
+        (after(AT_HOME, 3.0), False),
+        (after(AT_HOME, 1.0, asleep_s=2.0), False),
+        (after(AT_HOME, 4.1), True),
+        (after(AT_HOME, 1.0, asleep_s=3.1), True),
+        (after(AT_HOME, 1.0, addresses=frozenset({"127.0.0.1"})), True),
+    ],
+)
+def test_others_go_on_without_it_only_when_it_was_away_for_long(second: Reading, away: bool) -> None:
+    """G4: a busy machine is not taken for one that slept, and does not look for others that are lost."""
+    looks = iter((AT_HOME, second))
+    told: list[bool] = []
+    presence = Presence(1.0, lambda: next(looks))
+    presence.on_away = lambda: told.append(True)
+    presence.look()
+    assert bool(told) == away
+
+
 def test_a_real_look_finds_this_machine() -> None:
     presence = Presence(10.0)
     assert presence.unbroken_since(time.monotonic() - 5.0)

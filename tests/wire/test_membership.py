@@ -349,6 +349,7 @@ def test_who_is_not_entitled_waits_and_goes_on_all_the_same() -> None:
     one = alone(0)
     assert phase(one) is Phase.RUNNING
     assert "1 of 3 that count are here" in one.waiting()
+    assert "goes on provisionally after 30 s" in one.waiting()
     at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
     assert one.deadline() == pytest.approx(at_s)
     (fence,) = [effect for effect in one.timer(at_s) if isinstance(effect, Fence)]
