@@ -108,12 +108,22 @@ def _names(standing: Standing) -> Iterator[int]:
 
 
 def _has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]]) -> bool:
-    """More than half of the electorate, or half with its lowest rank, or all that are not gone."""
-    everybody = {rank for rank, _ in vote.counted} | {*vote.gone}
-    here = {rank for rank, incarnation in vote.counted if part.get(rank) == incarnation}
+    """More than half of the electorate, or half with its lowest rank, or all that are not gone.
+
+    Where all of the electorate is gone its members decide: nobody can be missed of none, so every part would have it.
+    """
+    voters = still_there(vote, part, gone)
+    everybody = {rank for rank, _ in voters} | {*vote.gone}
+    here = {rank for rank, incarnation in voters if part.get(rank) == incarnation}
     if 2 * len(here) > len(everybody) or (2 * len(here) == len(everybody) and min(everybody, default=-1) in here):
         return True
-    return all(rank in here or is_gone(part, rank, incarnation, gone) for rank, incarnation in vote.counted)
+    return all(rank in here or is_gone(part, rank, incarnation, gone) for rank, incarnation in voters)
+
+
+def still_there(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Ranks with incarnations: those that are counted, or all members of before, where none of them is left."""
+    left = any(not is_gone(part, rank, incarnation, gone) for rank, incarnation in vote.counted)
+    return vote.counted if left else vote.listed
 
 
 def is_gone(part: Incarnations, rank: int, incarnation: int, gone: Collection[tuple[int, int]]) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshwire.entitled import is_entitled, is_gone, newest_history
+from meshwire.entitled import is_entitled, is_gone, newest_history, still_there
 from meshwire.membershipevents import Phase
 from meshwire.membershipstate import State
 from meshwire.messages.generation import Electorate, Enter, Propose, Standing
@@ -308,8 +308,9 @@ class Proposer:
     def _electorate(self, base: Electorate, roll: Roll) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
         """Root, counted and gone of a provisional generation after `base`."""
         known = self._state.gone(roll.members)
-        gone = {rank for rank, incarnation in base.counted if is_gone(_listed(roll), rank, incarnation, known)}
-        counted = {rank for rank, _ in base.counted} - gone
+        voters = still_there(base, _listed(roll), known)
+        gone = {rank for rank, incarnation in voters if is_gone(_listed(roll), rank, incarnation, known)}
+        counted = {rank for rank, _ in voters} - gone
         return base.number, tuple(sorted(counted)), tuple(sorted(gone | {*base.gone}))
 
     def _withdraw(self) -> None:

@@ -1,6 +1,6 @@
 """Where others are in the history of a job, and where this device is: told, compared, and followed or left (G4, G7)."""
 
-from meshwire.lineage import Relation, keeps_history, relation
+from meshwire.lineage import Relation, ballot, keeps_history, relation
 from meshwire.membershipevents import Phase, TurnedAway
 from meshwire.membershipstate import State
 from meshwire.messages.generation import Where
@@ -51,8 +51,8 @@ class Whereabouts:
         match relation(state.entered, state.lineage, other, where.ancestors):
             case Relation.OLDER:
                 self.tell(device)
-            case Relation.NEWER if state.me in other.live.values():
-                pass
+            case Relation.NEWER if state.me in other.live.values() and ballot(other) > ballot(state.entered):
+                pass  # it may be entered here, too
             case Relation.NEWER if other.root == state.entered.root:
                 state.ahead[device] = where  # those that are left here may be entitled, and it provisional
             case Relation.NEWER:

@@ -33,7 +33,8 @@ torch.manual_seed(0)
 
 class Counting(torch.optim.Optimizer):
     def __init__(self, model):
-        groups = [{"params": [model.tally], "counts": True}, {"params": list(model.net.parameters()), "counts": False}]
+        groups = [{"params": [model.tally], "counts": options["counts"]}]
+        groups += [{"params": list(model.net.parameters()), "counts": False}]
         super().__init__(groups, {"lr": 0.01})
 
     @torch.no_grad()
@@ -58,7 +59,10 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.tally = torch.nn.Parameter(torch.zeros(options["samples"]))
-        self.net = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+        width, deep = options["width"], []
+        if options["deep"]:
+            deep = [torch.nn.Linear(width, width), torch.nn.Tanh()]
+        self.net = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Tanh(), *deep, torch.nn.Linear(width, 1))
 
     def forward(self, number, x):
         return self.net(x), self.tally[number].mean()
@@ -73,16 +77,26 @@ print("imports:", time.monotonic() - began_s, "s", flush=True)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 
 
+def now_s():
+    if not options["kernel_time"]:
+        return time.monotonic()
+    with open(os.memfd_create("clock")) as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
 def record(epoch):
     with mt.base():
         tally = model.tally.detach().clone()
         bits = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     missing = (epoch - tally).clamp(min=0)
-    line = {"t_s": time.monotonic(), "rank": mt.rank(), "epoch": epoch, "most": int(tally.max()),
+    line = {"t_s": now_s(), "rank": mt.rank(), "epoch": epoch, "most": int(tally.max()),
             "missing": int(missing.sum()), "loss": shown_loss,
             "digest": hashlib.sha256(bits).hexdigest(), "pid": os.getpid()}
-    with open(mt.output_dir() / "epochs.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\\n")
+    try:
+        with open(mt.output_dir() / "epochs.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\\n")
+    except OSError:  # a full disk; another rank records the epoch, too
+        pass
 
 
 def agree_on_last(epoch):
@@ -124,7 +138,7 @@ class Record:
     """What a rank saw at the first batch of an epoch, counted from 0.
 
     Attributes:
-        t_s: monotonic time, which all processes of this machine share.
+        t_s: monotonic time, or the kernel's, which all processes of this machine share.
         most: how often the sample that was seen most often is in the base.
         missing: over all samples: how often it is in the base less than once for each epoch before this one.
         loss: of the step before; 0: of none.
@@ -150,6 +164,9 @@ class ChaosJob:
         step_s: a learner sleeps so long in each step: this machine has fewer cores than there are peers.
         ballast_values: fp32 values of optimizer state that are in no gradient.
         barriers: after each epoch all wait for all.
+        width, deep: of the model's hidden layer, and whether there is a square one behind it.
+        kernel_time: records have that: the processes' own clocks differ.
+        counts: whether samples are counted: not with a codec that sends something else than the gradient.
         broken_start, broken_step: statements at the beginning of the script and of each step.
         options: of the submission.
     """
@@ -164,12 +181,18 @@ class ChaosJob:
         step_s: float = 0.03,
         ballast_values: int = 0,
         barriers: bool = False,
+        width: int = 32,
+        deep: bool = False,
+        counts: bool = True,
+        kernel_time: bool = False,
         broken_start: str = "pass",
         broken_step: str = "pass",
         **options: object,
     ) -> None:
         self._mesh = mesh
         self.batch = batch
+        self.counts = counts
+        self.way = f"{options.get('codec', 'fp32')}@{options.get('sync', 'bsp')}"
         self._stop = folder / "stop"
         arguments = {
             "samples": samples,
@@ -177,6 +200,10 @@ class ChaosJob:
             "step_s": step_s,
             "ballast_values": ballast_values,
             "barriers": barriers,
+            "width": width,
+            "deep": deep,
+            "counts": counts,
+            "kernel_time": kernel_time,
             "stop": str(self._stop),
         }
         submitter: LocalDaemon = mesh.daemons[mesh.names[0]]

@@ -1,8 +1,8 @@
 """What the soak does to its peers and links, and when: a function of the seed alone.
 
-Storms and calms take turns. In a storm one thing happens every 0.5 to 2 s; two peers and the link between them, others
-in each storm, are left alone, so that there is always somebody who could commit rounds. A calm begins with everything
-repaired.
+Storms and calms take turns. In a storm one thing happens every 0.5 to 2 s, and nobody is spared: any daemon, any
+learner, all learners at once. One daemon is up at any time, for all of them at once is the power cut, which is a
+schedule of its own. A calm begins with everything repaired.
 """
 
 import random
@@ -16,11 +16,18 @@ CALM_S = 45.0
 HARM = 0.55  # of the actions in a storm, where there is something to repair
 DELAY_S = (0.02, 0.3)
 BYTES_PER_S = (50_000.0, 1_000_000.0)
+CLOCK_S = (30.0, 3600.0, 86_400.0)  # forth or back
+POWER_AT_S = (15.0, 60.0)  # of a storm
+POWER_UP_S = (0.5, 15.0)  # from one machine that comes up to the next
 
-PEER_VERBS = ("kill", "freeze", "learner")  # SIGKILL and SIGSTOP of a daemon, SIGKILL of its learner
+# SIGKILL and SIGSTOP of a daemon, SIGKILL of its learner; its disk is full; its wall clock is stepped.
+PEER_VERBS = ("kill", "freeze", "learner", "fill", "step")
 LINK_VERBS = ("cut", "stall", "throttle", "delay")
-VERBS = (*PEER_VERBS, *LINK_VERBS)
-REPAIRS = {"kill": "spawn", "freeze": "thaw", **dict.fromkeys(LINK_VERBS, "heal")}
+ALL_VERBS = ("learners",)  # SIGKILL of every learner
+VERBS = (*PEER_VERBS, *LINK_VERBS, *ALL_VERBS)
+REPAIRS = {"kill": "spawn", "freeze": "thaw", "fill": "empty", **dict.fromkeys(LINK_VERBS, "heal")}
+DAEMON_VERBS = ("kill",)  # which end a daemon
+POWER = "power"  # SIGKILL of all daemons and learners
 
 
 @dataclass(frozen=True)
@@ -29,10 +36,10 @@ class Action:
 
     Attributes:
         at_s: since the start.
-        verb: of VERBS or of REPAIRS, or "calm", or "storm".
-        who: a peer, or the two ends of a link; in front of a storm those that are left alone.
+        verb: of VERBS or of REPAIRS, or "calm", or "storm", or "power".
+        who: a peer, or the two ends of a link, or nobody in particular; in front of a storm those that are left alone.
         how: of a cut "rst" or "fin"; of a stall which way: "both", or only from the first to the second: "forth".
-        amount: of a throttle bytes/s, of a delay seconds.
+        amount: of a throttle bytes/s, of a delay or a step of a clock seconds.
     """
 
     at_s: float
@@ -52,11 +59,24 @@ class Schedule:
     Args:
         names: of the peers.
         verbs: which of VERBS may happen.
+        spare: so many peers, others in each storm, and the links between them are left alone.
+        living_s: so long no daemon is ended: what one holds can be seen to grow only while it lives.
     """
 
-    def __init__(self, names: Sequence[str], *, seed: int, duration_s: float, verbs: Collection[str] = VERBS) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        seed: int,
+        duration_s: float,
+        verbs: Collection[str] = VERBS,
+        spare: int = 0,
+        living_s: float = 0.0,
+    ) -> None:
         self._names = tuple(names)
         self._verbs = verbs
+        self._spare = spare
+        self._living_s = living_s
         self._duration_s = duration_s
         self._random = random.Random(seed)
         self._broken: dict[tuple[str, ...], str] = {}  # by verb
@@ -80,7 +100,7 @@ class Schedule:
 
     def _spared(self, storm: int) -> tuple[str, ...]:
         count = len(self._names)
-        return () if count < 3 else (self._names[storm % count], self._names[(storm + 1) % count])
+        return tuple(self._names[(storm + index) % count] for index in range(min(self._spare, count - 1)))
 
     def _next(self, now_s: float, spared: tuple[str, ...]) -> Action | None:
         harms: list[tuple[str, tuple[str, ...]]] = [
@@ -93,9 +113,13 @@ class Schedule:
             (verb, link)
             for link in combinations(self._names, 2)
             for verb in LINK_VERBS
-            if link not in self._broken and set(link) != set(spared)
+            if link not in self._broken and not set(link) <= set(spared)
         ]
+        harms += [(verb, ()) for verb in ALL_VERBS if not spared]
         harms = [(verb, who) for verb, who in harms if verb in self._verbs]
+        down = sum(verb in DAEMON_VERBS for verb in self._broken.values())
+        if now_s < self._living_s or down >= len(self._names) - 1:
+            harms = [(verb, who) for verb, who in harms if verb not in DAEMON_VERBS]
         if self._broken and (not harms or self._random.random() > HARM):
             return self._repair(now_s, self._random.choice(list(self._broken)))
         if not harms:
@@ -117,7 +141,24 @@ class Schedule:
                 return Action(now_s, verb, who, amount=self._random.uniform(*BYTES_PER_S))
             case "delay":
                 return Action(now_s, verb, who, amount=self._random.uniform(*DELAY_S))
+            case "step":
+                return Action(now_s, verb, who, amount=self._random.choice(CLOCK_S) * self._random.choice((1, -1)))
         return Action(now_s, verb, who)
 
     def _repair(self, now_s: float, who: tuple[str, ...]) -> Action:
         return Action(now_s, REPAIRS[self._broken.pop(who)], who)
+
+
+def power_cuts(names: Sequence[str], *, seed: int, duration_s: float) -> Iterator[Action]:
+    """In each storm the power is cut for all at once; the machines come up one after the other, in any order."""
+    draw = random.Random(seed)
+    now_s = 0.0
+    while now_s < duration_s:
+        yield Action(now_s, "storm")
+        now_s += draw.uniform(*POWER_AT_S)
+        yield Action(now_s, POWER)
+        for name in draw.sample(names, len(names)):
+            now_s += draw.uniform(*POWER_UP_S)
+            yield Action(now_s, "spawn", (name,))
+        yield Action(now_s, "calm")
+        now_s += CALM_S

@@ -1,4 +1,4 @@
-"""What must hold while a soak breaks things: rounds are committed, replicas are equal, samples count once, no leak."""
+"""What must hold while a soak breaks things: rounds go on, replicas are equal, samples count once, nothing grows."""
 
 import contextlib
 import os
@@ -12,6 +12,8 @@ import psutil
 
 from meshwire.messages.job import JobSummary
 from tests.bench.chaosjob import ChaosJob, missing, repeated
+from tests.bench.soakgrowth import Growth
+from tests.bench.soakhost import FILLER
 from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
 
 STALL_S = 30.0  # without a round, while two peers could have committed one for as long
@@ -20,6 +22,8 @@ THREADS_SLACK = 6  # of pools that fill when they are first used
 MEMORY_SLACK_BYTES = 64 * 1024 * 1024
 MEMORY_GROWTH = 1.25
 SHARED_MEMORY = Path("/dev/shm")
+GROWTH_EVERY_S = 15.0
+OVER = ("failed", "failing", "succeeded", "cancelled", "cancelling")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,10 @@ class Findings:
         notes: what a person should know of a soak without violations.
         interruptions: kills, freezes and faults of links, each of which may have voided a round (V2).
         longest_gap_s: between rounds, while two peers could commit them.
+        rounds: of all jobs.
+        jobs: that have ended in order.
+        growth: of each kind the series nearest to its bound.
+        job_over: the job has ended and was not to.
     """
 
     violations: list[str] = field(default_factory=list)
@@ -51,6 +59,8 @@ class Findings:
     longest_gap_s: float = 0.0
     samples_missing: int = 0
     epochs: int = 0
+    jobs: int = 0
+    growth: dict[str, str] = field(default_factory=dict)
     job_over: bool = False
 
 
@@ -63,9 +73,14 @@ class Watch:
 
     def __init__(self, mesh: ChaosMesh, job: ChaosJob, began_s: float) -> None:
         self.findings = Findings()
+        self.growth = Growth()
         self._mesh = mesh
         self._job = job
         self._began_s = began_s
+        self._grew_s = began_s
+        self._rounds_before = 0  # of the jobs before this one
+        self._interruptions_before = 0
+        self._ending = False
         self._touched_s = dict.fromkeys(map(frozenset, combinations(mesh.names, 2)), began_s)  # links
         self._broken: set[frozenset[str]] = set()
         self._thawed_s: dict[str, float] = {}
@@ -90,6 +105,20 @@ class Watch:
         """From now on this peer is expected to work."""
         self._thawed_s[name] = time.monotonic()
 
+    def job_ends(self) -> None:
+        """The script was told to end: from now on the job may succeed."""
+        self._ending = True
+
+    def job_begins(self, job: ChaosJob) -> None:
+        """Another one runs, on all peers."""
+        now_s = time.monotonic()
+        self.findings.jobs += 1
+        self._job, self._ending = job, False
+        self._rounds_before = self.findings.rounds
+        self._interruptions_before = self.findings.interruptions
+        self._rounds.clear()
+        self._progress_s = dict.fromkeys(self._mesh.names, now_s)
+
     def look(self) -> Mapping[str, JobSummary | None]:
         """Notes progress and what is wrong. Returns what each daemon says of the job."""
         summaries = {name: self._job.summary(daemon) for name, daemon in self._mesh.daemons.items()}
@@ -97,7 +126,7 @@ class Watch:
         for name, summary in summaries.items():
             daemon = self._mesh.daemons[name]
             if not daemon.killed and (code := daemon.process.poll()) is not None:
-                self._violated(f"the daemon {name} has ended by itself, exit code {code}", once=f"end of {name}")
+                self.violated(f"the daemon {name} has ended by itself, exit code {code}", once=f"end of {name}")
             if summary is None:
                 self._check_answers(name, daemon, now_s)
                 continue
@@ -105,21 +134,42 @@ class Watch:
             if summary.rounds > self._rounds.get(name, 0):
                 self._progress_s[name] = now_s
             self._rounds[name] = summary.rounds  # fewer than before, when its side of a partition gave way
-            self.findings.rounds = max(self.findings.rounds, summary.rounds)
+            self.findings.rounds = max(self.findings.rounds, self._rounds_before + summary.rounds)
             if summary.replicas_equal is False:
-                self._violated(f"{name} says that the replicas differ")
-            if summary.state in ("failed", "failing", "succeeded", "cancelled", "cancelling"):
-                self._violated(f"the job is {summary.state} on {name}: {summary.error}", once=f"over on {name}")
+                self.violated(f"{name} says that the replicas differ")
+            if summary.state in OVER and not (self._ending and summary.state == "succeeded"):
+                self.violated(f"the job is {summary.state} on {name}: {summary.error}", once=f"over on {name}")
                 self.findings.job_over = True
-        self._check_progress(now_s)
+        if not self._ending:
+            self._check_progress(now_s)
+        if now_s - self._grew_s >= GROWTH_EVERY_S:
+            self._grew_s = now_s
+            self.note_growth()
         return summaries
+
+    def note_growth(self) -> None:
+        """What each daemon holds now; and what has grown too much so far."""
+        at_s = time.monotonic() - self._began_s
+        for name, daemon in self._mesh.daemons.items():
+            self.growth.note(name, "disk", at_s, disk_bytes(daemon.data_dir))
+            self.growth.note(name, "log", at_s, daemon.log_path.stat().st_size)
+            use = use_of(daemon.process.pid) if daemon.up else None
+            if use is not None:
+                pid = daemon.process.pid
+                self.growth.note(name, "memory", at_s, use.resident_bytes, pid)
+                self.growth.note(name, "descriptors", at_s, use.descriptors, pid)
+                self.growth.note(name, "threads", at_s, use.threads, pid)
+        for line in self.growth.lines():
+            if line.too_steep:
+                self.violated(f"growth: {line}", once=f"growth of {line.what} of {line.name}")
+        self.findings.growth = {what: str(line) for what, line in self.growth.steepest().items()}
 
     def _check_answers(self, name: str, daemon: ChaosDaemon, now_s: float) -> None:
         if not daemon.up:
             self._answered_s[name] = now_s
         silent_s = now_s - max(self._answered_s[name], daemon.started_s)
         if silent_s >= STALL_S:
-            self._violated(f"{name} has not answered for {silent_s:.0f} s", once=f"silence of {name}")
+            self.violated(f"{name} has not answered for {silent_s:.0f} s", once=f"silence of {name}")
 
     def _check_progress(self, now_s: float) -> None:
         for link, able_s in self._able_since_s().items():
@@ -128,7 +178,7 @@ class Watch:
             self.findings.longest_gap_s = max(self.findings.longest_gap_s, gap_s)
             if now_s - able_s >= STALL_S and now_s - progress_s >= STALL_S:
                 names = " and ".join(sorted(link))
-                self._violated(
+                self.violated(
                     f"no round for {now_s - progress_s:.0f} s at {names}, though both learners have been up and "
                     f"linked for {now_s - able_s:.0f} s",
                     once=f"no round at {names} since {progress_s}",
@@ -154,35 +204,37 @@ class Watch:
         for name in self._mesh.names:
             absent = set(self._mesh.names) - {name} - self._mesh.linked(name)
             if absent:
-                self._violated(f"{name} has no link to {', '.join(sorted(absent))} at the end of a calm")
+                self.violated(f"{name} has no link to {', '.join(sorted(absent))} at the end of a calm")
         self._check_job_is_whole()
-        self._check_samples()
+        if self._job.counts:
+            self._check_samples()
         for name, daemon in self._mesh.daemons.items():
             self._check_use(name, daemon)
         left = _shared_memory() - self._shared_memory
         if left:
-            self._violated(f"shared memory is left in {SHARED_MEMORY}: {', '.join(sorted(left))}")
+            self.violated(f"shared memory is left in {SHARED_MEMORY}: {', '.join(sorted(left))}")
 
     def _check_job_is_whole(self) -> None:
         for name, daemon in self._mesh.daemons.items():
             summary = self._job.summary(daemon)
             if summary is None or summary.state not in ("running", "finishing"):
                 state = "unknown" if summary is None else summary.state
-                self._violated(f"the job is {state} on {name} at the end of a calm", once=f"state of {name}: {state}")
+                self.violated(f"the job is {state} on {name} at the end of a calm", once=f"state of {name}: {state}")
             if len(daemon.learners()) != 1:
                 self._noted(f"{name} has {len(daemon.learners())} learners at the end of a calm")
 
     def _check_samples(self) -> None:
         records = self._job.records()
         for text in repeated(records):
-            self._violated(f"X6: {text}")
+            self.violated(f"X6: {text}")
         self.findings.epochs = max((record.epoch for record in records), default=0)
         self.findings.samples_missing = missing(records)
-        allowed = self.findings.interruptions * len(self._mesh.names) * self._job.batch
+        interruptions = self.findings.interruptions - self._interruptions_before
+        allowed = interruptions * len(self._mesh.names) * self._job.batch
         if self.findings.samples_missing > allowed:
-            self._violated(
+            self.violated(
                 f"X5: {self.findings.samples_missing} samples are in no round that counts, more than the {allowed} of "
-                f"{self.findings.interruptions} rounds that interruptions may have voided",
+                f"{interruptions} rounds that interruptions may have voided",
                 once="too many samples missing",
             )
 
@@ -199,9 +251,10 @@ class Watch:
             ("resident bytes", use.resident_bytes, first.resident_bytes * MEMORY_GROWTH + MEMORY_SLACK_BYTES),
         ):
             if now > most:
-                self._violated(f"{name} leaks {what}: {now} now, at most {most:.0f} expected after its first calm")
+                self.violated(f"{name} leaks {what}: {now} now, at most {most:.0f} expected after its first calm")
 
-    def _violated(self, text: str, once: str | None = None) -> None:
+    def violated(self, text: str, once: str | None = None) -> None:
+        """An invariant is broken; it is said once."""
         if (once or text) not in self._said:
             self._said.add(once or text)
             self.findings.violations.append(f"{time.monotonic() - self._began_s:.1f} s: {text}")
@@ -226,6 +279,17 @@ def use_of(pid: int) -> Use | None:
             )
     except (psutil.NoSuchProcess, FileNotFoundError):
         return None
+
+
+def disk_bytes(folder: Path) -> int:
+    """Of all files below it, but what fills a disk on purpose."""
+    found = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            if name != FILLER:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    found += (Path(path) / name).lstat().st_blocks * 512
+    return found
 
 
 def _memory_files(pid: int) -> int:

@@ -18,7 +18,16 @@ from tests.bench.recoverylog import (
     times,
     whole_again_s,
 )
-from tests.bench.soakschedule import INTERVAL_S, LINK_VERBS, PEER_VERBS, REPAIRS, VERBS, Action, Schedule
+from tests.bench.soakschedule import (
+    INTERVAL_S,
+    LINK_VERBS,
+    PEER_VERBS,
+    REPAIRS,
+    VERBS,
+    Action,
+    Schedule,
+    power_cuts,
+)
 
 NAMES = ("anna", "bert", "cleo", "dora")
 
@@ -47,14 +56,14 @@ def test_whoever_is_spared_is_left_alone_and_a_calm_begins_whole() -> None:
     spared: tuple[str, ...] = ()
     broken: dict[frozenset[str], str] = {}
     for seed in range(20):
-        for action in actions(seed):
+        for action in actions(seed, spare=2):
             who = frozenset(action.who)
             match action.verb:
                 case "storm":
                     spared = action.who
                 case "calm":
                     assert not broken
-                case "spawn" | "thaw" | "heal":
+                case "spawn" | "thaw" | "heal" | "empty":
                     assert REPAIRS[broken.pop(who)] == action.verb
                 case _:
                     assert who not in broken, "nothing is broken twice"
@@ -67,6 +76,42 @@ def test_whoever_is_spared_is_left_alone_and_a_calm_begins_whole() -> None:
 def test_verbs_can_be_left_out() -> None:
     verbs = {action.verb for action in actions(verbs=("delay", "kill"))}
     assert verbs == {"storm", "calm", "delay", "heal", "kill", "spawn"}
+
+
+def test_nobody_is_spared_but_one_daemon_is_up() -> None:
+    """Any daemon, any learner, all learners at once; never all daemons, which is the power cut's."""
+    killed: set[str] = set()
+    learners = 0
+    for seed in range(10):
+        down: set[str] = set()
+        for action in actions(seed):
+            if action.verb == "kill":
+                down |= {*action.who}
+                killed |= {*action.who}
+            elif action.verb == "spawn":
+                down -= {*action.who}
+            learners += action.verb == "learners"
+            assert down != {*NAMES}
+    assert killed == {*NAMES}
+    assert learners > 30
+
+
+def test_daemons_may_live_for_a_time() -> None:
+    first = min(action.at_s for seed in range(10) for action in actions(seed, living_s=300.0) if action.verb == "kill")
+    assert 300.0 <= first < 420.0
+
+
+def test_the_power_is_cut_for_all_and_all_come_up_in_any_order() -> None:
+    cuts = list(power_cuts(NAMES, seed=1, duration_s=600.0))
+    orders = set()
+    while cuts:
+        storm, power, *cuts = cuts
+        ups, calm, cuts = cuts[: len(NAMES)], cuts[len(NAMES)], cuts[len(NAMES) + 1 :]
+        assert [storm.verb, power.verb, calm.verb] == ["storm", "power", "calm"]
+        assert {action.verb for action in ups} == {"spawn"}
+        orders.add(tuple(action.who[0] for action in ups))
+        assert {name for action in ups for name in action.who} == {*NAMES}
+    assert len(orders) > 2
 
 
 def test_two_peers_are_both_broken() -> None:

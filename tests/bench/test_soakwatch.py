@@ -4,12 +4,15 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.bench.soakwatch import DESCRIPTORS_SLACK, STALL_S, Watch
+from tests.bench.soakgrowth import BOUNDS, HOUR_S, Bound, Growth
+from tests.bench.soakhost import FILLER
+from tests.bench.soakwatch import DESCRIPTORS_SLACK, STALL_S, Watch, disk_bytes
 
 LONG_S = 2 * STALL_S
 
@@ -19,6 +22,8 @@ class FakeDaemon:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.data_dir = Path("/nowhere")
+        self.log_path = Path(os.devnull)
         self.up = True
         self.killed = False
         self.code: int | None = None
@@ -44,7 +49,7 @@ class Fakes:
         self.began_s = time.monotonic() - LONG_S
         mesh: Any = SimpleNamespace(names=("anna", "bert"), daemons={"anna": self.anna, "bert": self.bert})
         mesh.linked = lambda name: {"anna", "bert"} - {name}
-        job: Any = SimpleNamespace(summary=lambda daemon: self.said[daemon.name], records=list, batch=8)
+        job: Any = SimpleNamespace(summary=lambda daemon: self.said[daemon.name], records=list, batch=8, counts=True)
         self.watch = Watch(mesh, job, self.began_s)
 
     def violations(self) -> str:
@@ -104,6 +109,51 @@ def test_what_is_broken_is_a_violation(change: Callable[[Fakes], None], expected
     fakes.said["anna"].rounds = 1
     change(fakes)
     assert fakes.violations().count(expected) == 1
+
+
+def test_a_job_that_was_told_to_end_may_succeed_and_the_next_one_counts_on() -> None:
+    fakes = Fakes()
+    for said in fakes.said.values():
+        said.rounds = 40
+    fakes.watch.look()
+    fakes.watch.job_ends()
+    for said in fakes.said.values():
+        said.state = "succeeded"
+    assert fakes.violations() == ""
+    fakes.watch.job_begins(fakes.watch._job)
+    for said in fakes.said.values():
+        said.rounds, said.state = 2, "running"
+    fakes.watch.look()
+    assert fakes.watch.findings.rounds == 42
+    assert fakes.watch.findings.jobs == 1
+    fakes.said["anna"].state = "succeeded"
+    assert fakes.violations().count("the job is succeeded on anna") == 1
+
+
+def test_what_grows_on_the_disk_and_in_the_log_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice what is allowed, over an hour; what fills a disk on purpose does not count."""
+    fakes = Fakes()
+    for daemon in (fakes.anna, fakes.bert):
+        daemon.data_dir = tmp_path / daemon.name
+        daemon.data_dir.mkdir()
+        daemon.log_path = tmp_path / f"{daemon.name}.log"
+        daemon.log_path.touch()
+    (fakes.bert.data_dir / FILLER).write_bytes(bytes(1 << 20))
+    assert disk_bytes(fakes.bert.data_dir) == 0
+    disk, log = (Bound(step=1 << 20, per_hour=1 << 20, warm_up_s=0.0, least_s=60.0, unit="bytes") for _ in range(2))
+    fakes.watch.growth = Growth({**BOUNDS, "disk": disk, "log": log})
+    now_s, hoard = [0.0], fakes.anna.data_dir / "hoard"
+    monkeypatch.setattr(time, "monotonic", lambda: fakes.began_s + now_s[0])
+    for number in range(41):
+        now_s[0] = number * HOUR_S / 40
+        grown = 1 + 2 * (2 << 20) * number // 40
+        with hoard.open("ab") as file:
+            os.posix_fallocate(file.fileno(), 0, grown)
+        os.truncate(fakes.anna.log_path, grown)
+        fakes.watch.note_growth()
+    named = [text.split("growth: ")[1].split(" grew")[0] for text in fakes.watch.findings.violations]
+    assert sorted(named) == ["anna: disk", "anna: log"]
+    assert fakes.watch.findings.growth["log"].startswith("anna: log grew by ")
 
 
 def test_a_killed_daemon_may_have_ended() -> None:

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import psutil
 
@@ -41,6 +41,21 @@ POLL_S = 0.05
 UNANSWERED = (RequestError, ConnectionLost, DaemonNotRunning, TimeoutError, OSError)
 
 
+class Machine(Protocol):
+    """What a daemon may have for itself of a machine: `tests.bench.soakhost`."""
+
+    @property
+    def prefix(self) -> Sequence[str]:
+        """Words in front of its command, of the next start."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables beside those of this process."""
+
+    def close(self) -> None:
+        """The daemon has ended, and its data folder is needed no more."""
+
+
 class ChaosDaemon(LocalDaemon):
     """One `meshtraind run` that can be ended and started again with the same data folder.
 
@@ -51,7 +66,9 @@ class ChaosDaemon(LocalDaemon):
         killed: ended by `kill`.
     """
 
-    def __init__(self, name: str, data_dir: Path, host: str, patience_s: float | None) -> None:
+    def __init__(
+        self, name: str, data_dir: Path, host: str, patience_s: float | None, machine: Machine | None = None
+    ) -> None:
         self.name = name
         self.data_dir = data_dir
         self.log_path = data_dir / "daemon.log"
@@ -59,6 +76,7 @@ class ChaosDaemon(LocalDaemon):
         self.frozen = False
         self._host = host
         self._patience_s = patience_s
+        self._machine = machine
         self.start()
 
     def start(self) -> None:
@@ -66,9 +84,12 @@ class ChaosDaemon(LocalDaemon):
         run = [sys.executable, "-m", "meshtraind", "run", "--listen", f"{self._host}:{PORT}", "--no-mdns"]
         if self._patience_s is not None:
             run.append(f"--patience={self._patience_s:g}")
+        prefix = self._machine.prefix if self._machine is not None else ()
+        environment = self._machine.environment if self._machine is not None else {}
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [*run, "--name", self.name, "--data-dir", str(self.data_dir)],
+                [*prefix, *run, "--name", self.name, "--data-dir", str(self.data_dir)],
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -164,6 +185,7 @@ class ChaosMesh:
         patience_s: of every daemon; None: as the daemon chooses.
         station_bytes_per_s: what each peer can send, and receive; None: no limit.
         keep: leave the data folders where they are.
+        machine: makes the machine of the daemon with this data folder, while that is empty.
 
     Raises:
         LocalMeshError: on entering.
@@ -177,6 +199,7 @@ class ChaosMesh:
         patience_s: float | None = None,
         station_bytes_per_s: float | None = None,
         keep: bool = False,
+        machine: Callable[[Path], Machine] | None = None,
     ) -> None:
         self.names = NAMES[:peers]
         self.daemons: dict[str, ChaosDaemon] = {}
@@ -185,6 +208,7 @@ class ChaosMesh:
         self._patience_s = patience_s
         self._station_bytes_per_s = station_bytes_per_s
         self._keep = keep
+        self._machine = machine
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -207,11 +231,12 @@ class ChaosMesh:
                 routes, seed=self._seed, station_bytes_per_s=self._station_bytes_per_s, admit=self._admitted
             )
             self._proxy = stack.enter_context(ProxyThread(make))
+            machines = self._make_folders(stack)
             self._pin_all(routes)
             stack.callback(self._stop)
             for index, name in enumerate(self.names):
                 host = network.host(0, index + 1)
-                self.daemons[name] = ChaosDaemon(name, self.folder / name, host, self._patience_s)
+                self.daemons[name] = ChaosDaemon(name, self.folder / name, host, self._patience_s, machines.get(name))
             for daemon in self.daemons.values():
                 daemon.wait()
             self.wait_linked()
@@ -247,11 +272,20 @@ class ChaosMesh:
         daemon = self.daemons.get(route.dialler)
         return daemon is not None and daemon.dials_from(client)
 
+    def _make_folders(self, stack: contextlib.ExitStack) -> Mapping[str, Machine]:
+        """The data folders, on machines of their own where there are such. These are closed with the stack."""
+        machines: dict[str, Machine] = {}
+        for name in self.names:
+            (self.folder / name).mkdir(mode=0o700)
+            if self._machine is not None:
+                machines[name] = self._machine(self.folder / name)
+                stack.callback(machines[name].close)
+        return machines
+
     def _pin_all(self, routes: Sequence[Route]) -> None:
         """Every two, as pairing does, with the proxied addresses."""
         identities: dict[str, Identity] = {}
         for name in self.names:
-            (self.folder / name).mkdir(mode=0o700)
             identities[name] = load_or_create(self.folder / name, name)
         for name in self.names:
             with contextlib.closing(PinTable(self.folder / name / "pins.db")) as pins:

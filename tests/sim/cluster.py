@@ -24,7 +24,7 @@ from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
 from tests.sim.clusterline import Line
 from tests.sim.clustermoments import Moment, Moments
-from tests.sim.clusternetwork import Clock, Network, Node
+from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import Rounds
 
 JOB = "j" + "0" * 11
@@ -144,18 +144,18 @@ class Cluster:
             self.tell(daemon.name, "is started again")
             self.network.add(daemon)
 
-    def sleep(self, number: int, for_s: float) -> None:
+    def sleep(self, number: int, for_s: float, wake: Wake = Wake.IN_ORDER) -> None:
         """The lid is closed."""
         daemon = self.daemons[number]
         if daemon.alive and not daemon.asleep:
             self.tell(daemon.name, f"sleeps for {for_s:g} s")
             self.network.sleep(daemon)
-            self.clock.at(for_s, partial(self._wake, daemon))
+            self.clock.at(for_s, partial(self._wake, daemon, wake))
 
-    def _wake(self, daemon: Daemon) -> None:
+    def _wake(self, daemon: Daemon, wake: Wake) -> None:
         if daemon.asleep:
             self.tell(daemon.name, "wakes up")
-            self.network.wake(daemon)
+            self.network.wake(daemon, wake)
 
     def fail(self, reason: str) -> None:
         """The job ends: by a daemon that knows that nobody can go on."""
@@ -297,12 +297,12 @@ class Cluster:
     def check_end(self) -> int:
         """Every history that a live daemon has. Returns how many epochs are over in the longest."""
         epochs = 0
-        live = {(daemon.member.device, daemon.member.incarnation) for daemon in self.daemons if daemon.alive}
+        held = [based for daemon in self.daemons if (based := daemon.based)]
         for daemon in self.daemons:
             if daemon.alive and daemon.rounds is not None and daemon.machine.generation is not None:
                 rounds = daemon.rounds
                 if self.well():
-                    self.line.check({*self.histories.path(rounds.history.chain)}, live)
+                    self.line.check({*self.histories.path(rounds.history.chain)}, held)
                 epochs = max(epochs, self.histories.check(rounds.history.chain, rounds.dealing.state()))
         return epochs
 

@@ -3,7 +3,7 @@
 `_perform_one` and what it calls are `meshtraind.generations`; what is asked and answered is `meshtraind.passage`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -31,7 +31,7 @@ from tests.sim.clusterexchange import Part, Result
 from tests.sim.clusterjoining import AskState, LearnerLife
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
-from tests.sim.clusternetwork import Link, Node
+from tests.sim.clusternetwork import Link, Node, Wake
 from tests.sim.clusterrequests import Answer, CannotAnswer, Reply, Request, Requests
 from tests.sim.clusterrounds import News, Rounds
 
@@ -135,11 +135,11 @@ class Daemon(Node):
             notify=self.life.notify,
         )
 
-    def wake(self) -> None:
+    def wake(self, order: Wake) -> None:
         """It knows that it slept before it hears anything."""
         if self.asleep:
             self._perform(self.machine.away(self.world.now_s))
-        super().wake()
+        super().wake(order)
 
     # Links
 
@@ -370,6 +370,13 @@ class Daemon(Node):
         if self.rounds is not None:
             self.rounds.closed = True
         self.rounds = None
+
+    @property
+    def based(self) -> Collection[bytes]:
+        """The chain ids of its history, if its learner computes with the base; none of a dead one's."""
+        rounds, generation = self.rounds, self.generation
+        computes = rounds is not None and generation is not None and self.rank in generation.learning
+        return {*self.world.histories.path(rounds.history.chain)} if rounds and computes and self.alive else ()
 
     # What others ask
 

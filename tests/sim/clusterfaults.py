@@ -10,12 +10,14 @@ from random import Random
 from meshwire.syncmode import SyncSettings, sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clustermoments import Moment
+from tests.sim.clusternetwork import Wake
 
 KINDS = (
     *("kill", "kill", "power cut", "restart", "restart", "quick restart", "leave"),
     *("reset", "reset", "half open", "stall", "deaf", "offline", "partition", "partition", "sleep"),
     *("kill learner", "kill learner", "pause", "hang", "poison"),
 )
+WAKES = {"sleep": Wake.IN_ORDER, "sleep, timers first": Wake.TIMERS_FIRST, "sleep, messages first": Wake.MESSAGES_FIRST}
 FIXED = 0.3  # of the clusters in which every learner is waited for
 FOR_S = (0.1, 0.5, 1.0, 3.0, 8.0, 20.0)
 TIMED = 0.4  # of the faults wait for a moment of the protocol
@@ -29,6 +31,7 @@ class Fault:
 
     Attributes:
         side: devices on one side of a partition.
+        wave: what it is a part of, if it does not come alone.
         moment: it waits from `at_s` on until this happens on some device, which then takes the place of `one`.
         after_s: the moment.
     """
@@ -41,13 +44,14 @@ class Fault:
     for_s: float = 0.0
     moment: Moment | None = None
     after_s: float = 0.0
+    wave: str = ""
 
     def __str__(self) -> str:
         between = {"reset", "half open", "stall", "deaf"}
         whom = f"{self.side}" if self.kind == "partition" else f"{self.one}"
         whom += f" and {self.other}" if self.kind in between else ""
         when = f", {self.after_s:g} s after it {self.moment.value}" if self.moment else ""
-        return f"{self.at_s:.3f} s: {self.kind} {whom} for {self.for_s:g} s{when}"
+        return f"{self.at_s:.3f} s: {self.kind} {whom} for {self.for_s:g} s{when}{self.wave and f' ({self.wave})'}"
 
     def on(self, device: int) -> "Fault":
         """The same with this device in the place of `one`, and the other way round."""
@@ -72,10 +76,9 @@ class Schedule:
         return "\n".join([head, *(f"  {fault}" for fault in self.faults)])
 
 
-def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Schedule:
-    """Everything at random; or only such faults, and so many."""
-    random = Random(seed)
-    founders = random.choice([1, 2, 2, 3, 3, 4, 4, 5])
+def random_setting(random: Random, founders_choice: Sequence[int] = (1, 2, 2, 3, 3, 4, 4, 5)) -> Setting:
+    """A cluster of any kind."""
+    founders = random.choice(founders_choice)
     newcomers = random.choice([0, 0, 0, 1])
     devices = founders + newcomers
     s = random.choice([0, 0, 1, 2, 3, 8])
@@ -84,7 +87,7 @@ def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Sch
     sync: SyncSettings = sync_settings(f"ssp:{s}" if s else "bsp", straggler, shares=shares)
     if straggler == "wait" and s and random.random() < FIXED:
         sync = sync_settings(f"ssp:{s}", "wait", "fixed")
-    setting = Setting(
+    return Setting(
         founders=founders,
         newcomers=newcomers,
         sync=sync,
@@ -97,17 +100,25 @@ def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Sch
         load_s=random.choice([(0.1,), (0.1, 1.0, 6.0)]),
         unapplied_max=2 * (s + 1) + random.choice([0, 6]),
     )
+
+
+def random_schedule(seed: int, kinds: Sequence[str] = (), count: int = 0) -> Schedule:
+    """Everything at random; or only such faults, and so many."""
+    random = Random(seed)
+    setting = random_setting(random)
+    devices = setting.founders + setting.newcomers
     within_s = random.choice([3.0, 8.0, 20.0])
     count = count or random.choice([1, 2, 3, 5, 8])
     kinds = kinds or (KINDS if random.random() < 0.6 else random.sample(KINDS, 3))
     times_s = sorted(random.uniform(0.2, within_s) for _ in range(count))
     if random.random() < 0.3:  # all at about the same time
         times_s = [times_s[0] + random.uniform(0.0, 0.5) for _ in times_s]
-    faults = tuple(_fault(random, at_s, random.choice(kinds), devices) for at_s in sorted(times_s))
+    faults = tuple(random_fault(random, at_s, random.choice(kinds), devices) for at_s in sorted(times_s))
     return Schedule(seed, setting, faults, within_s)
 
 
-def _fault(random: Random, at_s: float, kind: str, devices: int) -> Fault:
+def random_fault(random: Random, at_s: float, kind: str, devices: int) -> Fault:
+    """Of this kind, to whomever."""
     one = random.randrange(devices)
     other = random.choice([device for device in range(devices) if device != one] or [one])
     side = tuple(sorted(random.sample(range(devices), random.randint(1, max(1, devices - 1)))))
@@ -127,7 +138,7 @@ def befall(cluster: Cluster, fault: Fault) -> None:
 
         cluster.moments.wait(fault.moment, strike)
         return
-    cluster.befallen[fault.kind] += 1
+    cluster.befallen[f"{fault.kind} ({fault.wave})" if fault.wave else fault.kind] += 1
     one, network, clock = cluster.daemons[fault.one], cluster.network, cluster.clock
     other = cluster.daemons[fault.other]
     learner = one.learner
@@ -140,10 +151,12 @@ def befall(cluster: Cluster, fault: Fault) -> None:
         cluster.restart(fault.one)
     elif fault.kind == "leave":
         one.do(one.wish_leave)
-    elif fault.kind == "sleep":
-        cluster.sleep(fault.one, fault.for_s)
+    elif fault.kind in WAKES:
+        cluster.sleep(fault.one, fault.for_s, WAKES[fault.kind])
     elif fault.kind == "kill learner":
         one.do(one.life.kill)
+    elif fault.kind == "learner gone":
+        one.do(one.life.give_up)
     elif fault.kind in ("pause", "hang", "poison"):
         if learner is not None:
             cluster.tell(one.name, f"'s learner: {fault.kind} for {fault.for_s:g} s")
@@ -230,14 +243,18 @@ def failure(schedule: Schedule) -> str | None:
 
 
 def shrunk(schedule: Schedule) -> Schedule:
-    """Faults are dropped one by one while the same rule is broken."""
+    """Faults are dropped while the same rule is broken: half of them at a time, a quarter, at last one by one."""
     broken = failure(schedule)
+    size = max(1, len(schedule.faults) // 2)
     position = 0
-    while broken is not None and position < len(schedule.faults):
-        faults = schedule.faults[:position] + schedule.faults[position + 1 :]
+    while broken is not None and size:
+        faults = schedule.faults[:position] + schedule.faults[position + size :]
         shorter = replace(schedule, faults=faults)
         if failure(shorter) == broken:
-            schedule, position = shorter, 0
+            schedule = shorter
+            position = 0 if size == 1 else position  # what was needed beside it may be needed no more
         else:
-            position += 1
+            position += size
+        if position >= len(schedule.faults):
+            position, size = 0, size // 2
     return schedule

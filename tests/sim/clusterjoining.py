@@ -91,6 +91,14 @@ class LearnerLife:
             self.run()
         self._world.check(self._daemon)
 
+    def give_up(self) -> None:
+        """It has failed too often and is started no more: this daemon only forwards."""
+        self.end()
+        if self._daemon.rounds is not None:
+            self._world.tell(self._daemon.name, "'s learner is started no more")
+            self._daemon.rounds.dead("its script has failed")
+            self._daemon.wish("rest")
+
     def load_next(self) -> None:
         """Another process will load: that of now has lost its connection, and ends."""
         self._given = None
@@ -192,30 +200,35 @@ class Joining:
     def _take(self, donor: Link, answer: Answer) -> None:
         if isinstance(answer, State):
             assert answer.round >= self._after_round, "J1: no older state than was asked for"
-            transfer_s = self._daemon.world.random.choice(self._daemon.world.load_s)
-            self._daemon.later(transfer_s, partial(self._fetched, donor, answer))
+            self._check_history(donor, answer)
         else:
             self._refused = self._refused or answer is not None
             self._ask_next()
+
+    def _check_history(self, donor: Link, state: State) -> None:
+        """G4: the donor may have completed a round that no other holds, and then be lost: it counts for nobody."""
+        if not self._goes_on:
+            return
+        if self._rounds.machine.complete < state.round:
+            if self._daemon in donor.closed:
+                self._ask_next()
+            else:
+                self._daemon.later(POLL_S, partial(self._check_history, donor, state))
+        elif self._rounds.path[state.round] != state.base:
+            self._ask_next()
+        else:
+            transfer_s = self._daemon.world.random.choice(self._daemon.world.load_s)
+            self._daemon.later(transfer_s, partial(self._fetched, donor, state))
 
     def _fetched(self, donor: Link, state: State) -> None:
         self._daemon.world.moments.come(Moment.LOADS, self._daemon.number)
         if self._daemon in donor.closed:
             self._ask_next()
-        else:
-            if self._goes_on:
-                self._daemon.world.check_kept(donor.other(self._daemon), self._daemon, state)
-            self._wait_complete(state)
-
-    def _wait_complete(self, state: State) -> None:
-        if not self._goes_on:
-            return
-        if self._rounds.machine.complete < state.round:
-            self._daemon.later(POLL_S, partial(self._wait_complete, state))
-            return
-        daemon = self._daemon
-        daemon.world.tell(daemon.name, f"'s learner has loaded the base after round {state.round}")
-        self._process.begin(self._rounds, state.round, state.base)
-        self._rounds.loaded(state.round)
-        daemon.wish("learn")
-        daemon.world.check(daemon)
+        elif self._goes_on:
+            daemon = self._daemon
+            daemon.world.check_kept(donor.other(daemon), daemon, state)
+            daemon.world.tell(daemon.name, f"'s learner has loaded the base after round {state.round}")
+            self._process.begin(self._rounds, state.round, state.base)
+            self._rounds.loaded(state.round)
+            daemon.wish("learn")
+            daemon.world.check(daemon)

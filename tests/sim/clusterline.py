@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from meshwire.messages.job import Generation
 
-Incarnation = tuple[str, int]  # of a device
-
 
 @dataclass(frozen=True, slots=True)
 class Kept:
@@ -14,11 +12,6 @@ class Kept:
 
     round: int
     chain: bytes
-
-
-def lives_of(generation: Generation) -> set[Incarnation]:
-    """Its members."""
-    return {(member.device, member.incarnation) for member in generation.live.values()}
 
 
 class Line:
@@ -54,12 +47,15 @@ class Line:
         if not self._entered[generation].provisional and (kept is None or kept.round < round_):
             self._kept[generation] = Kept(round_, chain)
 
-    def check(self, path: Collection[bytes], live: set[Incarnation]) -> None:
-        """In a history that is left is all that an entitled generation has committed of which a member lives."""
+    def check(self, path: Collection[bytes], held: Collection[Collection[bytes]] | None = None) -> None:
+        """In a history that is left is all that an entitled generation has committed.
+
+        Args:
+            held: histories that anybody still has: what is in none of them died with its holders. None: nobody died.
+        """
         for key, kept in self._kept.items():
-            generation = self._entered[key]
-            if lives_of(generation) & live:
-                assert kept.chain in path, f"G4: round {kept.round}, committed in {told(generation)}, is lost"
+            if held is None or any(kept.chain in other for other in held):
+                assert kept.chain in path, f"G4: round {kept.round}, committed in {told(self._entered[key])}, is lost"
 
     def _ancestors(self, generation: Generation) -> Iterator[int]:
         """By their hashes, itself included."""

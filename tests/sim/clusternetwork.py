@@ -8,6 +8,7 @@ import heapq
 import itertools
 from collections import Counter, deque
 from collections.abc import Callable
+from enum import Enum
 from functools import partial
 from random import Random
 
@@ -40,8 +41,16 @@ class Clock:
         self.now_s = end_s
 
 
+class Wake(Enum):
+    """In which order a process that slept finds what has happened meanwhile: its timers are due, its sockets full."""
+
+    IN_ORDER = "as it happened"
+    TIMERS_FIRST = "timers first"
+    MESSAGES_FIRST = "messages first"
+
+
 class Node:
-    """One process at the ends of links. What happens to it while it sleeps happens when it wakes, in that order."""
+    """One process at the ends of links. What happens to it while it sleeps happens when it wakes."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -49,19 +58,30 @@ class Node:
         self.asleep = False
         self.silent = False  # it died without a word
         self.links: dict[int, Link] = {}  # by the other's number
-        self._backlog: list[Event] = []
+        self._backlog: list[tuple[bool, Event]] = []  # is it of the network
 
     def do(self, event: Event) -> None:
+        """Something of its own is due."""
+        self._do(False, event)
+
+    def hear(self, event: Event) -> None:
+        """Something comes from the network."""
+        self._do(True, event)
+
+    def _do(self, heard: bool, event: Event) -> None:
         if self.alive and self.asleep:
-            self._backlog.append(event)
+            self._backlog.append((heard, event))
         elif self.alive:
             event()
 
-    def wake(self) -> None:
+    def wake(self, order: Wake) -> None:
+        """What has happened happens now."""
         self.asleep = False
         backlog, self._backlog = self._backlog, []
-        for event in backlog:
-            self.do(event)
+        if order is not Wake.IN_ORDER:
+            backlog.sort(key=lambda entry: entry[0] is (order is Wake.TIMERS_FIRST))
+        for heard, event in backlog:
+            self._do(heard, event)
 
     def linked(self, peer: "Node", link: "Link") -> None:
         """A link is up, or has replaced another."""
@@ -154,11 +174,11 @@ class Network:
         node.asleep = True
         self._update()
 
-    def wake(self, node: Node) -> None:
+    def wake(self, node: Node, order: Wake = Wake.IN_ORDER) -> None:
         for link in self._links:  # the silence was its own
             if node in link.ways and link.ways[node].dark_since_s is not None:
                 self._begin_dark(link, node)
-        node.wake()
+        node.wake(order)
         self._update()
 
     # Faults.
@@ -182,7 +202,7 @@ class Network:
         if (link := self._nodes[one].links.get(other)) is not None:
             link.dead = True
             for end in link.ends:
-                self._clock.at(self._delay_s(), partial(end.do, partial(self._lost, link, end, "reset")))
+                self._clock.at(self._delay_s(), partial(end.hear, partial(self._lost, link, end, "reset")))
 
     def half_open(self, one: int, other: int) -> None:
         """Their link is gone and neither is told."""
@@ -228,7 +248,7 @@ class Network:
         if link.dead or receiver in link.closed or way.dark_since_s is not None:
             return
         while way.waiting and way.sent - len(way.waiting) < way.due:
-            receiver.do(partial(self._hand_over, link, receiver, way.waiting.popleft()))
+            receiver.hear(partial(self._hand_over, link, receiver, way.waiting.popleft()))
 
     def _hand_over(self, link: Link, receiver: Node, batch: list[object]) -> None:
         sender = link.other(receiver)
@@ -250,7 +270,7 @@ class Network:
             delay_s = 0.0 if greeted else self._delay_s()
             link.ways[end] = Way(self._clock.now_s + delay_s)
             if not greeted:
-                self._clock.at(delay_s, partial(end.do, partial(self._greet, link, end)))
+                self._clock.at(delay_s, partial(end.hear, partial(self._greet, link, end)))
         return link
 
     def _dial(self, node: Node, number: int) -> None:

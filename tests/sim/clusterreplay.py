@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +12,8 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.sim.cluster import Cluster
-from tests.sim.clusterfaults import BROKEN, random_schedule, run, shrunk
+from tests.sim.clusterfaults import BROKEN, Schedule, random_schedule, run, shrunk
+from tests.sim.clusterstorms import harsh_schedule
 
 LINES_MAX = 120  # of a failed seed's transcript, unless all is asked for
 CHUNK = 25  # seeds that a process runs at a time
@@ -21,7 +22,12 @@ SAID_EVERY = 500  # seeds
 
 @dataclass
 class Summary:
-    """Of many seeds. `ended`: jobs that nobody was left to go on with."""
+    """Of many seeds.
+
+    Attributes:
+        ended: jobs that nobody was left to go on with.
+        slowest: the longest time until all was well again once faults had stopped, in patiences, and of which seed.
+    """
 
     failed: dict[int, str] = field(default_factory=dict)
     seeds: int = 0
@@ -29,14 +35,18 @@ class Summary:
     rounds: int = 0
     generations: int = 0
     virtual_s: float = 0.0
+    slowest: tuple[float, int] = (0.0, 0)
     faults: Counter[str] = field(default_factory=Counter)
 
-    def count(self, cluster: Cluster) -> None:
+    def count(self, schedule: Schedule, cluster: Cluster) -> None:
         self.ended += cluster.over
         self.rounds += cluster.histories.count
         self.generations += cluster.generations
         self.virtual_s += cluster.now_s
         self.faults += cluster.befallen
+        if not cluster.over:
+            recovered = (cluster.now_s - schedule.calm_at_s) / schedule.setting.patience_s
+            self.slowest = max(self.slowest, (recovered, schedule.seed))
 
     def add(self, other: "Summary") -> None:
         self.failed |= other.failed
@@ -45,6 +55,7 @@ class Summary:
         self.rounds += other.rounds
         self.generations += other.generations
         self.virtual_s += other.virtual_s
+        self.slowest = max(self.slowest, other.slowest)
         self.faults += other.faults
 
     def __str__(self) -> str:
@@ -52,6 +63,7 @@ class Summary:
         return (
             f"{self.seeds} seeds, {len(self.failed)} failed, {self.ended} jobs ended with nobody left; "
             f"{self.rounds} rounds in {self.generations} generations, {self.virtual_s:.0f} virtual seconds\n"
+            f"all well again after {self.slowest[0]:.0f} patiences at most (seed {self.slowest[1]})\n"
             f"{self.faults.total()} faults: {faults}"
         )
 
@@ -62,17 +74,22 @@ def replay(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--seed", type=int, help="one seed, as a transcript")
     parser.add_argument("--seeds", type=int, nargs=2, metavar=("A", "B"), help="all from A to B, without B")
     parser.add_argument("--processes", type=int, default=1, metavar="N", help="that share the seeds")
+    parser.add_argument("--harsh", action="store_true", help="partitions, storms and long sleeps, which overlap")
     parser.add_argument("--verbose", action="store_true", help="every line of the transcript")
     options = parser.parse_args(arguments)
     if (options.seed is None) == (options.seeds is None):
         parser.error("say either --seed N or --seeds A B")
     if options.seed is not None:
-        return _one(options.seed, verbose=options.verbose)
-    return _many(range(*options.seeds), options.processes)
+        return _one(drawn(options.seed, harsh=options.harsh), verbose=options.verbose)
+    return _many(range(*options.seeds), options.processes, harsh=options.harsh)
 
 
-def _one(seed: int, *, verbose: bool) -> int:
-    schedule = random_schedule(seed)
+def drawn(seed: int, *, harsh: bool) -> Schedule:
+    """What this seed stands for."""
+    return harsh_schedule(seed) if harsh else random_schedule(seed)
+
+
+def _one(schedule: Schedule, *, verbose: bool) -> int:
     try:
         cluster = run(schedule, recording=True)
     except BROKEN:
@@ -90,10 +107,11 @@ def _one(seed: int, *, verbose: bool) -> int:
     return 0
 
 
-def _many(seeds: range, processes: int) -> int:
+def _many(seeds: range, processes: int, *, harsh: bool) -> int:
     began_s, whole = time.monotonic(), Summary()
     with _mapped(processes) as mapped:
-        for part in mapped([seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]):
+        parts = [seeds[first : first + CHUNK] for first in range(0, len(seeds), CHUNK)]
+        for part in mapped(partial(summarized, harsh=harsh), parts):
             for seed, why in part.failed.items():
                 _say(f"seed {seed}: {why}")
             whole.add(part)
@@ -105,21 +123,22 @@ def _many(seeds: range, processes: int) -> int:
 
 
 @contextmanager
-def _mapped(processes: int) -> Iterator[partial[Iterator[Summary]]]:
+def _mapped(processes: int) -> Iterator[Callable[..., Iterable[Summary]]]:
     """Runs parts of the seeds, in their order, here or in processes."""
     if processes == 1:
-        yield partial(map, summarized)
+        yield map
         return
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-        yield partial(pool.map, summarized)
+        yield pool.map
 
 
-def summarized(seeds: Sequence[int]) -> Summary:
+def summarized(seeds: Sequence[int], *, harsh: bool) -> Summary:
     """Runs them all."""
     summary = Summary(seeds=len(seeds))
     for seed in seeds:
+        schedule = drawn(seed, harsh=harsh)
         try:
-            summary.count(run(random_schedule(seed)))
+            summary.count(schedule, run(schedule))
         except BROKEN as error:
             summary.failed[seed] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return summary

@@ -181,3 +181,16 @@ def test_before_they_have_promised_it_is_asked_whether_they_can_be_entitled() ->
     assert is_entitled(part(1, 2, 3), {2: hanging}, ()), "1 may not have promised it"
     assert is_entitled(part(0, 2, 3), {2: hanging}, ())
     assert not is_entitled(part(2, 3, 4), {2: hanging}, ())
+
+
+def test_an_electorate_that_is_gone_lets_all_members_decide() -> None:
+    """G4: else every part would be entitled, for in each of them nobody is missed."""
+    of = after(5, 0, 1, 2, 3, learning=(2,), counted=(2,))
+    for count in range(1, 4):
+        for ranks in itertools.combinations((0, 1, 3), count):
+            others = [rank for rank in (0, 1, 3) if rank not in ranks]
+            here = entitled(part(*ranks), of, gone(2))
+            assert not (here and others and entitled(part(*others), of, gone(2))), "never two of them apart"
+    assert entitled(part(0, 1, 3), of, gone(2))
+    assert entitled(part(1, 2, 3, restarted=[2]), of, gone(0)), "nobody else is left"
+    assert not entitled(part(3, 2, restarted=[2]), of)
