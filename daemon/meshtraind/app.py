@@ -171,6 +171,7 @@ class App:
             questions = Questions(node, self.board)
             links.handler = PeerSide(self.board, questions)
             links.on_link = self.board.link_made
+            links.on_violated = self.board.violated
             self.board.on_members = links.awaits
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:

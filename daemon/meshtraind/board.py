@@ -30,6 +30,7 @@ from meshwire.header import Header
 from meshwire.jobs import JOB_ID_PATTERN, JobEvent, JobState, job_number
 from meshwire.membershipevents import Message
 from meshwire.messages.generation import (
+    Accuse,
     AskIn,
     Enter,
     Entered,
@@ -276,7 +277,7 @@ class Board:
                 self.enlisting.files_progress(device, body)
             case End() if body.job not in self._sessions:
                 self.ended(body)
-            case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish():
+            case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish() | Accuse():
                 self._of_generations(device, header, body)
             case _:
                 id_ = self._ids.get(header.job)
@@ -380,8 +381,19 @@ class Board:
         if rank is None or rank == session.job.rank:
             return f"{device[:8]} is not a member of job {session.job.spec.job}"
         if getattr(body, "rank", rank) != rank:
-            return f"rank {rank} of job {session.job.spec.job} speaks for another"
-        return session.members.notice(rank, header, body)
+            wrong: str | None = f"it speaks for rank {body.rank}"  # type: ignore[attr-defined]
+        else:
+            wrong = session.members.notice(rank, header, body)
+        if wrong is not None:
+            session.passage.refuse(rank, wrong)
+        return None
+
+    def violated(self, device: str, reason: str) -> None:
+        """What came on this device's link is no message, or no payload: the jobs that it is in go on without it."""
+        for session in list(self._sessions.values()):
+            rank = session.job.rank_of(device)
+            if rank is not None and not session.job.ended:
+                session.passage.refuse(rank, reason)
 
     def chunk_announced(self, device: str, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None: nowhere any more."""

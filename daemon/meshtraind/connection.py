@@ -75,6 +75,8 @@ class Connection(asyncio.BufferedProtocol):
         same_host: both ends are on this machine, so the bytes never leave it.
         last_received_s: when the last byte came, on time.monotonic's clock.
         lossless: the stage that chunks' payloads pass, with the link's rate.
+        on_violated: called with what is wrong where the other end sent no frame, no message or no payload, just before
+            the connection ends for that.
     """
 
     def __init__(self, handler: Handler, *, name: str) -> None:
@@ -85,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         self.same_host = False
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
+        self.on_violated: Callable[[str], None] = lambda _reason: None
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser()
         self._paused = False
@@ -183,6 +186,11 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes sent on the socket, and who counted them."""
         self._ask_kernel()
         return self._traffic.socket_bytes()
+
+    @property
+    def chunk_bytes_received(self) -> int:
+        """Of chunk frames, those under way included: while it grows, the other end sends."""
+        return self._parser.chunk_bytes
 
     @property
     def chunk_payload_bytes_sent(self) -> int:
@@ -365,6 +373,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _violated(self, reason: str) -> None:
         log.warning("%s broke the protocol: %s", self.name, reason, extra=caused_by(self.remote_host))
+        self.on_violated(reason)
         self.refuse(f"protocol violation: {reason}")
 
     def _ended_text(self) -> str:

@@ -15,6 +15,7 @@ from meshtraind.founding import Founding
 from meshtraind.job import Job
 from meshtraind.node import Node
 from meshtraind.tasks import TaskSet
+from meshwire import limits
 from meshwire.jobs import job_number
 from meshwire.lineage import Path, rank_of
 from meshwire.membership import Membership
@@ -26,9 +27,11 @@ from meshwire.membershipevents import (
     LeftOut,
     Message,
     NobodyLearns,
+    Phase,
     Refusal,
     Resume,
     Send,
+    Shunned,
     TurnedAway,
     Waiting,
 )
@@ -151,6 +154,15 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.wish(kind, self._loop.time()))
 
+    def refuse(self, device: str, reason: str) -> None:
+        """A member broke the protocol (G10)."""
+        if not self._closed:
+            self._perform(self._machine.refuse(device, reason, self._loop.time()))
+
+    def refuses(self, device: str) -> bool:
+        """Whether it is refused now: what it sent belongs nowhere."""
+        return self._machine.refuses(device)
+
     def begun(self) -> None:
         """Round 1 begins: who asked in before is taken in now."""
         asking, self._asking = self._asking, {}
@@ -166,6 +178,21 @@ class Generations:
         """Whether the generation with this hash is the newest that this member has promised."""
         promised = self._machine.promised
         return promised is not None and promised.hash64() == generation
+
+    @property
+    def running(self) -> bool:
+        """Rounds go on."""
+        return self._machine.phase is Phase.RUNNING
+
+    @property
+    def out(self) -> bool:
+        """This device asks in."""
+        return self._machine.phase is Phase.OUT
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Linked devices that have told lately in which generation they are."""
+        return self._machine.elsewhere
 
     def lists(self, device: str) -> bool:
         """Whether the newest generation promised counts this device among the members of all times."""
@@ -219,8 +246,22 @@ class Generations:
                 link = self._node.links.get(device)
                 if link is not None:
                     link.connection.refuse(text)
+            case Shunned():
+                self._shunned(effect)
             case Waiting(reason):
                 self._job.wait(reason)
+
+    def _shunned(self, effect: Shunned) -> None:
+        rank, accuser = self._job.rank_of(effect.device), self._job.rank_of(effect.accuser)
+        if rank is None or accuser is None:
+            return
+        names = [f"rank {of} ({self._job.members[of].name})" for of in (rank, accuser)]
+        back = "it stays out of this job" if effect.violations >= limits.VIOLATIONS_MAX else "it may ask in again later"
+        log.error(
+            "job %s: %s was refused by %s: %s. The others go on without it; violation %d of %d: %s",
+            *(self._job.spec.job, *names, effect.reason, effect.violations, limits.VIOLATIONS_MAX, back),
+        )
+        self._job.refuse(rank, effect.reason)
 
     def _note_given_up(self, kept: Where | None) -> None:
         """What this device and those that were with it have made since the history that is kept went another way."""

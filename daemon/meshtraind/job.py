@@ -12,7 +12,16 @@ from meshtraind.history import EXPIRED, HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
 from meshwire.lineage import rank_of
-from meshwire.messages.job import BaseHash, Generation, GivenUp, JobSpec, JobSummary, Member, RankReport
+from meshwire.messages.job import (
+    BaseHash,
+    Generation,
+    GivenUp,
+    JobSpec,
+    JobSummary,
+    Member,
+    RankReport,
+    RefusedRank,
+)
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +134,7 @@ class Job:
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
+        self._refused: dict[int, RefusedRank] = {}
         self._given_up: dict[tuple[int, tuple[int, ...]], GivenUp] = {}  # by first round, and whose history is kept
         self._changed = asyncio.Event()
         self._save()
@@ -207,6 +217,13 @@ class Job:
             self._given_up = dict(newest)
             self._save()
             self.touch()
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """A member broke the protocol (G10)."""
+        before = self._refused.get(rank)
+        violations = 1 if before is None else before.violations + 1
+        self._refused[rank] = RefusedRank(rank=rank, reason=reason[: limits.REASON_CHARS_MAX], violations=violations)
+        self.touch()
 
     @property
     def given_up(self) -> tuple[GivenUp, ...]:
@@ -292,6 +309,7 @@ class Job:
             not_joining=() if self.ended else self.not_joining,
             expired_at_s=self.expired_at_s,
             given_up=self.given_up,
+            refused=tuple(self._refused[rank] for rank in sorted(self._refused)),
         )
 
     def _save(self) -> None:

@@ -70,6 +70,7 @@ class Links:
     Attributes:
         handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
         on_link: called with every new link.
+        on_violated: called with a linked device, and what it sent that is no frame, no message or no payload.
         linked: the links by device id; live.
         port: the actual one, once started.
     """
@@ -87,6 +88,7 @@ class Links:
     ) -> None:
         self.handler: Handler
         self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_violated: Callable[[str, str], None] = lambda _device, _reason: None
         self.port = port
         self._device = device
         self._trust = trust
@@ -320,6 +322,7 @@ class Links:
         link = Link(device, hello, connection, address, dialled_by)
         connection.name = f"{printable(hello.name)} ({device[:8]})"
         connection.handler = _Linked(self, link)
+        connection.on_violated = functools.partial(self._violated, device)
         self._linked[device] = link
         if there is not None and not there.connection.closing:
             there.connection.close("a better link has replaced it")
@@ -376,6 +379,9 @@ class Links:
                 continue  # it sends, so it lives: the answer waits behind a full queue
             rtt_s = time.monotonic() - began_s
             link.rtt_s = rtt_s if link.rtt_s is None else (1 - RTT_WEIGHT) * link.rtt_s + RTT_WEIGHT * rtt_s
+
+    def _violated(self, device: str, reason: str) -> None:
+        self.on_violated(device, reason)
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""

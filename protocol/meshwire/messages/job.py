@@ -201,6 +201,8 @@ class Metrics(Wire):
     steps_lost: int = 0  # cut off or too old (V2, R5)
     samples_per_s: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # while computing; 0: not known yet
     batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
+    # the oldest round that is not complete there, and how many steps of its program are over (`meshwire.stall`)
+    receipts: tuple[Count, Count] = (0, 0)
 
 
 Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
@@ -215,6 +217,14 @@ class GivenUp(Wire):
     samples: Annotated[int, Field(ge=0, lt=2**63)]  # in these rounds
     made_by: Ranks
     kept: Ranks  # whose history it is that is kept
+
+
+class RefusedRank(Wire):
+    """G10: a member broke the protocol, and was left out for that."""
+
+    rank: Rank
+    reason: Reason
+    violations: Annotated[int, Field(ge=1)]
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
@@ -306,6 +316,7 @@ class JobSummary(Wire):
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
     given_up: GivenUps = ()
+    refused: Annotated[tuple[RefusedRank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # as this device knows
 
 
 @message("job.found")
