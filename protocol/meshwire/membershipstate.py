@@ -187,7 +187,6 @@ class State:
         refusals, device = self.refusals, accuse.device
         if device == self.me.device:
             refusals.accused_by(accuser, accuse.reason)
-            return
         if accuser in refusals and not self._outranks(accuser, device):
             return
         refusals.heard(accuser, device)
@@ -195,7 +194,7 @@ class State:
             if refusals.accuser(other) == accuser:
                 refusals.acquit(other)
             self.shun(accuser, f"it alone says of {self.name(other)} and of {self.name(device)} that they do", now_s)
-        elif device not in refusals and self.is_listed(device):
+        elif device != self.me.device and device not in refusals and self.is_listed(device):
             if accuser in refusals:
                 refusals.acquit(accuser)
             self._refused(device, accuse.reason, accuser, accuse.violations, now_s)

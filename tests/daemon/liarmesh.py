@@ -23,6 +23,7 @@ from meshtraind.tasks import TaskSet
 from meshwire.header import Header, Kind
 from meshwire.jobs import JobEvent, job_number, new_job_id
 from meshwire.local import MemoryLayout
+from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.membershipevents import Message as OfMembership
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, Metrics, RankReport
 from meshwire.messages.learner import (
@@ -33,16 +34,28 @@ from meshwire.messages.learner import (
     RoundDone,
     Start,
 )
+from meshwire.plan import plan_buckets
 from meshwire.stall import StallWatch
 from meshwire.syncmode import sync_settings
 from meshwire.wiretypes import Wire
-from tests.daemon.executorring import MANIFEST, PLAN
 
 Values = NDArray[np.float32]
 Frame = tuple[Header, bytes | Wire | None]
 Lie = Callable[[Header, bytes | Wire | None], Iterable[Frame] | str]
 """What becomes of a frame of the liar; a text: it cannot be read, as its receiver says."""
 
+MANIFEST = ModelManifest(
+    tensors=(
+        *(
+            TensorSpec(name=f"layer{index}", shape=(count,), dtype="float32", kind="parameter")
+            for index, count in enumerate((700, 5, 400, 300))
+        ),
+        TensorSpec(name="running_mean", shape=(90,), dtype="float32", kind="buffer"),
+    ),
+    optimizer="SGD",
+)
+BUCKET_BYTES = 1024
+PLAN = plan_buckets(MANIFEST, BUCKET_BYTES)
 JOB = new_job_id(bytes(8))
 PATIENCE_S = 2.0
 STALL_S = 0.4
@@ -170,12 +183,13 @@ class Peer:
     # What comes on links, as the board and the links do it
 
     def take(self, device: str, header: Header, content: bytes | Wire | None) -> None:
-        sessions = {JOB: SimpleNamespace(job=self.job, members=self.members, passage=self.passage)}
+        sessions: dict[str, Any] = {JOB: SimpleNamespace(job=self.job, members=self.members, passage=self.passage)}
         board: Any = SimpleNamespace(_sessions=sessions, _ids={job_number(JOB): JOB})
         if header.kind is Kind.CHUNK:
             place = Board.chunk_announced(board, device, header)
             assert not isinstance(place, str), place
             if place is not None:
+                assert content is None or isinstance(content, bytes)
                 place[:] = content or b""
                 Board.chunk_received(board, device, header)
         elif isinstance(content, OfMembership):
@@ -270,7 +284,7 @@ class LiarMesh:
         self.spec = JobSpec(
             job=JOB, name="test", submitter="0" * 64, created_at_s=0.0, script="train.py", args=(), env=(),
             files=BlobRef(sha256=bytes(32), size_bytes=1), data=None, sync=sync_settings(sync, shares="equal"),
-            codec=codec, on_nan="stop", seed=0, bucket_bytes=1 << 17, hash_every=0, trace=False,
+            codec=codec, on_nan="stop", seed=0, bucket_bytes=BUCKET_BYTES, hash_every=0, trace=False,
         )  # fmt: skip
         self.peers = [Peer(self, rank) for rank in range(members)]
 

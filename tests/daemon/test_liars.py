@@ -15,7 +15,7 @@ from meshwire.messages.rounds import Bind, Null, Seal
 from meshwire.wiretypes import Wire
 from tests.daemon.liarmesh import JOB, Frame, LiarMesh, Lie, at_round, header_of, of_chunks
 
-LIAR, ROUND, STEPS = 1, 3, 6
+LIAR, ROUND, STEPS = 1, 3, 5
 HONEST = (0, 2, 3)
 RING, SHARDED, GATHER = "fp32", "int8", "topk:0.1,gather"
 
