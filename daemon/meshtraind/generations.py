@@ -261,7 +261,7 @@ class Generations:
             "job %s: %s was refused by %s: %s. The others go on without it; violation %d of %d: %s",
             *(self._job.spec.job, *names, effect.reason, effect.violations, limits.VIOLATIONS_MAX, back),
         )
-        self._job.refuse(rank, effect.reason)
+        self._job.refuse(rank, effect.reason, effect.violations)
 
     def _note_given_up(self, kept: Where | None) -> None:
         """What this device and those that were with it have made since the history that is kept went another way."""

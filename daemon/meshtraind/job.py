@@ -134,7 +134,7 @@ class Job:
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
-        self._refused: dict[int, RefusedRank] = {}
+        self._refused: dict[int, RefusedRank] = {}  # until they are in again
         self._given_up: dict[tuple[int, tuple[int, ...]], GivenUp] = {}  # by first round, and whose history is kept
         self._changed = asyncio.Event()
         self._save()
@@ -177,6 +177,8 @@ class Job:
         if self.generation is None and self.way is Way.RETURNS:
             self._seen.add(self.rank)  # this daemon returns to the job, and knows nothing of what the others did
         self._returned |= (set(generation.ranks) - before) & self._seen
+        for back in set(generation.ranks) - before:
+            self._refused.pop(back, None)
         self._seen |= set(generation.ranks)
         self._out = False
         self.generation = generation
@@ -218,10 +220,8 @@ class Job:
             self._save()
             self.touch()
 
-    def refuse(self, rank: int, reason: str) -> None:
-        """A member broke the protocol (G10)."""
-        before = self._refused.get(rank)
-        violations = 1 if before is None else before.violations + 1
+    def refuse(self, rank: int, reason: str, violations: int) -> None:
+        """A member broke the protocol for so many times (G10)."""
         self._refused[rank] = RefusedRank(rank=rank, reason=reason[: limits.REASON_CHARS_MAX], violations=violations)
         self.touch()
 

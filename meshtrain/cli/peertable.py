@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("NAME", "PART", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
 WRAPPING = COLUMNS[-1]
-ABSENT = ("lost", "left")
+ABSENT = ("lost", "left", "refused")
 
 
 def peer_rows(job: JobSummary) -> list[tuple[str, ...]]:

@@ -120,8 +120,8 @@ def left_out(violations: int) -> Membership:
     return one
 
 
-def promise(generation: Generation, rank: int, **standing: Any) -> Promised:
-    promised = promise_of(generation, rank)
+def promise(of: Generation, rank: int, **standing: Any) -> Promised:
+    promised = promise_of(of, rank)
     return promised.model_copy(update={"standing": promised.standing.model_copy(update=standing)})
 
 
@@ -243,7 +243,12 @@ class Watched:
         self.now_s = 0.0
 
     def look(self, seconds: int, **seen: Any) -> tuple[int, str] | None:
-        fields = {"round_": 5, "lacks": [(2, 1)], "receipts": {2: (5, 1)}, "chunk_bytes": {2: 100}} | seen
+        fields: dict[str, Any] = {
+            "round_": 5,
+            "lacks": [(2, 1)],
+            "receipts": {2: (5, 1)},
+            "chunk_bytes": {2: 100},
+        } | seen
         for _ in range(seconds):
             self.now_s += 1.0
             if found := self.watch.look(self.now_s, **fields):
