@@ -12,8 +12,8 @@ UNDER_WAY = (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 
 def part_of(job: JobSummary, rank: int) -> str:
     """How a member takes part: in; back (in, after it was lost); loading the state; forwards (what others send, with no
-    learner of its own); lost; left (by a person's wish); refused (it broke the protocol); done, ended (its script). "-":
-    not known."""
+    learner of its own); lost; left (by a person's wish); refused (it broke the protocol); done, ended (its script).
+    "-": not known."""
     report = _reports(job).get(rank)
     if report is not None and report.exit_code is not None:
         return "done" if report.exit_code == 0 else "ended"

@@ -3,11 +3,13 @@
 import asyncio
 import logging
 from functools import cache
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from meshtraind.session import Session
 from meshwire.header import Header
 from meshwire.jobs import job_number
 from meshwire.messages.job import End
@@ -22,6 +24,10 @@ RING, SHARDED, GATHER = "fp32", "int8", "topk:0.1,gather"
 
 def nan(header: Header, content: bytes) -> Frame:
     return header, np.full(len(content) // 4, np.nan, "<f4").tobytes()
+
+
+def nan_in_final(header: Header, content: bytes) -> Frame:
+    return nan(header, content) if header.step >= 3 else (header, content)
 
 
 def garbage(header: Header, content: bytes) -> Frame:
@@ -62,6 +68,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "garbage in a part": (SHARDED, of_chunks(garbage), "int8"),
     "garbage in a gather": (GATHER, of_chunks(garbage), "the part of rank 1"),
     "no LZ4 block": (RING, of_chunks(unpacked), "no LZ4 block"),
+    "NaN in a final sum": (RING, of_chunks(nan_in_final), "infinite or not a number"),
     "a false weight in a sum": (RING, header_of(weight=lambda header: header.weight * 2), "shows the weight"),
     "a false weight of a part": (SHARDED, header_of(weight=lambda header: header.weight * 2), "shows the weight"),
     "a false mask": (RING, header_of(contributors=another_mask), "contributors"),
@@ -123,3 +130,81 @@ def test_one_false_end_ends_nothing_for_the_others(outcome: Any) -> None:
     asyncio.run(mesh.run((0, 2)))
     assert mesh.peers[0].ends
     assert mesh.peers[0].means == mesh.peers[2].means
+
+
+class Hearer:
+    """A member of four that hears of ends: what `Session` looks at, and what it did."""
+
+    def __init__(self, *, learning: tuple[int, ...], computes: bool = False, out: bool = False) -> None:
+        self.linked = {f"{rank + 1:064x}" for rank in (1, 2, 3)}
+        self.did: list[str] = []
+        self._over: set[int] = set()
+        self._failed_elsewhere: dict[int, str] = {}
+        members = tuple(SimpleNamespace(device=f"{rank + 1:064x}") for rank in range(4))
+        self.job = SimpleNamespace(
+            ending=False,
+            rank=0,
+            reports={},
+            members=members,
+            spec=SimpleNamespace(job=JOB),
+            generation=SimpleNamespace(learning=learning) if learning else None,
+        )
+        self._node = SimpleNamespace(links=dict.fromkeys(self.linked), patience_s=5.0)
+        self.passage = SimpleNamespace(
+            founding=False,
+            computes_now=computes,
+            is_out=out,
+            generations=SimpleNamespace(elsewhere=frozenset()),
+            goes=lambda rank: self.did.append(f"without {rank}"),
+        )
+        self._tasks = SimpleNamespace(spawn=lambda later, _name: later.close())
+
+    def end(self, outcome: str, _reason: str, *, now: bool, tell: bool) -> None:
+        self.did.append(outcome)
+
+    def _succeed(self) -> None:
+        self.did.append("succeeded")
+
+    def _check_over(self, *, waited: bool = False) -> None:
+        Session._check_over(cast(Any, self), waited=waited)
+
+    async def _check_over_later(self) -> None:
+        pass
+
+    def hears(self, rank: int, outcome: Any) -> list[str]:
+        Session._member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
+        return self.did
+
+
+def test_a_person_ends_a_job_from_anywhere_and_a_failure_is_its_members_own() -> None:
+    assert Hearer(learning=(0, 1, 2, 3), computes=True).hears(1, "cancelled") == ["cancelled"]
+    assert Hearer(learning=(0, 1, 2, 3), computes=True).hears(1, "failed") == ["without 1"]
+    founding = Hearer(learning=(0, 1, 2, 3))
+    founding.passage.founding = True
+    assert founding.hears(1, "failed") == ["failed"], "it begins with all, or not at all"
+
+
+def test_success_is_what_all_that_count_say_of_themselves() -> None:
+    """G10: who computes with them hears it from nobody, for it knows better; who asks in, from all that are linked."""
+    computes = Hearer(learning=(0, 1, 2), computes=True)
+    assert not computes.hears(1, "succeeded")
+    assert not computes.hears(2, "succeeded")
+    loads = Hearer(learning=(1, 2))
+    assert not loads.hears(1, "succeeded")
+    assert loads.hears(2, "succeeded") == ["succeeded"]
+    asks = Hearer(learning=(), out=True)
+    assert not asks.hears(1, "succeeded")
+    assert not asks.hears(2, "succeeded")
+    assert asks.hears(3, "succeeded") == ["succeeded"]
+
+
+def test_who_asks_in_believes_those_that_nobody_contradicts_in_time() -> None:
+    """A member that was restarted knows of no end, and of no job."""
+    asks = Hearer(learning=(), out=True)
+    asks.hears(1, "succeeded")
+    asks.passage.generations.elsewhere = frozenset({f"{3:064x}"})
+    asks._check_over(waited=True)
+    assert not asks.did, "rank 2 says that it goes on"
+    asks.passage.generations.elsewhere = frozenset()
+    asks._check_over(waited=True)
+    assert asks.did == ["succeeded"]
