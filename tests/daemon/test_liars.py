@@ -6,14 +6,22 @@ from functools import cache
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 
+from meshtraind.codecs import codec_named
+from meshtraind.gatherarithmetic import GatherArithmetic
+from meshtraind.memberpart import BrokenPartError
+from meshtraind.passage import Passage
+from meshtraind.segments import Segment
 from meshtraind.session import Session
+from meshwire.exchange import Work
 from meshwire.header import Header
 from meshwire.jobs import job_number
 from meshwire.messages.job import End
 from meshwire.messages.rounds import Seal
 from meshwire.wiretypes import Wire
+from tests.daemon.executorring import PLAN, Ring, offers
 from tests.daemon.liarmesh import JOB, Frame, LiarMesh, at_round
 from tests.daemon.lies import LIAR, LIES, RING
 
@@ -143,3 +151,66 @@ def test_who_asks_in_believes_those_that_nobody_contradicts_in_time() -> None:
     asks.passage.generations.elsewhere = frozenset()
     asks._check_over(waited=True)
     assert asks.did == ["succeeded"]
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_has_bound_yet_is_not_passed_on_before_it_is() -> None:
+    """R2, G10: whoever passes a sum on answers for who is in it. What cannot be compared yet waits."""
+    ring = Ring(3)
+    known: dict[int, tuple[int, float]] = {}
+    victim = ring.members[1].executor
+    victim._bound = lambda _round, bitmap: known.get(bitmap)
+    ring.rounds = {1: offers(3, seed=1)}
+    for rank in (0, 1):
+        for _ in PLAN.buckets:
+            ring.contribute(rank, ring.rounds[1][rank])
+    sent = len(ring.members[1].link.queue)
+    ring.deliver(0)
+    assert len(ring.members[1].link.queue) == sent, "it waits"
+    known[0b001] = (0b001, 99.0)
+    victim.decided()
+    assert [text.partition(":")[0] for text in ring.broken] == ["0"]
+    assert "shows the weight 1.0, the binds add up to 99.0" in ring.broken[0]
+    ring.close()
+
+
+def test_a_sum_that_is_not_finite_names_the_part_that_was_not() -> None:
+    """V1, G10: a void round would end the job by `--on-nan stop`, and name nobody."""
+    codec, count = codec_named("fp32"), 8
+    segment = Segment(codec, 0, 4 * count, 0, count, measured=True)
+    good, bad = np.ones(count, "<f4").tobytes(), np.full(count, np.nan, "<f4").tobytes()
+    arithmetic = GatherArithmetic([[segment]], count)
+    area = memoryview(bytearray(good + bad))
+    work = Work(
+        first_segment=0, segment_count=1, incoming=True, add_own=False, finish=True, deliver=True, at_once=True,
+        send_steps=(), contributors=0b101, weight=2.0, poison=False, length_bytes=0,
+        parts=((0, 4 * count), (4 * count, 4 * count)),
+    )  # fmt: skip
+    with pytest.raises(BrokenPartError) as broken:
+        arithmetic.compute(1, 0, work, area, None, None)
+    assert broken.value.rank == 2
+    huge = np.full(count, 3e38, "<f4").tobytes()
+    area[:] = huge + huge
+    assert arithmetic.compute(1, 0, work, area, None, None).poison, "finite parts can have a sum that is not"
+
+
+def test_who_was_refused_is_heard_no_more_in_that_generation() -> None:
+    """G10: at once, though the change of generation comes a turn of the loop later."""
+    passage = Passage.__new__(Passage)
+    refused: list[str] = []
+    members = (SimpleNamespace(device="a"), SimpleNamespace(device="b"))
+    passage._job = cast(Any, SimpleNamespace(members=members, rank=0, ending=False))
+    passage._refusing = {}
+    passage.generations = cast(
+        Any, SimpleNamespace(refuses=refused.__contains__, refuse=lambda device, _why: refused.append(device))
+    )
+
+    async def check() -> None:
+        assert passage.hears(1)
+        passage.refuse(1, "NaN")
+        assert not passage.hears(1)
+        await asyncio.sleep(0)
+        assert refused == ["b"]
+        assert not passage.hears(1)
+
+    asyncio.run(check())
