@@ -16,7 +16,10 @@ from meshwire.wiretypes import Wire
 from tests.daemon.liarmesh import Lie, at_round
 from tests.daemon.lies import LIES
 
-NO_LZ4 = "no LZ4 block"
+
+def no_block(_payload: memoryview | bytes) -> bytes | None:
+    """What is said to be an LZ4 block."""
+    return b"\xff" * 100
 
 
 def killed(_header: Header, content: bytes | Wire | None) -> Any:
@@ -34,7 +37,7 @@ def lie_with(name: str, number: int) -> None:
     def false_chunk(self: Connection, header: Header, payload: memoryview | bytes | None) -> None:
         told = lie(header, None if payload is None else bytes(payload))
         if isinstance(told, str):  # what nobody can read
-            self.lossless.packed = lambda _payload: b"\xff" * 100  # type: ignore[method-assign]
+            self.lossless.packed = no_block  # type: ignore[method-assign]
             told = [(header, bytes(header.payload_bytes))]
         for said, content in told:
             assert content is None or isinstance(content, bytes)
@@ -43,12 +46,14 @@ def lie_with(name: str, number: int) -> None:
     def false_word(self: Connection, body: Wire, **fields: int) -> None:
         if isinstance(body, AskIn):
             return
-        for _, content in lie(Header(Kind.CONTROL, 1), body):
+        told = lie(Header(Kind.CONTROL, 1), body)
+        assert not isinstance(told, str)
+        for _, content in told:
             assert isinstance(content, Wire)
             notify(self, content, **fields)
 
     Connection.send_chunk = false_chunk  # type: ignore[method-assign]
-    Connection.notify = false_word  # type: ignore[method-assign, assignment]
+    Connection.notify = false_word  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":
