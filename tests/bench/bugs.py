@@ -564,7 +564,7 @@ BUGS: tuple[Bug, ...] = (
         "Proposer._is_minority",
         " | self._refused_of(everyone))",
         ")",
-        f"{WIRE}/test_refusals.py -k was_not_accused",
+        f"{WIRE}/test_refusals.py -k count_as_gone",
     ),
     Bug(
         "liars-pardoned-always",
