@@ -201,9 +201,9 @@ def test_of_two_the_one_that_was_not_accused_goes_on_alone() -> None:
 def test_the_refused_count_as_gone_for_those_that_refused_them() -> None:
     """With one of the others silent, the one that is left is half of those that count, and goes on at once."""
     one = machine(0)
-    one.refuse(THREE, "NaN", 1.0)
-    one.unlinked(TWO, "silent", 1.1)
-    one.timer(1.2 + TIMEOUTS.relink_grace_s + 4 * TURN_S)
+    one.unlinked(TWO, "silent", 1.0)
+    one.refuse(THREE, "NaN", 1.01)
+    one.timer(1.1 + TIMEOUTS.relink_grace_s + 4 * TURN_S)
     assert one.promised is not None
     assert one.promised.ranks == (0,)
 
