@@ -38,6 +38,7 @@ from meshwire.membershipevents import (
 from meshwire.messages.generation import AskIn, Enter, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
 from meshwire.petitions import Kind
+from meshwire.text import printable
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -257,9 +258,9 @@ class Generations:
             return
         names = [f"rank {of} ({self._job.members[of].name})" for of in (rank, accuser)]
         back = "it stays out of this job" if effect.violations >= limits.VIOLATIONS_MAX else "it may ask in again later"
-        log.error(
+        log.warning(
             "job %s: %s was refused by %s: %s. The others go on without it; violation %d of %d: %s",
-            *(self._job.spec.job, *names, effect.reason, effect.violations, limits.VIOLATIONS_MAX, back),
+            *(self._job.spec.job, *names, printable(effect.reason), effect.violations, limits.VIOLATIONS_MAX, back),
         )
         self._job.refuse(rank, effect.reason, effect.violations)
 

@@ -244,11 +244,11 @@ class Session:
         round 1, which needs all."""
         if end.outcome == "cancelled" or (end.outcome == "failed" and self.passage.founding):
             self.end(end.outcome, end.reason, now=end.now, tell=False)
-        elif end.outcome == "failed":
+        elif end.outcome == "failed" and rank not in self._failed_elsewhere:
             log.warning("job %s: rank %d takes part no more: %s", self.job.spec.job, rank, end.reason)
-            self._failed_elsewhere.setdefault(rank, end.reason)
+            self._failed_elsewhere[rank] = end.reason
             self.passage.goes(rank)
-        elif rank not in self._over:
+        elif end.outcome == "succeeded" and rank not in self._over:
             self._over.add(rank)
             self._check_over()
             self._tasks.spawn(self._check_over_later(), "hear whether others go on")
