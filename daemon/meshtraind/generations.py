@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
+from meshtraind.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.founding import Founding
 from meshtraind.job import Job
@@ -315,6 +315,9 @@ class Generations:
                 continue
             except ConnectionLost as error:
                 log.warning("job %s: cannot catch up: %s", job, error)
+                return
+            except FalseRoundError as error:
+                self.refuse(effect.device, str(error))  # another generation follows, with another source
                 return
             except RequestError as error:
                 log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)

@@ -12,7 +12,7 @@ import pytest
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
-from meshtraind.catchup import Beginning, fetch_rounds
+from meshtraind.catchup import Beginning, FalseRoundError, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
@@ -417,6 +417,10 @@ class Machine:
         self.answers.append(reason)
         return []
 
+    def refuse(self, device: str, reason: str, _now_s: float) -> list[Effect]:
+        self.answers.append(f"refuses {device}: {reason}")
+        return []
+
     def deadline(self) -> None:
         return None
 
@@ -454,6 +458,21 @@ async def test_a_source_that_answers_late_is_asked_again(monkeypatch: pytest.Mon
     shell._perform([catch_up(reload=False)])
     await turns()
     assert machine.answers == ["caught up"]
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_serves_no_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G10: who only asked in anew would be told to load the whole model from it. Its history costs this member's not."""
+
+    async def fetch(*_args: object) -> None:
+        raise FalseRoundError("fp32: a value is infinite or not a number")
+
+    monkeypatch.setattr(generations_module, "fetch_rounds", fetch)
+    shell, machine, tasks = generations(SimpleNamespace(rounds=object()), {"b": SimpleNamespace(connection=None)})
+    shell._perform([catch_up(reload=False)])
+    await turns()
+    assert machine.answers == ["refuses b: fp32: a value is infinite or not a number"]
     await tasks.close()
 
 
