@@ -463,7 +463,7 @@ async def test_a_source_that_answers_late_is_asked_again(monkeypatch: pytest.Mon
 
 @pytest.mark.asyncio
 async def test_a_source_that_serves_no_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G10: who only asked in anew would be told to load the whole model from it. Its history costs this member's not."""
+    """G10: this member keeps its history; who asked in anew would be told to load the whole model, from it perhaps."""
 
     async def fetch(*_args: object) -> None:
         raise FalseRoundError("fp32: a value is infinite or not a number")
