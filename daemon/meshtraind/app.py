@@ -183,8 +183,9 @@ class App:
             links.on_link = self.board.link_made
             links.on_away = self.board.was_away
             links.on_gone = self.board.peer_gone
+            links.on_violated = self.board.violated
             self.board.on_members = links.awaits
-            self.board.refused = links.refused
+            self.board.unlinkable = links.refused
             endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)

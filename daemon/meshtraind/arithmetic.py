@@ -1,5 +1,6 @@
 """Sums, means and squared norms of one run of segments: what is computed when a chunk has arrived or is to leave."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,10 @@ from meshtraind.seeds import segment_seed
 from meshtraind.segments import Segment, each_payload
 from meshwire.budget import Budget
 from meshwire.exchange import Work
+
+SQUARES_TOLERANCE = 1e-3  # of sums of squares in fp32: the bound for 64 Ki values in 32 lanes is 1.2e-4
+SQUARES_LEAST = 1e-30  # below it nothing is clipped
+SQUARES_FP32_MIN, SQUARES_FP32_MAX = 1e-20, 1e30  # where squares neither vanish nor overflow
 
 
 class Arithmetic(ABC):
@@ -49,7 +54,9 @@ class Arithmetic(ABC):
 
     def served(self, final: Final, own: OwnPart | None) -> None:
         """A run of a round has come from a member that holds it; `own` may be in it. Raises CodecError."""
-        return
+        for payload in final.payloads:
+            for segment, each in each_payload(self._run(final.bucket, final), payload):
+                segment.codec.decode_into(each, self._sum[: segment.count])
 
     def final(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> Final:
         """Where the bytes lie of a run that is final."""
@@ -68,6 +75,33 @@ class Arithmetic(ABC):
         for segment, each in each_payload(self._run(final.bucket, final), payload):
             segment.codec.decode_into(each, slot.place(segment))
 
+    def _check(self, parts: Sequence[MemberPart], segments: Sequence[Segment]) -> None:
+        """A sum is not finite: raises BrokenPartError if a part was not."""
+        for part in parts:
+            for index, segment in enumerate(segments):
+                part.check(index, self._sum[: segment.count])
+
+    def _take_final(self, bucket: int, work: Work, payload: memoryview, slot: ResultSlot | None) -> None:
+        """A run that another has finished is checked before it is passed on or kept: finite, and of the squared norm
+        that is said of it (O4). It is decoded to its place, if there is a slot. Raises CodecError."""
+        squared_norm = 0.0
+        for segment, each in each_payload(self._run(bucket, work), payload):
+            values = slot.place(segment) if slot is not None else self._sum[: segment.count]
+            if slot is None and segment.codec.identity and finite(np.frombuffer(each, np.float32)):
+                values = np.frombuffer(each, np.float32)  # they need not be copied to be looked at
+            else:
+                segment.codec.decode_into(each, values)
+            if segment.measured:
+                squared_norm += self._about_squared_norm(values, work.squared_norm)
+        check_norm(work.squared_norm, squared_norm)
+
+    def _about_squared_norm(self, values: Values, of_run: float) -> float:
+        """In fp32, which a BLAS does in one pass; in float64 where that may be zero or infinite."""
+        if SQUARES_FP32_MIN < of_run < SQUARES_FP32_MAX:
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                return float(np.dot(values, values))
+        return self._squared_norm(values)
+
     def _run(self, bucket: int, run: Work | Final) -> Sequence[Segment]:
         return self._segments[bucket][run.first_segment : run.first_segment + run.segment_count]
 
@@ -76,6 +110,19 @@ class Arithmetic(ABC):
         wide = self._wide[: len(values)]
         np.copyto(wide, values)
         return float(np.dot(wide, wide))
+
+
+def finite(values: Values) -> bool:
+    """In one pass. False, too, where their squares are beyond fp32."""
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        return math.isfinite(np.dot(values, values))
+
+
+def check_norm(told: float, found: float) -> None:
+    """O4: raises CodecError where the squared norm of a final run is not what its values give. Sums of squares in fp32
+    are as near as this; what lies between is as harmless as a value that is a little wrong."""
+    if not math.isclose(told, found, rel_tol=SQUARES_TOLERANCE, abs_tol=SQUARES_LEAST):
+        raise CodecError(f"values with the squared norm {found:.6g}, of which {told:.6g} was said (O4)")
 
 
 class RingArithmetic(Arithmetic):
@@ -93,6 +140,10 @@ class RingArithmetic(Arithmetic):
         self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
     ) -> Work:
         if work.poison or not (work.add_own or work.incoming):
+            return work
+        if work.deliver and not work.finish:
+            offset = self._segments[bucket][work.first_segment].offset
+            self._take_final(bucket, work, area[offset : offset + work.length_bytes], slot)
             return work
         opened = slot if work.deliver else None
         squared_norm = 0.0
@@ -118,6 +169,8 @@ class RingArithmetic(Arithmetic):
                     if work.incoming:
                         codec.decode_into(encoded, self._sum[: segment.count])  # raises if the payload was broken
                     return replace(work, poison=True)  # finite parts can have a sum that is not
+            elif not work.deliver:
+                codec.decode_into(encoded, self._sum[: segment.count])  # it only forwards: raises if it was broken
             measured = work.finish and segment.measured
             if opened is not None or measured or (self._built_on and work.deliver):
                 values = opened.place(segment) if opened is not None else self._sum[: segment.count]
@@ -125,13 +178,6 @@ class RingArithmetic(Arithmetic):
                 if measured:
                     squared_norm += self._squared_norm(values)
         return replace(work, squared_norm=squared_norm) if work.finish else work
-
-    def served(self, final: Final, own: OwnPart | None) -> None:
-        if not self._built_on or final.void:
-            return
-        (payload,) = final.payloads
-        for segment, each in each_payload(self._run(final.bucket, final), payload):
-            segment.codec.decode_into(each, self._sum[: segment.count])
 
 
 class ShardedArithmetic(Arithmetic):
@@ -167,8 +213,9 @@ class ShardedArithmetic(Arithmetic):
             mean_weight = work.weight / work.contributors.bit_count()
             own_weight = own.weight if isinstance(own, Compensated) else mean_weight
             return self._finish(number, bucket, work, area, segments, parts, own_weight, slot)
-        if work.deliver and slot is not None:
-            self.decode(self.final(bucket, work, area, own), slot)
+        if work.deliver:
+            (payload,) = self._payloads(bucket, work, area, own)
+            self._take_final(bucket, work, payload, slot)
         return work
 
     def _finish(
@@ -208,6 +255,7 @@ class ShardedArithmetic(Arithmetic):
             except CodecError:  # finite parts can have a sum that is not
                 if self._feedback is not None and owed is not None:
                     self._feedback.owner.cancel(number, start)
+                self._check(parts, segments)
                 return replace(work, poison=True)
             if slot is not None or segment.measured:
                 values = slot.place(segment) if slot is not None else total

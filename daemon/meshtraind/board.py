@@ -30,6 +30,7 @@ from meshwire.header import Header
 from meshwire.jobs import JOB_ID_PATTERN, JobEvent, JobState, job_number
 from meshwire.membershipevents import Message
 from meshwire.messages.generation import (
+    Accuse,
     AskIn,
     Enter,
     Entered,
@@ -72,7 +73,7 @@ class Board:
 
     Attributes:
         on_members: called with the devices that jobs here need, whenever they change.
-        refused: why paired devices that answer cannot be linked, by id (`Links.refused`).
+        unlinkable: why paired devices that answer cannot be linked, by id (`Links.refused`).
     """
 
     def __init__(self, node: Node) -> None:
@@ -83,7 +84,7 @@ class Board:
         self._members: set[str] = set()  # of all their jobs, as told last
         self.closing = False
         self.on_members: Callable[[set[str]], None] = lambda _devices: None
-        self.refused: Mapping[str, str] = {}
+        self.unlinkable: Mapping[str, str] = {}
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
         self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
@@ -139,7 +140,7 @@ class Board:
         for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
             del self._ids[job_number(id_)]
             del self._jobs[id_]
-        job.refused = self.refused
+        job.unlinkable = self.unlinkable
         job.advance(JobEvent.ACCEPT)
         self._jobs[job.spec.job] = job
         self._ids[job_number(job.spec.job)] = job.spec.job
@@ -280,7 +281,7 @@ class Board:
                 self.enlisting.files_progress(device, body)
             case End() if body.job not in self._sessions:
                 self.ended(body)
-            case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish():
+            case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish() | Accuse():
                 self._of_generations(device, header, body)
             case _:
                 id_ = self._ids.get(header.job)
@@ -396,8 +397,19 @@ class Board:
         if rank is None or rank == session.job.rank:
             return f"{device[:8]} is not a member of job {session.job.spec.job}"
         if getattr(body, "rank", rank) != rank:
-            return f"rank {rank} of job {session.job.spec.job} speaks for another"
-        return session.members.notice(rank, header, body)
+            wrong: str | None = f"it speaks for rank {body.rank}"  # type: ignore[attr-defined]
+        else:
+            wrong = session.members.notice(rank, header, body)
+        if wrong is not None:
+            session.passage.refuse(rank, wrong)
+        return None
+
+    def violated(self, device: str, reason: str) -> None:
+        """What came on this device's link is no message, or no payload: the jobs that it is in go on without it."""
+        for session in list(self._sessions.values()):
+            rank = session.job.rank_of(device)
+            if rank is not None and not session.job.ended:
+                session.passage.refuse(rank, reason)
 
     def chunk_announced(self, device: str, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None: nowhere any more."""

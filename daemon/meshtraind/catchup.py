@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_S = 10.0
 
 
+class FalseRoundError(RequestError):
+    """The source of a generation serves what is no round: it broke the protocol (G10)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """What a member without history begins from."""
@@ -38,7 +42,7 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
             raise RequestError(f"the source answered with {type(reply).__name__}")
         for served in reply.rounds:
             if served.round != rounds.complete + 1 or served.round > enter.cut:
-                raise RequestError(
+                raise FalseRoundError(
                     f"the source served round {served.round} after round {rounds.complete}, and the cut is {enter.cut}"
                 )
             if not served.void:

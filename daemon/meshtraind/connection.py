@@ -78,6 +78,8 @@ class Connection(asyncio.BufferedProtocol):
         lossless: the stage that chunks' payloads pass, with the link's rate.
         on_other_version: where frames of another wire version are to be expected (W6): is told which, notes it, and
             returns what to refuse them with. None: they break the protocol.
+        on_violated: called with what is wrong where the other end sent no frame, no message or no payload, just before
+            the connection ends for that.
     """
 
     def __init__(self, handler: Handler, *, name: str) -> None:
@@ -90,6 +92,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_received_s = time.monotonic()
         self.lossless = Lossless(LinkRate())
         self.on_other_version: Callable[[int], str] | None = None
+        self.on_violated: Callable[[str], None] = lambda _reason: None
         self._transport: asyncio.Transport | None = None
         self._parser = FrameParser()
         self._paused = False
@@ -189,6 +192,11 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes sent on the socket, and who counted them."""
         self._ask_kernel()
         return self._traffic.socket_bytes()
+
+    @property
+    def chunk_bytes_received(self) -> int:
+        """Of chunk frames, those under way included: while it grows, the other end sends."""
+        return self._parser.chunk_bytes
 
     @property
     def chunk_payload_bytes_sent(self) -> int:
@@ -396,6 +404,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _violated(self, reason: str) -> None:
         log.warning("%s broke the protocol: %s", self.name, reason, extra=caused_by(self.remote_host))
+        self.on_violated(reason)
         self.refuse(f"protocol violation: {reason}")
 
     def _ended_text(self) -> str:

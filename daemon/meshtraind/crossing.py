@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Mapping
 
+from meshtraind.catchup import FalseRoundError
 from meshtraind.codecs.base import CodecError
-from meshtraind.connection import Connection, RequestError
+from meshtraind.connection import Connection
 from meshtraind.dealing import Dealing
 from meshtraind.executor import Executor
 from meshtraind.performer import Performer, Stage
@@ -100,20 +101,20 @@ class Crossing:
         return self._executor.encoded(round_)
 
     def place_for(self, served: ServedRound) -> memoryview:
-        """Where the bytes of a round that this member lacks are to be put. Raises RequestError for a wrong size."""
+        """Where the bytes of a round that this member lacks are to be put. Raises FalseRoundError for a wrong size."""
         try:
             return self._executor.place_for(served.round, served.size_bytes, completion(served).contributors)
         except CodecError as error:
-            raise RequestError(str(error)) from error
+            raise FalseRoundError(str(error)) from error
 
     def take_served(self, served: ServedRound) -> None:
-        """A round that others hold; its bytes lie in its place, unless it is void. Raises RequestError."""
+        """A round that others hold; its bytes lie in its place, unless it is void. Raises FalseRoundError."""
         done = completion(served)
         try:
             poisoned = None if served.void else served.poisoned
             self._executor.take_served(served.round, poisoned, done.contributors, done.weight)
         except CodecError as error:
-            raise RequestError(str(error)) from error
+            raise FalseRoundError(str(error)) from error
         self._history.add_served(done, served.chain)
         self._performer.perform(self._machine.served(done, self._loop.time()))
         self._note_cut()

@@ -1,6 +1,6 @@
 """One daemon's part in the deal of samples: what its learner is granted, when an epoch is over, whose share changes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from meshwire.ledger import Ledger
 from meshwire.messages.generation import DealState
@@ -81,15 +81,16 @@ class Dealing:
             self._tell_start()
         self._tell_over()
 
-    def complete(self, done: RoundComplete) -> str | None:
-        """Takes the next complete round. Returns what is wrong with one of its binds, or None."""
-        granted = self._ledger.complete(done.binds)
-        if isinstance(granted, str):
-            return granted
-        if self._told and self._rank in done.binds:
+    def complete(self, done: RoundComplete) -> Mapping[int, str]:
+        """Takes the next complete round. Returns by rank what is wrong with a bind of it, which covers and claims
+        nothing then: all members find the same."""
+        wrong = self._ledger.wrong(done.binds)
+        granted = self._ledger.complete({rank: bind for rank, bind in done.binds.items() if rank not in wrong})
+        assert not isinstance(granted, str), granted
+        if self._told and self._rank in granted:
             self._notify(Grant(batches=granted[self._rank], step=done.binds[self._rank].step))
         self._tell_over()
-        return None
+        return wrong
 
     def finished(self, rank: int) -> None:
         """This member's learner takes no further step: what it holds will not be used."""

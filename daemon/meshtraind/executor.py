@@ -20,6 +20,7 @@ from meshtraind.codecs.base import CodecError, Values
 from meshtraind.connection import Connection
 from meshtraind.encoderlearning import EncoderLearning
 from meshtraind.feedback import Run, feedback_of
+from meshtraind.memberpart import BrokenPartError
 from meshtraind.ownpart import compensation_of
 from meshtraind.roundmemory import EncodedRound, Round, RoundMemory
 from meshtraind.seeds import member_seed
@@ -53,9 +54,13 @@ class Executor:
         on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
             complete here, decoded or not; after a change of generation once more if the round runs again.
         on_result: called with the round when all of it lies in the result slot; poison changes nothing there.
-        on_broken: called with what is wrong with a payload that was received.
+        on_broken: called with the rank that has sent it, and what is wrong with a payload or with what was said of it;
+            None for the rank where nobody is known to be to blame.
         complete: the newest round that this daemon holds completely (G5).
         on_chunk_sent: called with the header of each chunk.
+        bound: of a round and a bitmap of ranks: which of them are bound to it, with which summed weight; None while one
+            of them has not decided (R2). A chunk waits until then: whoever passes it on answers for it. Without it
+            nothing was bound, as in a benchmark.
     """
 
     def __init__(
@@ -76,9 +81,10 @@ class Executor:
         result: Values,
         on_bucket: Callable[[int, int, bool, int, float, float], None],
         on_result: Callable[[int], None],
-        on_broken: Callable[[str], None],
+        on_broken: Callable[[int | None, str], None],
         complete: Callable[[], int],
         on_chunk_sent: Callable[[Header], None] | None = None,
+        bound: Callable[[int, int], tuple[int, float] | None] | None = None,
     ) -> None:
         self._rank = rank
         self._codec = parse_codec(codec)
@@ -87,6 +93,8 @@ class Executor:
         self._job = job
         self._staleness = staleness
         self._on_broken = on_broken
+        self._bound = bound
+        self._waiting: list[Header] = []  # chunks that are here before all is known that they are to be compared with
         self._complete = complete
         self._on_chunk_sent = on_chunk_sent
         budget = budget_of(plan, EncodedLayout(plan, self._codec))
@@ -100,7 +108,7 @@ class Executor:
             first,
         )
         self._calculation = Calculation(
-            self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, on_broken
+            self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, self._broken
         )
         self._slot = self._calculation.slot
         self._settling = Slices(self._memory.settle_one)
@@ -121,6 +129,7 @@ class Executor:
         """From now on nothing of the generation is sent, lands or completes (G2). Own parts are kept, also those that
         are contributed in the fence."""
         self._fenced = True
+        self._waiting.clear()
         self._sending.close()
         complete = self._complete()
         self._memory.fence(complete)
@@ -236,9 +245,11 @@ class Executor:
         if self._fenced:
             return
         round_ = self._round(number)
+        steps = self._ways[round_.form].program.steps
+        before = steps[0].recv_from if steps else None  # on a ring all comes from one; where parts meet errors name it
         for work in round_.exchanges[bucket].contribute(part, weight):
             if work.at_once:
-                self._perform(round_, bucket, work)
+                self._perform(round_, bucket, work, before)
             else:
                 self._sending.put(round_, bucket, work, computed=False)
         self._sending.pump()
@@ -295,10 +306,37 @@ class Executor:
         round_ = self._memory.rounds.get(header.round)
         if round_ is None:
             return
-        work = round_.exchanges[header.bucket].landed(header)
-        if work is not None:
-            self._perform(round_, header.bucket, work)
-            self._sending.pump()
+        round_.exchanges[header.bucket].arrived(header)
+        if not self._take(round_, header):
+            self._waiting.append(header)
+
+    def decided(self) -> None:
+        """A member has bound a round, or nulled it: chunks that waited for that are taken."""
+        if self._waiting and not self._fenced:
+            waiting, self._waiting = self._waiting, []
+            for header in waiting:
+                round_ = self._memory.rounds.get(header.round)
+                if round_ is not None and not self._take(round_, header):
+                    self._waiting.append(header)
+
+    def lacks(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """Of whom this member has still to receive something of a round: (rank, bucket, how many steps' receipts that
+        rank needs before it can send it), for each step that is not over."""
+        round_ = self._memory.rounds.get(number)
+        program = self._ways[self._forms.of(number)].program
+        for bucket, exchange in enumerate(round_.exchanges if round_ is not None else ()):
+            for index in exchange.lacks():
+                step = program.steps[index]
+                assert step.recv_from is not None
+                yield step.recv_from, bucket, step.after
+
+    def receipts(self, number: int) -> int:
+        """How many steps of a round are over here, in their order: all of every bucket was received."""
+        round_ = self._memory.rounds.get(number)
+        steps = len(self._ways[self._forms.of(number)].program.steps)
+        if round_ is None:
+            return 0
+        return min((lacks[0] for exchange in round_.exchanges if (lacks := exchange.lacks())), default=steps)
 
     # What the learner gets, and what is kept
 
@@ -332,12 +370,34 @@ class Executor:
             round_ = self._memory.add(number, exchanges)
         return round_
 
-    def _perform(self, round_: Round, bucket: int, work: Work) -> None:
-        """Computes what has landed at once; its sending waits for the link."""
+    def _take(self, round_: Round, header: Header) -> bool:
+        """A chunk is here. Returns False if it has to wait until more is known of its round."""
+        exchange = round_.exchanges[header.bucket]
+        step = exchange.step(header)
+        if self._bound is not None:
+            bound = self._bound(header.round, step.parts)
+            if bound is None:
+                return False
+            if wrong := exchange.unlike(header, bound):
+                self._on_broken(step.recv_from, f"round {header.round}, bucket {header.bucket}: {wrong}")
+                return True
+        work = exchange.landed(header)
+        if work is not None:
+            self._perform(round_, header.bucket, work, step.recv_from)
+            self._sending.pump()
+        return True
+
+    def _broken(self, text: str) -> None:
+        """Found late, in what was checked when it came."""
+        self._on_broken(None, text)
+
+    def _perform(self, round_: Round, bucket: int, work: Work, sender: int | None) -> None:
+        """Computes what has landed at once; its sending waits for the link. `sender`: of what has come last."""
         try:
             work = self._calculation.compute(round_, bucket, work)
         except CodecError as error:
-            self._on_broken(f"round {round_.number}, bucket {bucket}: {error}")
+            culprit = error.rank if isinstance(error, BrokenPartError) else sender
+            self._on_broken(culprit, f"round {round_.number}, bucket {bucket}: {error}")
             return
         if work.send_steps:
             self._sending.put(round_, bucket, work, computed=True)

@@ -36,6 +36,7 @@ class GatherArithmetic(Arithmetic):
             mean_into(parts, index, final.weight, values)
             squared_norm += self._squared_norm(values)
         if not math.isfinite(squared_norm):
+            self._check(parts, segments)
             return replace(work, poison=True)  # finite parts can have a sum that is not
         return replace(work, squared_norm=squared_norm) if segments[0].measured else work
 

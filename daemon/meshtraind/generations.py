@@ -9,7 +9,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.catchup import Beginning, fetch_beginning, fetch_rounds
+from meshtraind.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
 from meshtraind.checkpointing import Written
 from meshtraind.connection import Connection, ConnectionLost, RequestError
 from meshtraind.founding import Founding
@@ -17,6 +17,7 @@ from meshtraind.job import Job
 from meshtraind.node import Node
 from meshtraind.parting import Parting
 from meshtraind.tasks import TaskSet
+from meshwire import limits
 from meshwire.jobs import job_number
 from meshwire.lineage import Path, rank_of
 from meshwire.membership import Membership
@@ -28,9 +29,11 @@ from meshwire.membershipevents import (
     LeftOut,
     Message,
     NobodyLearns,
+    Phase,
     Refusal,
     Resume,
     Send,
+    Shunned,
     TurnedAway,
     Waiting,
 )
@@ -38,6 +41,7 @@ from meshwire.messages.generation import AskIn, Enter, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
 from meshwire.partitionwait import partition_wait_s
 from meshwire.petitions import Kind
+from meshwire.text import printable
 from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -174,6 +178,15 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.wish(kind, self._loop.time()))
 
+    def refuse(self, device: str, reason: str) -> None:
+        """A member broke the protocol (G10)."""
+        if not self._closed:
+            self._perform(self._machine.refuse(device, reason, self._loop.time()))
+
+    def refuses(self, device: str) -> bool:
+        """Whether it is refused now: what it sent belongs nowhere."""
+        return self._machine.refuses(device)
+
     def begun(self) -> None:
         """Round 1 begins: who asked in before is taken in now."""
         asking, self._asking = self._asking, {}
@@ -189,6 +202,21 @@ class Generations:
         """Whether the generation with this hash is the newest that this member has promised."""
         promised = self._machine.promised
         return promised is not None and promised.hash64() == generation
+
+    @property
+    def running(self) -> bool:
+        """Rounds go on."""
+        return self._machine.phase is Phase.RUNNING
+
+    @property
+    def out(self) -> bool:
+        """This device asks in."""
+        return self._machine.phase is Phase.OUT
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Linked devices that have told lately in which generation they are."""
+        return self._machine.elsewhere
 
     def lists(self, device: str) -> bool:
         """Whether the newest generation promised counts this device among the members of all times."""
@@ -261,8 +289,22 @@ class Generations:
                 link = self._node.links.get(device)
                 if link is not None:
                     link.connection.refuse(text)
+            case Shunned():
+                self._shunned(effect)
             case Waiting(reason):
                 self._job.wait(reason)
+
+    def _shunned(self, effect: Shunned) -> None:
+        rank, accuser = self._job.rank_of(effect.device), self._job.rank_of(effect.accuser)
+        if rank is None or accuser is None:
+            return
+        names = [f"rank {of} ({self._job.members[of].name})" for of in (rank, accuser)]
+        back = "it stays out of this job" if effect.violations >= limits.VIOLATIONS_MAX else "it may ask in again later"
+        log.warning(
+            "job %s: %s was refused by %s: %s. The others go on without it; violation %d of %d: %s",
+            *(self._job.spec.job, *names, printable(effect.reason), effect.violations, limits.VIOLATIONS_MAX, back),
+        )
+        self._job.refuse(rank, effect.reason, effect.violations)
 
     def _leave_history(self, reason: str, kept: Where | None) -> None:
         """The learner of this history is ended; where rounds of it are given up, when it has written the base."""
@@ -335,6 +377,9 @@ class Generations:
                 continue
             except ConnectionLost as error:
                 log.warning("job %s: cannot catch up: %s", job, error)
+                return
+            except FalseRoundError as error:
+                self.refuse(effect.device, str(error))  # another generation follows, with another source
                 return
             except RequestError as error:
                 log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)

@@ -12,7 +12,16 @@ from meshtraind.history import EXPIRED, HistoryError, JobHistory
 from meshwire import limits
 from meshwire.jobs import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
 from meshwire.lineage import rank_of
-from meshwire.messages.job import BaseHash, Generation, GivenUp, JobSpec, JobSummary, Member, RankReport
+from meshwire.messages.job import (
+    BaseHash,
+    Generation,
+    GivenUp,
+    JobSpec,
+    JobSummary,
+    Member,
+    RankReport,
+    RefusedRank,
+)
 
 log = logging.getLogger(__name__)
 
@@ -119,13 +128,14 @@ class Job:
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self.waiting = ""  # for people: what a change of the generation waits for
-        self.refused: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
+        self.unlinkable: Mapping[str, str] = {}  # why devices that answer cannot be linked, by id
         self.not_joining: tuple[tuple[str, str], ...] = ()  # names of linked devices that could join, and why not
         self.expired_at_s: float | None = None  # when its results here were deleted, Unix time
         self.left = False  # by a person's word; the others go on, and hear no end from here
         self._out = False  # of all generations, since the one entered last
         self._seen: set[int] = set()  # ranks that took part at some time
         self._returned: set[int] = set()
+        self._refused: dict[int, RefusedRank] = {}  # until they are in again
         self._given_up: dict[tuple[int, tuple[int, ...]], GivenUp] = {}  # by first round, and whose history is kept
         self._changed = asyncio.Event()
         self._save()
@@ -168,6 +178,8 @@ class Job:
         if self.generation is None and self.way is Way.RETURNS:
             self._seen.add(self.rank)  # this daemon returns to the job, and knows nothing of what the others did
         self._returned |= (set(generation.ranks) - before) & self._seen
+        for back in set(generation.ranks) - before:
+            self._refused.pop(back, None)
         self._seen |= set(generation.ranks)
         self._out = False
         self.generation = generation
@@ -208,6 +220,11 @@ class Job:
             self._given_up = dict(newest)
             self._save()
             self.touch()
+
+    def refuse(self, rank: int, reason: str, violations: int) -> None:
+        """A member broke the protocol for so many times (G10)."""
+        self._refused[rank] = RefusedRank(rank=rank, reason=reason[: limits.REASON_CHARS_MAX], violations=violations)
+        self.touch()
 
     @property
     def given_up(self) -> tuple[GivenUp, ...]:
@@ -293,12 +310,13 @@ class Job:
             not_joining=() if self.ended else self.not_joining,
             expired_at_s=self.expired_at_s,
             given_up=self.given_up,
-            refused=() if self.ended else self._refused(),
+            unlinkable=() if self.ended else self._unlinkable(),
             partition_wait=self.spec.partition_wait,
+            refused=tuple(self._refused[rank] for rank in sorted(self._refused)),
         )
 
-    def _refused(self) -> tuple[tuple[int, str], ...]:
-        whys = ((rank, self.refused.get(member.device)) for rank, member in enumerate(self.members))
+    def _unlinkable(self) -> tuple[tuple[int, str], ...]:
+        whys = ((rank, self.unlinkable.get(member.device)) for rank, member in enumerate(self.members))
         return tuple((rank, why) for rank, why in whys if why is not None)
 
     def _save(self) -> None:

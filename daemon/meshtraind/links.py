@@ -82,6 +82,7 @@ class Links:
         on_link: called with every new link.
         on_away: called when this machine slept, stood still or changed networks, before links that were lost by it.
         on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
+        on_violated: called with a linked device, and what it sent that is no frame, no message or no payload.
         linked: the links by device id; live.
         refused: which paired devices answered last in another wire version (W6), in words; live.
         port: the actual one, once started.
@@ -102,6 +103,7 @@ class Links:
         self.on_link: Callable[[Link], None] = lambda _link: None
         self.on_away: Callable[[], None] = lambda: None
         self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
+        self.on_violated: Callable[[str, str], None] = lambda _device, _reason: None
         self.port = port
         self._device = device
         self._trust = trust
@@ -351,6 +353,7 @@ class Links:
         link = Link(device, hello, connection, address, dialled_by, Address(host=host, port=address.port))
         connection.name = f"{printable(hello.name)} ({device[:8]})"
         connection.handler = _Linked(self, link)
+        connection.on_violated = functools.partial(self._violated, device)
         self._linked[device] = link
         self._refused.pop(device, None)
         if there is not None and not there.connection.closing:
@@ -431,6 +434,9 @@ class Links:
             return
         link.round_trips_s = (*link.round_trips_s[-2:], time.monotonic() - began_s)
         link.rtt_s = statistics.median_low(link.round_trips_s)
+
+    def _violated(self, device: str, reason: str) -> None:
+        self.on_violated(device, reason)
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""

@@ -10,8 +10,20 @@ from meshtraind.segments import Segment, each_payload
 from meshwire.exchange import Work
 
 
+class BrokenPartError(CodecError):
+    """A member's part is broken.
+
+    Attributes:
+        rank: the member's.
+    """
+
+    def __init__(self, rank: int, error: CodecError) -> None:
+        super().__init__(f"the part of rank {rank}: {error}")
+        self.rank = rank
+
+
 class MemberPart:
-    """One member's part of a run. All raise CodecError when it is broken, which names the member."""
+    """One member's part of a run. All raise BrokenPartError when it is broken."""
 
     def __init__(self, rank: int, segments: Sequence[Segment], run: memoryview) -> None:
         self._rank = rank
@@ -36,12 +48,16 @@ class MemberPart:
         except CodecError as error:
             raise self._broken(error) from None
 
-    def _broken(self, error: CodecError) -> CodecError:
-        return CodecError(f"the part of rank {self._rank}: {error}")
+    def check(self, index: int, scratch: Values) -> None:
+        """Raises, too, where what no encoder makes was added in silence."""
+        self.decode_into(index, scratch)
+
+    def _broken(self, error: CodecError) -> BrokenPartError:
+        return BrokenPartError(self._rank, error)
 
 
 def member_parts(bitmap: int, segments: Sequence[Segment], payloads: Sequence[memoryview]) -> list[MemberPart]:
-    """Of the contributors in `bitmap`, whose bytes `payloads` are, in the order of ranks. Raises CodecError."""
+    """Of the contributors in `bitmap`, whose bytes `payloads` are, in the order of ranks. Raises BrokenPartError."""
     ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
     return [MemberPart(rank, segments, payload) for rank, payload in zip(ranks, payloads, strict=True)]
 
@@ -63,7 +79,7 @@ def _own_payload(own: OwnPart | None, bucket: int, work: Work) -> memoryview:
 
 def mean_into(parts: Sequence[MemberPart], index: int, weight: float, out: Values) -> None:
     """The mean of a segment: the parts are added in their order, and divided once by the weight (W3). A sum may
-    overflow in silence, for whoever goes on with it looks. Raises CodecError for a broken part."""
+    overflow in silence, for whoever goes on with it looks. Raises BrokenPartError."""
     parts[0].decode_into(index, out)
     for part in parts[1:]:
         part.add_to(index, out)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshtraind.agreement import Agreement, News
 from meshtraind.job import Job
 from meshwire.header import Header
-from meshwire.messages.job import BarrierReached, BaseHash, End, Outcome, RankReport
+from meshwire.messages.job import BarrierReached, BaseHash, End, RankReport
 from meshwire.roundevents import Message
 from meshwire.wiretypes import Wire
 
@@ -16,9 +16,12 @@ if TYPE_CHECKING:
 NEWS_TYPES = News.__args__
 
 
-class _Ends(Protocol):
-    def __call__(self, outcome: Outcome, reason: str, *, now: bool) -> None:
-        """Ends the job here; who told it has told the others."""
+class _Membership(Protocol):
+    def hears(self, rank: int) -> bool:
+        """Whether what this member says belongs anywhere."""
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """It broke the protocol."""
 
 
 class MemberSide:
@@ -26,8 +29,9 @@ class MemberSide:
 
     Args:
         rounds: None before the learner is ready, and while this member has no history.
+        membership: who is a member that counts.
         reported: called when a member has told how it stands.
-        end: called when a member has ended the job.
+        ended: called when a member says that the job has ended.
     """
 
     def __init__(
@@ -35,18 +39,22 @@ class MemberSide:
         job: Job,
         agreement: Agreement,
         rounds: "Callable[[], Rounds | None]",
+        membership: _Membership,
         reported: Callable[[], None],
-        end: _Ends,
+        ended: Callable[[int, End], None],
     ) -> None:
         self._job = job
         self._agreement = agreement
         self._rounds = rounds
+        self._membership = membership
         self._reported = reported
-        self._end = end
+        self._ended = ended
 
     def notice(self, rank: int, header: Header, body: Wire) -> str | None:
         """A message of another member. Returns what is wrong with it, if anything."""
         rounds = self._rounds() if not self._job.ended else None
+        if not isinstance(body, End) and not self._membership.hears(rank):
+            return None
         if isinstance(body, RankReport):
             self._job.report(body)
             if rounds is not None:
@@ -56,7 +64,7 @@ class MemberSide:
             self._agreement.wake()
             self._reported()
         elif isinstance(body, End):
-            self._end(body.outcome, body.reason, now=body.now)
+            self._ended(rank, body)
         elif isinstance(body, BaseHash):
             self._job.take_hash(body)
         elif isinstance(body, NEWS_TYPES):
@@ -74,14 +82,19 @@ class MemberSide:
     def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None when its round is no longer of interest."""
         rounds = self._rounds()
-        if rounds is None or self._job.ending:
+        if rounds is None or self._job.ending or not self._membership.hears(rank):
             return None
         if not rounds.takes(header.generation):
             return None  # G2: work of another generation is dropped
-        return rounds.chunk_announced(rank, header)
+        place = rounds.chunk_announced(rank, header)
+        if isinstance(place, str):
+            self._membership.refuse(rank, place)
+            return None  # the link can go on: where the chunk ends is known
+        return place
 
     def chunk_received(self, rank: int, header: Header) -> None:
         """A chunk is in its place."""
         rounds = self._rounds()
-        if rounds is not None and not self._job.ended and rounds.takes(header.generation):
+        taken = rounds is not None and not self._job.ended and rounds.takes(header.generation)
+        if rounds is not None and taken and self._membership.hears(rank):
             rounds.chunk_received(rank, header)

@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from meshtraind.connection import Connection
@@ -77,9 +77,11 @@ class MetricsKeeper:
             given_up=job.given_up,
         )
 
-    def why_none(self, job: Job) -> str:
-        """Why no learner computes any more: the first failure here, or of the lowest rank that told of one."""
+    def why_none(self, job: Job, given_up: Iterable[str] = ()) -> str:
+        """Why no learner computes any more: the first failure here, or of the lowest rank that told of one, or why a
+        daemon has given the job up."""
         told = [report.failure for _, report in sorted(job.reports.items()) if report.failure is not None]
+        told += given_up
         return self.failure or next(iter(told), "no device can run the script any more: those that computed were lost")
 
     def _snapshot(self, rounds: "Rounds | None") -> Metrics:

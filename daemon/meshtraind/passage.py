@@ -28,8 +28,9 @@ from meshtraind.preparation import Preparation
 from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Wish
 from meshwire.messages.job import Generation
+from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
 
 if TYPE_CHECKING:
@@ -101,10 +102,14 @@ class Passage:
         self._rtt_s = rtt_s
         self._tasks = tasks
         self._wishes = wishes
-        self._maker = RoundsMaker(job, links, rtt_s, learner.notify, self._fail, self._round_complete)
+        stall_s = Timeouts(patience_s=node.patience_s).stall_s
+        self._maker = RoundsMaker(
+            job, links, rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
+        )
         self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._left = asyncio.Event()
+        self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.memory = memory
         self.generations: Generations | None = None
         peers_max = job.spec.peers_max
@@ -323,6 +328,48 @@ class Passage:
     def turned_away(self, reason: str) -> None:
         """This device wanted to join, and there is no room any more."""
         self._wishes.turned_away(reason)
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """A member broke the protocol (G10): the others go on without it. Not at once: it may be found in the middle of
+        what a change of generation takes away."""
+        self._refusing.setdefault(rank, reason)
+        asyncio.get_running_loop().call_soon(self._refuse_now)
+
+    def _refuse_now(self) -> None:
+        refusing, self._refusing = self._refusing, {}
+        for rank, reason in refusing.items():
+            if self.generations is not None and not self._job.ending and rank != self._job.rank:
+                self.generations.refuse(self._job.members[rank].device, reason)
+
+    def look_for_stalls(self) -> None:
+        """About once a second: a member that holds a round up by sending nothing is left out like one that lies."""
+        if self.rounds is not None and not self._job.ending:
+            stalled = self.rounds.stalled(self._job.reports)
+            if stalled is not None:
+                self.refuse(*stalled)
+
+    def goes(self, rank: int) -> None:
+        """A member's part has failed, and it is to be left out."""
+        if self.generations is not None:
+            device = self._job.members[rank].device
+            self.generations.notice(device, Wish(job=self._job.spec.job, kind="leave"))
+
+    @property
+    def computes_now(self) -> bool:
+        """Rounds go on in a generation in which this device's learner computes."""
+        generation = self._job.generation
+        running = self.generations is not None and self.generations.running
+        return running and generation is not None and self._job.rank in generation.learning
+
+    @property
+    def is_out(self) -> bool:
+        """This device is in no generation, and asks in."""
+        return self.generations is None or self.generations.out
+
+    def hears(self, rank: int) -> bool:
+        """Whether what a member says of the rounds belongs to them: not if it broke the protocol."""
+        refused = self.generations is not None and self.generations.refuses(self._job.members[rank].device)
+        return rank not in self._refusing and not refused
 
     def nobody_learns(self) -> None:
         """No learner is left anywhere that holds the base."""

@@ -59,7 +59,8 @@ class Performer:
         job: number for the frames.
         generation: the same (G2).
         notify: sends the learner a notice.
-        fail: ends the job with a reason.
+        fail: ends this device's part, with a reason.
+        refuse: called with the rank of a member that has broken the rules, and how.
         on_round: called with each complete round, in order.
 
     Attributes:
@@ -85,6 +86,7 @@ class Performer:
         memory: SharedMemory,
         notify: Callable[[Wire], None],
         fail: Callable[[str], None],
+        refuse: Callable[[int, str], None],
         on_round: Callable[[int], None],
     ) -> None:
         self._spec = spec
@@ -98,6 +100,7 @@ class Performer:
         self._memory = memory
         self._notify = notify
         self._fail = fail
+        self._refuse = refuse
         self._on_round = on_round
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -149,6 +152,15 @@ class Performer:
         """The steps of rounds in flight are not those of the learner to come."""
         self._past = self._machine.decided
 
+    def broken(self, rank: int | None, text: str) -> None:
+        """A member has broken the rules, which concerns nobody else; or this device has, or cannot go on."""
+        if rank is None:
+            self._fail(f"the exchange broke: {text}")
+        elif rank == self._machine.settings.rank:
+            self._fail(f"it broke the protocol: {text}")
+        else:
+            self._refuse(rank, text)
+
     def close(self) -> None:
         """Stops the timer, and performs nothing more."""
         self._closed = True
@@ -181,9 +193,7 @@ class Performer:
                     log.warning("job %s: step %d is not contributed: %s", self._spec.job, step, reason)
                     self._lost(step, reason, retry=True)
             case ProtocolError(rank, text):
-                self._fail(
-                    f"rank {rank} broke the protocol: {text}" if rank is not None else f"the exchange broke: {text}"
-                )
+                self.broken(rank, text)
             case LearnerMayStart():
                 pass  # whether it waits for that, its turn knows
 
@@ -212,8 +222,8 @@ class Performer:
             log.warning("job %s: round %d is void: %s", self._spec.job, done.round, done.reason)
         own_step = own.step if own is not None and done.round > self._past else 0
         self._turn.complete(round_done(done, own_step, on_nan=self._spec.on_nan))
-        if self._dealing is not None and (wrong := self._dealing.complete(done)):
-            self._fail(f"round {done.round}: {wrong}")
+        for rank, wrong in self._dealing.complete(done).items() if self._dealing is not None else ():
+            self.broken(rank, f"round {done.round}: it {wrong}")
         self._on_round(done.round)
 
     def _forget(self) -> None:

@@ -28,6 +28,7 @@ from meshwire.plan import Plan
 from meshwire.roundevents import Effect, Message
 from meshwire.roundlearner import Phase, RoundSettings
 from meshwire.roundplans import RoundPlans
+from meshwire.stall import StallWatch
 from meshwire.transforms import builds_on
 from meshwire.wiretypes import Wire
 
@@ -41,8 +42,10 @@ class Rounds:
         entry: and where.
         loading: it has no learner yet, and enters by `enter`.
         links: the connection to each other member, by rank; live.
+        stall_s: as of `Timeouts`.
         notify: sends the learner a notice.
-        fail: ends the job with a reason; called at most once for each cause.
+        fail: ends this device's part with a reason; called at most once for each cause.
+        refuse: called with the rank of a member that has broken the rules, and how.
         on_round: called with this and each complete round, in order.
 
     Attributes:
@@ -65,8 +68,10 @@ class Rounds:
         links: Mapping[int, Connection],
         memory: SharedMemory,
         rtt_s: float,
+        stall_s: float,
         notify: Callable[[Wire], None],
         fail: Callable[[str], None],
+        refuse: Callable[[int, str], None],
         on_round: Callable[["Rounds", int], None],
         trace: Trace | None,
     ) -> None:
@@ -95,9 +100,10 @@ class Rounds:
             result=np.frombuffer(memory.result(), np.float32),
             on_bucket=self._bucket_complete,
             on_result=self._result_decoded,
-            on_broken=lambda text: fail(f"a payload was received that cannot be decoded: {text}"),
+            on_broken=lambda rank, text: self._performer.broken(rank, text),
             complete=lambda: self._machine.complete,
             on_chunk_sent=None if trace is None else trace.chunk,
+            bound=lambda round_, bitmap: self._machine.bound(round_, bitmap),
         )
         round_bytes = self._executor.round_bytes(spec.peers_max or len(generation.members))
         self._machine = round_machine(
@@ -133,6 +139,7 @@ class Rounds:
             memory=memory,
             notify=notify,
             fail=fail,
+            refuse=refuse,
             on_round=lambda round_: on_round(self, round_),
         )
         self.crossing = Crossing(
@@ -161,6 +168,7 @@ class Rounds:
         if loading:
             self.crossing.fence()
             self.learner.dead("its script has not loaded yet")
+        self._stall = StallWatch(stall_s)
         self.closed = False
 
     @property
@@ -217,6 +225,7 @@ class Rounds:
             "batch": self._dealing.batch if self._dealing is not None else 0,
             "finished": self.finished,
             "waiting_for": self.learner.waiting(),
+            "receipts": (self.complete + 1, self._executor.receipts(self.complete + 1)),
         }
 
     def note_round_trip(self, rtt_s: float) -> None:
@@ -224,6 +233,18 @@ class Rounds:
         known_s = self._machine.settings.rtt_s
         if not 0.8 * known_s <= rtt_s <= 1.25 * known_s:
             self._perform(self._machine.note_round_trip(rtt_s, self._now()))
+
+    def stalled(self, reports: Mapping[int, RankReport]) -> tuple[int, str] | None:
+        """To be asked about once a second: a member that could send and does not, and what is to be said of it."""
+        round_, decided = self.complete + 1, self._machine.decided_by_all
+        lacks = list(self._executor.lacks(round_)) if decided >= round_ else []
+        return self._stall.look(
+            self._now(),
+            round_ if decided >= round_ and self._performer.stage is Stage.RUNNING else None,
+            [(rank, after) for rank, _, after in lacks],
+            {rank: report.metrics.receipts for rank, report in reports.items()},
+            {rank: link.chunk_bytes_received for rank, link in self._links.items()},
+        )
 
     # Other members
 
@@ -237,6 +258,7 @@ class Rounds:
         if behind and isinstance(message, Bind) and message.round > self._machine.decided and self._turn.in_barrier:
             self.learner.idle(f"rank {sender} has more steps to go to its barrier")
         self._perform(self._machine.receive(sender, message, self._now()))
+        self._executor.decided()
 
     def peer_complete(self, sender: int, complete: int) -> None:
         """G5: every frame says how far its sender is."""

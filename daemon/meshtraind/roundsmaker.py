@@ -29,8 +29,10 @@ class RoundsMaker:
     Args:
         links: the connection to each other member, by rank; live.
         rtt_s: to the farthest member.
+        stall_s: as of `Timeouts`.
         notify: sends the learner a notice.
-        fail: ends the job with a reason.
+        fail: ends this device's part with a reason.
+        refuse: called with the rank of a member that has broken the rules, and how.
         on_round: called with the rounds and each complete one, in order.
 
     Attributes:
@@ -42,15 +44,19 @@ class RoundsMaker:
         job: Job,
         links: Mapping[int, Connection],
         rtt_s: float,
+        stall_s: float,
         notify: Callable[[Wire], None],
         fail: Callable[[str], None],
+        refuse: Callable[[int, str], None],
         on_round: Callable[["Rounds", int], None] = lambda _, __: None,
     ) -> None:
         self._job = job
         self._links = links
         self._rtt_s = rtt_s
+        self._stall_s = stall_s
         self._notify = notify
         self._fail = fail
+        self._refuse = refuse
         self._on_round = on_round
         self._trace: Trace | None = None
         self._plan_digest = b""
@@ -111,8 +117,10 @@ class RoundsMaker:
             links=self._links,
             memory=memory,
             rtt_s=self._rtt_s,
+            stall_s=self._stall_s,
             notify=self._notify,
             fail=self._fail,
+            refuse=self._refuse,
             on_round=self._on_round,
             trace=self._trace,
         )

@@ -1,7 +1,6 @@
 """One job on this daemon, from its start or this daemon's return to it until the end: learner, rounds, outcome."""
 
 import asyncio
-import functools
 import logging
 import traceback
 from typing import TYPE_CHECKING
@@ -75,6 +74,8 @@ class Session:
         self._number = job_number(job.spec.job)
         self._links = links
         self._dropping_out = False  # after an internal error
+        self._over: set[int] = set()  # ranks that say that the job has succeeded
+        self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
         self._learners = LearnerLife(node, job, threads, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, lambda: job.gone)
@@ -100,15 +101,12 @@ class Session:
             self._tell_hash,
             self._tell_report,
         )
-        self.members = MemberSide(
-            job, self._agreement, lambda: self.rounds, self._check_all_done, functools.partial(self.end, tell=False)
-        )
         wishes = LearnerWishes(
             begin=self._begin_learner,
             end=self._end_learner,
             changed=self._generation_changed,
             fail=self._fail,
-            why_none=lambda: self._metrics.why_none(job),
+            why_none=lambda: self._metrics.why_none(job, self._failed_elsewhere.values()),
             turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
         )
         self.passage = Passage(
@@ -123,6 +121,9 @@ class Session:
             rtt_s,
             self._tasks,
             wishes,
+        )
+        self.members = MemberSide(
+            job, self._agreement, lambda: self.rounds, self.passage, self._check_all_done, self._member_ended
         )
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
@@ -238,6 +239,40 @@ class Session:
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
+    def _member_ended(self, rank: int, end: End) -> None:
+        """A member says that the job has ended. It speaks for itself alone, but where a person cancels it, and before
+        round 1, which needs all."""
+        if end.outcome == "cancelled" or (end.outcome == "failed" and self.passage.founding):
+            self.end(end.outcome, end.reason, now=end.now, tell=False)
+        elif end.outcome == "failed" and rank not in self._failed_elsewhere:
+            log.warning("job %s: rank %d takes part no more: %s", self.job.spec.job, rank, end.reason)
+            self._failed_elsewhere[rank] = end.reason
+            self.passage.goes(rank)
+        elif end.outcome == "succeeded" and rank not in self._over:
+            self._over.add(rank)
+            self._check_over()
+            self._tasks.spawn(self._check_over_later(), "hear whether others go on")
+
+    def _check_over(self, *, waited: bool = False) -> None:
+        """The job has succeeded without this device where all others that it counts on say so, each for itself: those
+        that compute in its generation, unless it computes there with them; or, while it is in none, all that are
+        linked. After a while those do who do not say that they go on."""
+        job, generations = self.job, self.passage.generations
+        if job.ending or not self._over or generations is None or self.passage.computes_now:
+            return
+        said = self._over | {rank for rank, report in job.reports.items() if report.exit_code == 0}
+        if job.generation is not None and not self.passage.is_out:
+            counted = set(job.generation.learning)
+        else:
+            devices = generations.elsewhere if waited else self._node.links.keys()
+            counted = {rank for rank, member in enumerate(job.members) if member.device in devices}
+        if counted - {job.rank} <= said:
+            self._succeed()
+
+    async def _check_over_later(self) -> None:
+        await asyncio.sleep(self._node.patience_s)
+        self._check_over(waited=True)
+
     def _succeed(self) -> None:
         """The others' learners have all ended well."""
         log.info("job %s: it ends before this peer has caught up", self.job.spec.job)
@@ -280,6 +315,7 @@ class Session:
     def _check_all_done(self) -> None:
         """Succeeds when the script of every rank that computes has ended well."""
         job = self.job
+        self._check_over()
         if job.state not in UNDER_WAY or job.generation is None or not job.others_succeeded:
             return
         running = job.state is JobState.RUNNING
@@ -363,6 +399,7 @@ class Session:
             await self._end_if_it_hangs()
             if self.passage.generations is not None:
                 self.passage.generations.progress()
+            self.passage.look_for_stalls()
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def _end_if_it_hangs(self) -> None:

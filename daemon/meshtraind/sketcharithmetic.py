@@ -7,16 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshtraind.arithmetic import RingArithmetic
+from meshtraind.arithmetic import RingArithmetic, check_norm
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.codecs.homomorphic import Homomorphic
 from meshtraind.ownpart import OwnPart
 from meshtraind.resultslot import Final, ResultSlot
 from meshtraind.segments import Segment, each_payload
 from meshtraind.sketchpart import SketchPart
+from meshwire import limits
 from meshwire.exchange import Work
-
-WEIGHT_MIN = 2.0**-80  # no sum of cells divided by it is beyond fp32
 
 
 class SketchArithmetic(RingArithmetic):
@@ -39,7 +38,11 @@ class SketchArithmetic(RingArithmetic):
             if work.deliver:
                 values = slot.place(segment) if slot is not None else self._sum[: segment.count]
                 _mean_into(segment, encoded, work.weight, own, values)
-                squared_norm += self._squared_norm(values) if work.finish and segment.measured else 0.0
+                squared_norm += self._squared_norm(values) if segment.measured else 0.0
+            elif work.incoming:
+                _check(segment, encoded)
+        if work.deliver and not work.finish:
+            check_norm(work.squared_norm, squared_norm)
         return replace(work, squared_norm=squared_norm) if work.finish else work
 
     def decode(self, final: Final, slot: ResultSlot) -> None:
@@ -60,6 +63,11 @@ class SketchArithmetic(RingArithmetic):
             _mean_into(segment, each, final.weight, own, self._sum[: segment.count])
 
 
+def _check(segment: Segment, payload: memoryview) -> None:
+    assert isinstance(segment.codec, Homomorphic)
+    segment.codec.check_places(payload, segment.count)
+
+
 def _add(segment: Segment, payload: memoryview, total: memoryview, *, incoming: bool) -> None:
     assert isinstance(segment.codec, Homomorphic)
     if incoming:
@@ -71,8 +79,8 @@ def _add(segment: Segment, payload: memoryview, total: memoryview, *, incoming: 
 def _mean_into(segment: Segment, payload: memoryview, weight: float, own: OwnPart | None, out: Values) -> None:
     assert isinstance(segment.codec, Homomorphic)
     found = segment.codec.recover_into(payload, out)
-    if weight < WEIGHT_MIN:
-        raise CodecError(f"a sum of weight {weight}; the least is {WEIGHT_MIN}")
+    if weight < limits.WEIGHT_MIN:
+        raise CodecError(f"a sum of weight {weight}; the least is {limits.WEIGHT_MIN}")
     np.divide(out, np.float32(weight), out=out)
     if isinstance(own, SketchPart):
         own.found(segment, found)

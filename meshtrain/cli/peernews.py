@@ -13,13 +13,16 @@ UNDER_WAY = (JobState.STARTING, JobState.RUNNING, JobState.FINISHING)
 
 def part_of(job: JobSummary, rank: int) -> str:
     """How a member takes part: in; back (in, after it was lost); loading the state; forwards (what others send, with no
-    learner of its own); lost; left (by a person's wish); done, ended (its script). "-": not known."""
+    learner of its own); lost; left (by a person's wish); refused (it broke the protocol); done, ended (its script).
+    "-": not known."""
     report = _reports(job).get(rank)
     if report is not None and report.exit_code is not None:
         return "done" if report.exit_code == 0 else "ended"
     if not job.generation:
         return "-"
     if rank not in job.present:
+        if rank in _refusals(job):
+            return "refused"
         if report is not None and report.part == "leaves":
             return "left"
         gone = report is None or (report.state in UNDER_WAY and report.part == "computes")
@@ -31,7 +34,11 @@ def part_of(job: JobSummary, rank: int) -> str:
 
 def absent(job: JobSummary, part: str) -> list[str]:
     """Names of the members that are `lost`, or have `left`."""
-    return [name_of(job, rank) for rank in range(len(job.members)) if part_of(job, rank) == part]
+    return [name_of(job, rank) for rank in _absent_ranks(job, part)]
+
+
+def _absent_ranks(job: JobSummary, part: str) -> list[int]:
+    return [rank for rank in range(len(job.members)) if part_of(job, rank) == part]
 
 
 def news(before: JobSummary, after: JobSummary) -> list[str]:
@@ -44,7 +51,7 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
         for one in after.given_up
         if (one.first, one.kept) not in (told if one.saved is None else named)
     ]
-    lost += [why for why in refused(after) if why not in refused(before)]
+    lost += [why for why in unlinkable(after) if why not in unlinkable(before)]
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
     return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
@@ -55,9 +62,9 @@ def losses(job: JobSummary) -> list[str]:
     return [_given_up(job, one) for one in job.given_up]
 
 
-def refused(job: JobSummary) -> list[str]:
+def unlinkable(job: JobSummary) -> list[str]:
     """Which members answer and cannot be linked, and why, a line each."""
-    return [printable(why) for _, why in job.refused]
+    return [printable(why) for _, why in job.unlinkable]
 
 
 def script_failed(before: JobSummary, after: JobSummary) -> bool:
@@ -68,6 +75,7 @@ def script_failed(before: JobSummary, after: JobSummary) -> bool:
 def outcome_notes(job: JobSummary) -> list[str]:
     """What somebody who looks at the result of a job that succeeded should know of its way."""
     notes = losses(job)
+    notes += [f"it ended without {_was_refused(job, rank, 'which ')}" for rank in _absent_ranks(job, "refused")]
     for part, text in (("lost", "lost on the way"), ("left", "taken out of it")):
         if names := absent(job, part):
             notes.append(f"it ended without {joined(names)}, which {_were(names)} {text}")
@@ -132,11 +140,23 @@ def _given_up(job: JobSummary, rounds: GivenUp) -> str:
     return text if rounds.unsaved is None else f"{text}; their base was not saved: {printable(rounds.unsaved)}"
 
 
+def _refusals(job: JobSummary) -> dict[int, str]:
+    return {one.rank: one.reason for one in job.refused}
+
+
+def _was_refused(job: JobSummary, rank: int, which: str = "") -> str:
+    comma = ", " if which else " "
+    return f"{name_of(job, rank)}{comma}{which}was refused: {printable(_refusals(job)[rank])}"
+
+
 def _departures(before: JobSummary, after: JobSummary) -> list[str]:
     gone = [rank for rank in before.present if rank not in after.present]
     on = _names(after, after.learning)
     rest = f"{joined(on)} {'go' if len(on) > 1 else 'goes'} on" if on else "nobody computes"
     lines = []
+    for rank in gone:
+        if part_of(after, rank) == "refused":
+            lines.append(f"{_was_refused(after, rank)}; {rest} (generation {after.generation})")
     for part, text in (("lost", "lost"), ("left", "taken out")):
         if names := [name_of(after, rank) for rank in gone if part_of(after, rank) == part]:
             lines.append(f"{joined(names)} {_were(names)} {text}; {rest} (generation {after.generation})")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshtrain.cli.peernews import losses, name_of, part_of, refused
+from meshtrain.cli.peernews import losses, name_of, part_of, unlinkable
 from meshtrain.cli.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.text import printable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("NAME", "PART", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
 WRAPPING = COLUMNS[-1]
-ABSENT = ("lost", "left")
+ABSENT = ("lost", "left", "refused")
 
 
 def peer_rows(job: JobSummary) -> list[tuple[str, ...]]:
@@ -31,7 +31,7 @@ def print_peers(job: JobSummary) -> None:
     print(_title(job))
     if job.ranks:
         print_table(COLUMNS, peer_rows(job), WRAPPING)
-    for note in (*losses(job), *refused(job)):
+    for note in (*losses(job), *unlinkable(job)):
         print(f"note: {note}")
 
 
@@ -40,7 +40,7 @@ def render_peers(job: JobSummary) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    notes = (Text(f"note: {note}") for note in (*losses(job), *refused(job)))
+    notes = (Text(f"note: {note}") for note in (*losses(job), *unlinkable(job)))
     return Group(Text(_title(job)), made_table(COLUMNS, peer_rows(job), WRAPPING), *notes)
 
 

@@ -25,6 +25,7 @@ class Part(Enum):
 
 
 Place = tuple[int, int]  # (offset, length) in bytes of an area
+WEIGHT_TOLERANCE = 1e-6  # partial sums of weights are rounded in the order of the topology's program
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Exchange(ABC):
         self._part: Part | None = None
         self._own_weight = 0.0
         self._announced = [0] * len(program.steps)  # segments whose headers were accepted, by step
+        self._received_at = [0] * len(program.steps)  # and whose payloads are here
         self._step_weight: list[tuple[int, float] | None] = [None] * len(program.steps)
         self._undelivered_segments = sum(shard.segment_count for shard in shards)
         self._squared_norms: list[float] = []  # by final run
@@ -134,6 +136,34 @@ class Exchange(ABC):
         self._step_weight[step_index] = claimed
         self._announced[step_index] += header.segment_count
         return offset, header.payload_bytes
+
+    def step(self, header: Header) -> Step:
+        """At which an announced chunk was received."""
+        return self._program.steps[header.step]
+
+    def unlike(self, header: Header, bound: tuple[int, float]) -> str | None:
+        """R2: what is wrong with an announced chunk, if those whose parts can be in it are bound to these contributors
+        with this summed weight. Poison replaces all that a sum had gathered."""
+        contributors, weight = bound
+        if header.flags & Flags.POISON:
+            return None
+        if header.contributors != contributors:
+            return f"its sum shows the contributors {header.contributors:#x}, the binds name {contributors:#x} (R2)"
+        if not math.isclose(header.weight, weight, rel_tol=WEIGHT_TOLERANCE):
+            return f"its sum shows the weight {header.weight}, the binds add up to {weight} (R2)"
+        return None
+
+    def lacks(self) -> list[int]:
+        """The steps at which this rank has still to receive something, in their order."""
+        return [
+            index
+            for index, step in enumerate(self._program.steps)
+            if step.recv_shard is not None and self._received_at[index] < self._shards[step.recv_shard].segment_count
+        ]
+
+    def arrived(self, header: Header) -> None:
+        """An announced chunk's payload is here."""
+        self._received_at[header.step] += header.segment_count
 
     def delivered(self, work: Work) -> bool:
         """Reports that final segments are in the result. Returns whether the bucket is complete with them."""

@@ -141,6 +141,11 @@ class Ledger:
         wanted = {rank: level - len(self._held[rank]) for rank, level in levels.items() if rank in self._held}
         return dict.fromkeys(sorted(binds), ()) | self._grant(wanted)
 
+    def wrong(self, binds: Mapping[int, Bind]) -> dict[int, str]:
+        """By rank what `complete` would not take of these."""
+        found = {rank: self._wrong_with(rank, bind) for rank, bind in sorted(binds.items())}
+        return {rank: text for rank, text in found.items() if text is not None}
+
     def over(self, epoch: int, finished: Set[int]) -> int | None:
         """X4: None while units of the epoch are still to be granted, or held by a rank that is not `finished`.
 

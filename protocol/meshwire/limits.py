@@ -80,6 +80,8 @@ CHAINS_MAX = 3 * (STALENESS_MAX + 1) + 1  # of the rounds that not all members h
 ANCESTORS_MAX = 64  # generations that a member names as those before its own
 ATTEMPTS_MAX = 16  # entitled generations promised and not entered: each is a change that failed, one after the other
 SAMPLES_MAX = 2**31  # of one step, and of what one learner computes in a second
+WEIGHT_MIN = 2.0**-80  # of one contribution: no sum that is divided by it is beyond fp32
+WEIGHT_MAX = 2.0**53  # samples that a float counts; more would be infinite in fp32, or in a sum
 SQUARED_NORM_MAX = 1e100  # of one run: fp32 in VALUES_MAX values gives 1e87, and sums of many stay finite
 STEP_HISTORY_MAX = 100  # steps behind a learner's median and 95th percentile: several minutes, and cheap to sort
 
@@ -101,6 +103,7 @@ BUCKETS_MAX = 65_535  # bucket is a u16 on the wire
 BUCKET_BYTES_MAX = 256 * MIB
 
 # Membership
+VIOLATIONS_MAX = 3  # of one device in one job: then it stays out of it. Once can be a flipped bit
 PATIENCE_S = 5.0  # silence after which a peer is lost, unless its owner says otherwise
 PATIENCE_S_MIN = 0.5  # below it a burst on the radio looks like a loss
 PATIENCE_S_MAX = 120.0

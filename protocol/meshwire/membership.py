@@ -15,7 +15,18 @@ from meshwire import limits
 from meshwire.lineage import ballot, rank_of
 from meshwire.membershipevents import Effect, Message, Phase, Waiting
 from meshwire.membershipstate import State
-from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
+from meshwire.messages.generation import (
+    Accuse,
+    AskIn,
+    Enter,
+    Entered,
+    Promised,
+    Propose,
+    Refused,
+    Standing,
+    Where,
+    Wish,
+)
 from meshwire.messages.job import Generation, Member
 from meshwire.petitions import Kind
 from meshwire.proposalchecks import (
@@ -92,6 +103,9 @@ class Membership:
         self._whereabouts.relinked(device)
         first = device in state.unseen
         state.unseen.discard(device)
+        if state.phase is not Phase.OUT and state.is_listed(device):
+            for refused in state.refusals.own():  # what was said on another link may be lost
+                state.accuse(device, refused)
         if state.entered is not None and not first:
             self._whereabouts.tell(device)
         if state.phase is not Phase.OUT and state.is_listed(device, incarnation) and not first:
@@ -180,6 +194,21 @@ class Membership:
             state.tell_wish(now_s)
         return self._settle(now_s)
 
+    def refuse(self, device: str, reason: str, now_s: float) -> list[Effect]:
+        """This daemon has seen a member break the protocol (G10): it enters no generation with it until it asks in
+        again, later. Nothing of it is to be heard until then."""
+        self._state.shun(device, reason, now_s)
+        return self._settle(now_s)
+
+    def refuses(self, device: str) -> bool:
+        """Whether the device is refused now."""
+        return device in self._state.refusals
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Linked devices that have told lately in which generation they are."""
+        return self._state.outside.told
+
     def note_progress(self, samples: int) -> None:
         """Samples in the rounds that are complete here, for `Where`."""
         self._state.samples = samples
@@ -201,7 +230,10 @@ class Membership:
         if device not in state.links:
             return self._settle(now_s)
         if job != state.job:
-            state.protest(device, f"{type(message).__name__} of job {job}")
+            state.protest(device, f"{type(message).__name__} of job {job}", now_s)
+            return self._settle(now_s)
+        goes = isinstance(message, Wish) and message.kind == "leave"
+        if device in state.refusals and not goes and not isinstance(message, Propose | AskIn | Accuse):
             return self._settle(now_s)
         match message:
             case Propose():
@@ -218,6 +250,11 @@ class Membership:
                 self._whereabouts.heard(device, message, now_s)
             case AskIn():
                 self._on_ask(device, message, now_s)
+            case Accuse():
+                if state.phase is not Phase.OUT and state.is_listed(device):
+                    state.believe(device, message, now_s)
+                elif message.device == state.me.device:
+                    state.refusals.accused_by(device, message.reason)
             case Wish():
                 if state.phase is not Phase.OUT and state.is_listed(device):
                     state.petitions.wish(device, message.kind, now_s)
@@ -236,7 +273,7 @@ class Membership:
         if wrong is None and not state.links.leads_to(device, incarnation):
             wrong = "it lists its proposer with another incarnation"
         if wrong:
-            state.protest(device, f"proposal of generation {generation.number}: {wrong}")
+            state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
             return
         state.highest = max(state.highest, generation.number)
         entered_number = 0 if state.entered is None else state.entered.number
@@ -249,7 +286,12 @@ class Membership:
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
             self._whereabouts.tell(device)
         elif wrong := extension_wrong(generation, state.entered):
-            state.protest(device, f"proposal of generation {generation.number}: {wrong}")
+            state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
+        elif refused := [m for m in generation.live.values() if not state.refusals.pardon(m.device, now_s)]:
+            for member in refused:
+                state.accuse(device, member.device)
+            reason = f"{refused[0].name} was refused: {state.refusals.reason(refused[0].device)}"
+            state.refuse(device, generation, reason, generation.number)
         else:
             self._proposer.forget()
             state.promise(generation, now_s)
@@ -261,7 +303,7 @@ class Membership:
         rank = rank_of(proposal.generation, device)
         wrong = promise_wrong(promised, proposal.generation)
         if rank not in proposal.generation.ranks or wrong:
-            self._state.protest(device, f"promise: {wrong or 'it is not in the generation that was proposed'}")
+            self._state.protest(device, f"promise: {wrong or 'it is not in the generation that was proposed'}", now_s)
             return
         self._promised(rank, promised.standing, now_s)
 
@@ -276,7 +318,7 @@ class Membership:
         state = self._state
         if number_wrong(refused.number, state.highest):
             state.protest(
-                device, f"refusal: it names generation {refused.number}, {state.highest} is the highest known"
+                device, f"refusal: it names generation {refused.number}, {state.highest} is the highest known", now_s
             )
             return
         state.highest = max(state.highest, refused.number)
@@ -298,14 +340,14 @@ class Membership:
         promised = state.promised
         if promised is None or enter.generation != promised.hash64():
             if enter.generation not in state.lineage and state.phase is not Phase.OUT:
-                state.protest(device, "told to enter a generation that was not promised")
+                state.protest(device, "told to enter a generation that was not promised", now_s)
             return
         if state.phase is not Phase.PROMISED:
             return
         if device != promised.proposer or state.standing is None or device == state.me.device:
-            state.protest(device, "told to enter by somebody else than the proposer, or before the promise")
+            state.protest(device, "told to enter by somebody else than the proposer, or before the promise", now_s)
         elif wrong := enter_wrong(enter, promised, state.rank, state.standing):
-            state.protest(device, f"told to enter generation {promised.number}: {wrong}")
+            state.protest(device, f"told to enter generation {promised.number}: {wrong}", now_s)
         else:
             self._proposer.forget()
             state.commit(enter, now_s)
@@ -322,7 +364,9 @@ class Membership:
     def _on_ask(self, device: str, ask: AskIn, now_s: float) -> None:
         state = self._state
         if ask.member.device != device or not state.links.holds(ask.member):
-            state.protest(device, "asks in for another device or incarnation")
+            state.protest(device, "asks in for another device or incarnation", now_s)
+        elif not state.refusals.pardon(device, now_s):
+            state.accuse(device, device)  # it may have been started again, and not know
         elif state.entered is not None:
             self._whereabouts.tell(device)
             state.petitions.ask(ask, now_s)
@@ -348,7 +392,9 @@ class Membership:
             devices, why_not = outside.target(state.links)
         if devices:
             self._wake_s = outside.ask_at_s
-        return "to be taken in: " + (why_not or ", ".join(state.name(device) for device in devices))
+        told = [f"{state.name(who)} refuses this device: {why}" for who, why in state.refusals.against_me.items()]
+        whom = why_not or ", ".join(state.name(device) for device in devices)
+        return "to be taken in: " + "; ".join([whom, *told])
 
     def _settle(self, now_s: float) -> list[Effect]:
         """Does what the last input has made possible, and hands out all effects."""

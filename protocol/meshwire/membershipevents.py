@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Where, Wish
+from meshwire.messages.generation import Accuse, AskIn, Enter, Entered, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 
-Message = Propose | Promised | Refused | Enter | Entered | Where | AskIn | Wish
+Message = Propose | Promised | Refused | Enter | Entered | Where | AskIn | Wish | Accuse
 
 
 class Phase(Enum):
@@ -98,10 +98,35 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A message of `device` broke the protocol and was ignored."""
+    """A message of `device`, which is no member, broke the protocol and was ignored."""
 
     device: str
     text: str
 
 
-Effect = Send | Fence | CatchUpFrom | EnterGeneration | Resume | LeftOut | TurnedAway | NobodyLearns | Waiting | Refusal
+@dataclass(frozen=True, slots=True)
+class Shunned:
+    """G10: a member is left out of the next generation, for it broke the protocol; the others go on.
+
+    `accuser`: on whose word, a device. `violations`: how many there are of it.
+    """
+
+    device: str
+    reason: str
+    accuser: str
+    violations: int
+
+
+Effect = (
+    Send
+    | Fence
+    | CatchUpFrom
+    | EnterGeneration
+    | Resume
+    | LeftOut
+    | TurnedAway
+    | NobodyLearns
+    | Waiting
+    | Refusal
+    | Shunned
+)

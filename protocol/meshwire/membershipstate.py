@@ -18,13 +18,15 @@ from meshwire.membershipevents import (
     Refusal,
     Resume,
     Send,
+    Shunned,
 )
-from meshwire.messages.generation import Enter, Entered, Refused, Standing, Where, Wish
+from meshwire.messages.generation import Accuse, Enter, Entered, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
 from meshwire.outside import Outside
 from meshwire.ownwish import OwnWish
 from meshwire.petitions import Petitions
 from meshwire.proposing import Roll, roll_of
+from meshwire.refusals import Refusals
 from meshwire.timeouts import Timeouts
 
 NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
@@ -49,6 +51,7 @@ class State:
         self.timeouts = timeouts
         self.links = MemberLinks(me)
         self.petitions = Petitions()
+        self.refusals = Refusals(me.device, timeouts)
         self.outside = Outside(me.device, known, now_s)
         self.phase = Phase.OUT if generation is None else Phase.RUNNING
         self.entered = generation  # the newest one; None: no history is kept here
@@ -141,7 +144,12 @@ class State:
                     self.note_gone(device, member.incarnation)
 
     def gone(self, members: Sequence[Member]) -> set[tuple[int, int]]:
-        """Who is known to be, by their ranks among these members of all times."""
+        """Who is known to be, or is refused (G10), by their ranks among these members of all times."""
+        refused = {(rank, one.incarnation) for rank, one in enumerate(members) if one.device in self.refusals}
+        return self.departed(members) | refused
+
+    def departed(self, members: Sequence[Member]) -> set[tuple[int, int]]:
+        """Who is known to be gone, refused or not, by their ranks among these members of all times."""
         ranks = {member.device: rank for rank, member in enumerate(members)}
         return {(ranks[device], incarnation) for device, incarnation in self._gone if device in ranks}
 
@@ -176,9 +184,61 @@ class State:
             number = 0 if self.promised is None else self.promised.number
         self.send(device, Refused(job=self.job, generation=generation.hash64(), number=number, reason=reason))
 
-    def protest(self, device: str, text: str) -> None:
+    def protest(self, device: str, text: str, now_s: float) -> None:
         """Something broke the protocol."""
-        self.effects.append(Refusal(device, text))
+        if not self.shun(device, text, now_s) and device not in self.refusals:
+            self.effects.append(Refusal(device, text))
+
+    # Who is refused (G10).
+
+    def shun(self, device: str, reason: str, now_s: float) -> bool:
+        """This daemon has seen a member break the protocol, and tells all. False: it is none, or is refused already."""
+        if device == self.me.device or device in self.refusals or not self.is_listed(device):
+            return False
+        self._refused(device, reason, self.me.device, self.refusals.count(device) + 1, now_s)
+        for other in sorted(self.links):
+            if self.is_listed(other):
+                self.accuse(other, device)
+        return True
+
+    def accuse(self, to: str, device: str) -> None:
+        """Tells a member why this one refuses another."""
+        reason = self.refusals.reason(device)[: limits.REASON_CHARS_MAX]
+        violations = min(self.refusals.count(device), limits.VIOLATIONS_MAX)
+        self.send(to, Accuse(job=self.job, device=device, reason=reason, violations=violations))
+
+    def believe(self, accuser: str, accuse: Accuse, now_s: float) -> None:
+        """A member has seen another break the protocol.
+
+        Its word is enough, once: if one member lies and the others are honest, the liar is in every accusation. So
+        whoever alone speaks against one member after the other is refused itself; and of two that accuse each other
+        before a generation is without one of them, the word of the lower rank counts.
+        """
+        refusals, device = self.refusals, accuse.device
+        if device == self.me.device:
+            refusals.accused_by(accuser, accuse.reason)
+        if accuser in refusals and not self._outranks(accuser, device):
+            return
+        refusals.heard(accuser, device)
+        if (other := refusals.speaks_alone(accuser, device)) is not None:
+            if refusals.accuser(other) == accuser:
+                refusals.acquit(other)
+            self.shun(accuser, f"it alone says of {self.name(other)} and of {self.name(device)} that they do", now_s)
+        elif device != self.me.device and device not in refusals and self.is_listed(device):
+            if accuser in refusals:
+                refusals.acquit(accuser)
+            self._refused(device, accuse.reason, accuser, accuse.violations, now_s)
+
+    def _outranks(self, accuser: str, device: str) -> bool:
+        """Is the accuser refused on the word of nobody but this device, of a higher rank?"""
+        own, other = rank_of(self.change, accuser), rank_of(self.change, device)
+        mutual = self.refusals.accuser(accuser) == device
+        return mutual and self.is_listed(accuser) and own is not None and other is not None and own < other
+
+    def _refused(self, device: str, reason: str, accuser: str, count: int, now_s: float) -> None:
+        self.refusals.refuse(device, reason, accuser, count, now_s)
+        self.petitions.forget(device)
+        self.effects.append(Shunned(device, reason, accuser, self.refusals.count(device)))
 
     # From phase to phase.
 
@@ -265,6 +325,7 @@ class State:
         self.phase = Phase.RUNNING
         self.until_s = None
         self.overdue.clear()
+        self.refusals.against_me.clear()
         self.outside.came_in(now_s)
         begins = self.wish.run(self.change.number, computes=self.computes)
         self.effects.append(Resume(self.change, begins))

@@ -26,6 +26,11 @@ class Outside:
         self._heard[device] = where
         self._known |= {device, *(member.device for member in where.generation.members)} - {self._me}
 
+    @property
+    def told(self) -> frozenset[str]:
+        """Who has said where it is, and is linked."""
+        return frozenset(self._heard)
+
     def forget(self, device: str) -> None:
         """Its link is gone."""
         self._heard.pop(device, None)

@@ -77,6 +77,7 @@ class FrameParser:
         self._awaiting_place = False
         self._drained = False
         self.broken: str | None = None
+        self.chunk_bytes = 0  # of payloads of chunks, in all
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -87,6 +88,8 @@ class FrameParser:
         """Reports that `count` bytes were written into `buffer()`."""
         if self.broken is not None:
             return Broken(self.broken)
+        if self._header is not None and self._header.kind is Kind.CHUNK:
+            self.chunk_bytes += count
         self._filled += count
         if self._filled < len(self._target):
             return None
@@ -136,6 +139,7 @@ class FrameParser:
             return self._break("a chunk between the frames of a message")
         self._header = header
         if header.kind is Kind.CHUNK:
+            self.chunk_bytes += HEADER_BYTES
             self._awaiting_place = True
             return ChunkAnnounced(header)
         if not header.payload_bytes:

@@ -26,6 +26,12 @@ class Petitions:
         if device in self._asks or len(self._asks) < limits.PEERS_MAX:
             self._asks[device] = ask, now_s
 
+    def forget(self, device: str) -> None:
+        """It is refused: what it asked for counts no more, but that it leaves."""
+        self._asks.pop(device, None)
+        if (wish := self._wishes.get(device)) is not None and wish[0] != "leave":
+            del self._wishes[device]
+
     def wish(self, device: str, kind: Kind, now_s: float) -> None:
         """A member's newest wish."""
         self._wishes[device] = kind, now_s

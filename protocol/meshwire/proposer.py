@@ -109,6 +109,13 @@ class Proposer:
                 state.leave("the change of generation failed: " + ", ".join(reasons), now_s)
             return
         roll = self._roll(everyone, absent)
+        if rival := self._rival(everyone, roll):
+            self.waiting = (
+                f"a person: this device and {rival.name} say of each other that they broke the protocol, and nobody "
+                "else is left; `meshtrain leave` on the one that is wrong lets the other go on, `meshtrain cancel` "
+                "ends the job"
+            )
+            return
         entitled = self._judge(roll)
         at_s = self._propose_at_s(everyone, absent, roll, since_s)
         if entitled and not self._may_have_missed(roll, now_s):
@@ -130,7 +137,10 @@ class Proposer:
         waits_for = [m for rank, m in proposal.generation.live.items() if rank not in proposal.standings]
         self.waiting = f"promises of generation {proposal.generation.number}: {_names(waits_for)}"
         gone = [member for member in proposal.generation.live.values() if not state.links.holds(member)]
-        if any(self._reached(state.links.suspect_at_s(member), now_s) for member in gone):
+        refused = [member for member in proposal.generation.live.values() if member.device in state.refusals]
+        if refused:
+            self.again(self._refused(refused), now_s)
+        elif any(self._reached(state.links.suspect_at_s(member), now_s) for member in gone):
             self.again(state.links.missing(gone), now_s)
         elif self._reached(proposal.until_s, now_s):
             state.overdue |= {member.device for member in waits_for} - {state.me.device}
@@ -143,6 +153,8 @@ class Proposer:
             if self._failed:
                 return [self._failed]
             proposer = next(member for member in members if member.device == state.change.proposer)
+            if proposer.device in state.refusals:
+                return [f"{self._refused([proposer])}, who proposed generation {state.change.number}"]
             if not state.links.holds(proposer) and self._reached(state.links.suspect_at_s(proposer), now_s):
                 return [f"{state.links.missing([proposer])}, who proposed generation {state.change.number}"]
             if state.until_s is not None and self._reached(state.until_s, now_s):
@@ -152,11 +164,13 @@ class Proposer:
         reasons = [state.links.missing(lost)] if lost else []
         reasons += [f"generation {where.generation.number} went on apart" for where in state.ahead.values()][:1]
         reasons += state.torn.values()
+        if refused := self._refused_of(everyone):
+            reasons.append(self._refused([members[rank] for rank in sorted(refused)]))
         if state.until_s is not None and state.phase is Phase.ENTERED and self._reached(state.until_s, now_s):
             late = [members[rank] for rank in state.missing]
             state.overdue |= {member.device for member in late}
             reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
-        if state.phase is Phase.CATCHING_UP:  # petitions of before are being fulfilled
+        if state.phase is Phase.CATCHING_UP and not refused:  # petitions of before are being fulfilled
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
@@ -173,11 +187,29 @@ class Proposer:
         # Whoever proposes is in the generation, and repeats that it wishes to leave.
         leaving = state.petitions.wishing("leave", state.change) - {state.rank}
         return state.next_roll(
-            without=absent | overdue | leaving,
+            without=absent | overdue | leaving | self._refused_of(everyone),
             joining=self._joining(everyone, absent),
             learn=state.petitions.wishing("learn", state.change),
             rest=state.petitions.wishing("rest", state.change),
         )
+
+    def _refused_of(self, everyone: Roll) -> set[int]:
+        return {rank for rank in everyone.ranks if everyone.members[rank].device in self._state.refusals}
+
+    def _refused(self, members: list[Member]) -> str:
+        """For people."""
+        return ", ".join(
+            f"{member.name} was refused: {self._state.refusals.reason(member.device)}" for member in members
+        )
+
+    def _rival(self, everyone: Roll, roll: Roll) -> Member | None:
+        """Who accuses this member and is refused by it, where nobody else is left: no machine can tell who is right."""
+        state = self._state
+        if roll.ranks != (state.rank,):
+            return None
+        known = self._departed(everyone)
+        rivals = [everyone.members[rank] for rank in sorted(self._refused_of(everyone) - known)]
+        return next((rival for rival in rivals if rival.device in state.refusals.against_me), None)
 
     def _joining(self, everyone: Roll, absent: set[int]) -> tuple[Member, ...]:
         """Who asks in and can be taken in; not who was listed just now and did not do its part."""
@@ -200,6 +232,8 @@ class Proposer:
         others = {rank for rank in everyone.ranks if rank != state.rank}
         reached = others & {*roll.ranks}
         turns = 0 if self._failed else sum(rank < state.rank for rank in reached)
+        if not reached and self._refused_of(everyone):
+            turns += 1  # whoever is refused may have as much to say
         if 0 < 2 * len(reached) < len(others):
             turns += 2  # the many that this member does not reach may reach the few that it does
         return max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
@@ -211,6 +245,11 @@ class Proposer:
         state = self._state
         told = {rank: state.told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in state.told}
         return is_entitled(_part(roll), {**told, state.rank: state.would_say()}, state.gone(roll.members))
+
+    def _departed(self, everyone: Roll) -> set[int]:
+        """Who is known to go on nowhere else, refused or not."""
+        departed = self._state.departed(everyone.members)
+        return {rank for rank in everyone.ranks if (rank, everyone.members[rank].incarnation) in departed}
 
     def _misjudged(self, proposal: Proposal) -> str:
         """What is wrong with the proposal, by what all say; empty if nothing is."""

@@ -76,6 +76,15 @@ class RoundCore:
         """The newest round that every member has announced complete (G5)."""
         return self._table.committed
 
+    def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
+        """R2: contributors and summed weight of the ranks in the bitmap; None while one of them has not decided."""
+        return self._table.bound(round_, bitmap)
+
+    @property
+    def decided_by_all(self) -> int:
+        """The last round that nobody has still to bind, seal or null."""
+        return min(self._table.settled(rank) for rank in self.settings.ranks)
+
     @property
     def rounds_kept(self) -> int:
         """Rounds in memory, at most 3(s+1)."""

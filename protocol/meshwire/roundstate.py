@@ -4,10 +4,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from meshwire.exchange import WEIGHT_TOLERANCE
 from meshwire.messages.rounds import Bind, Poison, Seal
 from meshwire.roundevents import RoundComplete
 
-WEIGHT_TOLERANCE = 1e-6  # partial sums of weights are rounded in the order of the topology's program
 NAMED_MAX = 4  # late members in one sentence
 
 
@@ -60,6 +60,14 @@ class Round:
         if last is None:
             return "it has contributed to no round yet"
         return f"its last contribution is of step {last.step}, to round {last.round}"
+
+    def bound(self, bitmap: int) -> tuple[int, float] | None:
+        """Contributors and summed weight of the ranks in the bitmap; None while one of them has not decided."""
+        ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
+        if any(rank not in self.binds and rank not in self.nulls for rank in ranks):
+            return None
+        binding = [rank for rank in ranks if rank in self.binds]
+        return sum(1 << rank for rank in binding), sum(self.binds[rank].weight for rank in binding)
 
     def dispute(self) -> str | None:
         """R2: every result shows the contributors and the summed weight that the binds name. None if so.

@@ -83,6 +83,7 @@ class RoundTable:
             return f"bound round {bind.round} on base {bind.base}, a round that this member has not ended (G3)"
         self._decided[rank] = bind.round
         self._round(bind.round).binds[rank] = self._last_binds[rank] = bind
+        self._holds(rank, bind.base)
         return None
 
     def null(self, rank: int, null: Null) -> str | None:
@@ -92,6 +93,7 @@ class RoundTable:
             return f"nulled round {null.round}; nobody can have called a round after {self._reachable()} (R0, R3)"
         self._decided[rank] = null.round
         self._round(null.round).nulls.add(rank)
+        self._holds(rank, null.round - self._settings.staleness - 1)
         return None
 
     def seal(self, rank: int, seal: Seal) -> str | None:
@@ -144,6 +146,11 @@ class RoundTable:
 
     # What follows from them.
 
+    def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
+        """As `Round.bound`; None, too, of a round of which nobody has said anything."""
+        state = self._rounds.get(round_)
+        return None if state is None else state.bound(bitmap)
+
     def next_round(self) -> Round:
         """The oldest round that this daemon does not hold whole."""
         number = self.complete + 1
@@ -163,6 +170,11 @@ class RoundTable:
         for round_ in range(before + 1, self.committed + 1):
             self._rounds.pop(round_, None)  # those up to the cut of the generation were not told again
         return self.committed > before
+
+    def _holds(self, rank: int, round_: int) -> None:
+        """What the member has decided it can have only with all rounds up to this one (R0, R5): who announces less
+        would make all others keep them for ever."""
+        self._complete[rank] = max(self._complete[rank], round_)
 
     def _open(self, rank: int) -> bool:
         """Bound and not sealed: a member has one such round at a time."""

@@ -74,6 +74,15 @@ class Timeouts:
         """= patience: such a part waits so long for the rest of an entitled one before it joins a provisional one."""
         return self.patience_s
 
+    @property
+    def stall_s(self) -> float:
+        """6 patience: a member that has what it needs sends nothing of a round for so long, and is left out."""
+        return 6 * self.patience_s
+
+    def pardon_s(self, violations: int) -> float:
+        """2, 4 patience: a member that broke the protocol is taken in again after that (G10)."""
+        return self.patience_s * 2.0 ** min(violations, limits.VIOLATIONS_MAX)
+
     def ask_s(self, tries: int, failures: int = 0) -> float:
         """0, 1, 2, 4 .. 60 s: the wait before a device asks in for the (tries+1)-th time (G7).
 
@@ -93,5 +102,6 @@ class Timeouts:
             "a member catches up": self.catch_up_s,
             "a part that is not entitled goes on": self.provisional_s,
             "a laptop that was away goes on": self.back_s,
+            "who sends nothing is left out": self.stall_s,
             "a device asks in again, at most": ASK_S_MAX,
         }

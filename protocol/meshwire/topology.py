@@ -29,13 +29,20 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one rank: a send, a receipt, or both at once. `op` says what the receipt does."""
+    """One step of one rank: a send, a receipt, or both at once. `op` says what the receipt does.
+
+    Attributes:
+        parts: bitmap of the ranks whose parts can be in what is received.
+        after: so many steps' receipts the sender needs before it can send what is received.
+    """
 
     send_shard: int | None
     send_to: int | None
     recv_shard: int | None
     recv_from: int | None
     op: Op
+    parts: int = 0
+    after: int = 0
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ def ring_program(ranks: tuple[int, ...], rank: int) -> Program:
             recv_shard=(position - 1 - index) % members,
             recv_from=ranks[position - 1],
             op=Op.REDUCE if index < members - 1 else Op.COPY,
+            parts=sum(1 << ranks[(position - 1 - hop) % members] for hop in range(min(index + 1, members))),
+            after=index,
         )
         for index in range(2 * (members - 1))
     )
@@ -128,6 +137,8 @@ def sharded_program(ranks: tuple[int, ...], rank: int) -> Program:
                     recv_shard=position if reducing else back,
                     recv_from=ranks[back],
                     op=op,
+                    parts=1 << ranks[back] if reducing else sum(1 << each for each in ranks),
+                    after=0 if reducing else members - 1,
                 )
             )
     return Program(ranks, rank, members, tuple(steps), frozenset({position}))
@@ -150,6 +161,8 @@ def gather_program(ranks: tuple[int, ...], rank: int) -> Program:
             recv_shard=0,
             recv_from=ranks[(position - turn) % members],
             op=Op.KEEP,
+            parts=1 << ranks[(position - turn) % members],
+            after=0,
         )
         for turn in range(1, members)
     )

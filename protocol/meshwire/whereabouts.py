@@ -35,7 +35,7 @@ class Whereabouts:
         """A device tells where it is: who is behind is told, and this one leaves its history where another is kept."""
         state, other = self._state, where.generation
         if wrong := list_wrong(other) or number_wrong(other.number, state.highest):
-            state.protest(device, f"is in generation {other.number}: {wrong}")
+            state.protest(device, f"is in generation {other.number}: {wrong}", now_s)
             return
         state.highest = max(state.highest, other.number)
         state.outside.heard(device, where)

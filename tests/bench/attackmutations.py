@@ -36,7 +36,7 @@ STRETCHED = 0.3  # whole, with numbers at the ends of ranges
 NUMBERS_STRETCHED = 0.15  # of such a message: one wrong number would hide what the others do
 STRETCHED_OF_A_MEMBER = 0.9  # most others would end the link, and with it the membership
 ENDS = (0, 1, 2, 63, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
-JOBS_MAX = 8  # of the liar's own, one after the other: a violation ends one
+JOBS_MAX = 8  # of the liar's own, one after the other: a violation leaves it out of one
 JOB_TIMEOUT_S = 60.0
 INTAKE_TIMEOUT_S = 30.0
 
@@ -197,7 +197,7 @@ async def to_all_three(scene: Scene) -> str:
 @attack("mutations", bounds=BROKEN)
 async def as_a_member_of_a_job(scene: Scene) -> str:
     """the liar submits a job to anna and takes part in it: broken messages of its membership and rounds, from a member
-    that is believed; a violation ends that job, and another is begun"""
+    that is believed; a violation leaves it out of that job, and another is begun"""
     count = max(60, int(OF_A_MEMBER * scene.share))
     liar, victim = scene.liar(scene.anna), scene.anna
     rng = random.Random(f"{scene.seed} member")
@@ -211,7 +211,8 @@ async def as_a_member_of_a_job(scene: Scene) -> str:
                 return await linked(liar, victim)
 
             def goes_on(job: str = job) -> bool:
-                return state_of(victim, job) in ("starting", "running", "finishing")
+                seen = jobs.summary(victim, job)
+                return seen.state in ("starting", "running", "finishing") and not seen.refused  # nothing is heard then
 
             mutants = Mutants(rng, job, generation, stretched=STRETCHED_OF_A_MEMBER, names=OF_MEMBERS)
             done, more = await sent(max(1, count // JOBS_MAX), mutants, link, again, goes_on)

@@ -234,7 +234,7 @@ class Ring:
             result=result,
             on_bucket=partial(self._bucket_done, rank),
             on_result=lambda round_: self.members[rank].decoded.append(round_),
-            on_broken=self.broken.append,
+            on_broken=lambda broken_by, text: self.broken.append(f"{broken_by}: {text}"),
             complete=lambda: self.members[rank].complete,
         )
 

@@ -89,7 +89,7 @@ class Members:
                 result=self._results[rank],
                 on_bucket=partial(self._bucket_done, rank),
                 on_result=partial(self._decoded.__setitem__, rank),
-                on_broken=self.broken.append,
+                on_broken=lambda _rank, text: self.broken.append(text),
                 complete=lambda: self.complete,
             )
             for rank in (0, 1)

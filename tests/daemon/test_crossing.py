@@ -107,7 +107,10 @@ def member_side(desk: Desk) -> MemberSide:
     """What members say, on its way to the rounds."""
     job = SimpleNamespace(ended=False, ending=False, report=lambda _report: None)
     agreement = SimpleNamespace(wake=lambda: None, in_barrier=lambda _rank: False)
-    return MemberSide(cast(Any, job), cast(Any, agreement), lambda: desk.rounds, lambda: None, cast(Any, None))
+    membership = SimpleNamespace(hears=lambda _rank: True)
+    return MemberSide(
+        cast(Any, job), cast(Any, agreement), lambda: desk.rounds, cast(Any, membership), lambda: None, cast(Any, None)
+    )
 
 
 @pytest.mark.asyncio

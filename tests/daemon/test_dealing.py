@@ -66,8 +66,8 @@ def test_the_learner_is_granted_its_first_lot_and_what_it_claims() -> None:
     position = FIRST_BATCHES * 2 * 4
     for member in members:
         done = complete((1, first[1][:1], FIRST_BATCHES + 1, ()), (0, first[0][:2], 0, ()))
-        assert member.dealing.complete(done) is None
-        assert member.dealing.complete(complete((0, first[0][2:3], 0, ()))) is None
+        assert member.dealing.complete(done) == {}
+        assert member.dealing.complete(complete((0, first[0][2:3], 0, ()))) == {}
     assert members[0].told[1:] == [Grant(batches=(), step=9)] * 2
     more = (SampleBlock(epoch=0, first=position, end=position + 4),)
     last = (SampleBlock(epoch=0, first=position + 4, end=position + 8),)
@@ -77,7 +77,7 @@ def test_the_learner_is_granted_its_first_lot_and_what_it_claims() -> None:
 def test_a_wrong_bind_is_told() -> None:
     member = Member(0)
     wrong = member.dealing.complete(complete((1, [SampleBlock(epoch=0, first=0, end=4)], 1, ())))
-    assert wrong == "rank 1 covers samples 0 to 4 of epoch 0, which it does not hold (X1)"
+    assert wrong == {1: "covers samples 0 to 4 of epoch 0, which it does not hold (X1)"}
     assert not member.told
 
 
@@ -91,9 +91,9 @@ def test_each_epoch_is_over_once_and_in_order() -> None:
     for epoch in range(3):
         assert len(member.over()) == epoch
         own, other = ([block for block in blocks if block.epoch == epoch] for blocks in first)
-        assert member.dealing.complete(complete((0, own, 0, ()))) is None
+        assert member.dealing.complete(complete((0, own, 0, ()))) == {}
         assert len(member.over()) == epoch
-        assert member.dealing.complete(complete((1, other, 0, ()))) is None
+        assert member.dealing.complete(complete((1, other, 0, ()))) == {}
         assert member.over()[-1] == EpochOver(epoch=epoch, unused=0)
 
 
@@ -103,12 +103,12 @@ def test_nobody_waits_for_samples_of_a_learner_that_has_finished() -> None:
     member.dealing.begin()
     blocks = member.blocks()
     for epoch in range(2):
-        assert member.dealing.complete(complete((0, [b for b in blocks if b.epoch == epoch], 0, ()))) is None
+        assert member.dealing.complete(complete((0, [b for b in blocks if b.epoch == epoch], 0, ()))) == {}
     assert not member.over()
     member.dealing.in_barrier(1, True)
     assert member.over() == [EpochOver(epoch=0, unused=4), EpochOver(epoch=1, unused=4)]
     member.dealing.in_barrier(1, False)
-    assert member.dealing.complete(complete((0, [b for b in blocks if b.epoch == 2], 0, ()))) is None
+    assert member.dealing.complete(complete((0, [b for b in blocks if b.epoch == 2], 0, ()))) == {}
     assert len(member.over()) == 2
     member.dealing.finished(1)
     assert member.over()[2:] == [EpochOver(epoch=2, unused=4)]
@@ -121,13 +121,13 @@ def test_what_a_lost_learner_held_is_told_at_once() -> None:
         member.dealing.begin()
     own, lost = ([block for block in member.blocks() if block.epoch == 0] for member in members)
     member = members[0]
-    assert member.dealing.complete(complete((0, own, 0, ()))) is None
+    assert member.dealing.complete(complete((0, own, 0, ()))) == {}
     told = len(member.told)
     member.dealing.enter((0,))
     (notice,) = member.told[told:]
     assert isinstance(notice, Grant)
     assert [block for batch in notice.batches for block in batch][: len(lost)] == lost
-    assert member.dealing.complete(complete((0, lost, 0, ()))) is None
+    assert member.dealing.complete(complete((0, lost, 0, ()))) == {}
     assert member.over() == [EpochOver(epoch=0, unused=0)]
 
 
@@ -136,9 +136,9 @@ def test_a_learner_that_begins_in_the_middle_is_told_what_is_over_and_then_what_
     member = Member(0, total=8)
     member.dealing.begin()
     for epoch in range(5):
-        assert member.dealing.complete(complete((0, [b for b in member.blocks() if b.epoch == epoch], 0, ()))) is None
+        assert member.dealing.complete(complete((0, [b for b in member.blocks() if b.epoch == epoch], 0, ()))) == {}
         other = [block for batch in member.dealing._ledger.batches(1) for block in batch if block.epoch == epoch]
-        assert member.dealing.complete(complete((1, other, 0, ()))) is None
+        assert member.dealing.complete(complete((1, other, 0, ()))) == {}
     loading = member.newcomer(2, (0, 1))
     loading.dealing.begin()
     assert not loading.told
@@ -162,7 +162,7 @@ def test_a_learner_that_is_started_again_is_told_anew() -> None:
     member.dealing.finished(1)
     member.dealing.enter((0,))
     told = len(member.told)
-    assert member.dealing.complete(complete((0, [], 50, ()))) is None
+    assert member.dealing.complete(complete((0, [], 50, ()))) == {}
     member.dealing.begin()
     assert len(member.told) == told
     member.dealing.enter((0, 1))
@@ -186,7 +186,7 @@ def test_rank_0_decides_the_sizes_from_the_speeds() -> None:
     assert looks(member.dealing) == [()] * (LOOK_EVERY_BINDS - 1) + [(6, 2)]
     assert member.dealing.batch == 4
     assert looks(member.dealing)[-1] == (6, 2), "the bind that said so may have been dropped"
-    assert member.dealing.complete(complete((0, [], 0, (6, 2)))) is None
+    assert member.dealing.complete(complete((0, [], 0, (6, 2)))) == {}
     assert member.dealing.batch == 6
     assert not any(looks(member.dealing))
 

@@ -54,7 +54,7 @@ class Members:
             result=self.results[rank],
             on_bucket=lambda *_: None,
             on_result=partial(self._decoded, rank),
-            on_broken=pytest.fail,
+            on_broken=lambda rank, text: pytest.fail(f"{rank}: {text}"),
             complete=lambda: self.complete,
         )
 

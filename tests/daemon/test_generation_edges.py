@@ -13,7 +13,7 @@ from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
 from meshtraind.agreement import Agreement
 from meshtraind.board import Board
-from meshtraind.catchup import Beginning, fetch_rounds
+from meshtraind.catchup import Beginning, FalseRoundError, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
@@ -428,6 +428,10 @@ class Machine:
         self.away_s.append(now_s)
         return []
 
+    def refuse(self, device: str, reason: str, _now_s: float) -> list[Effect]:
+        self.answers.append(f"refuses {device}: {reason}")
+        return []
+
     def deadline(self) -> None:
         return None
 
@@ -485,6 +489,21 @@ async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
     Board.peer_gone(cast(Any, board), "b" * 64, 7)
     Board.was_away(cast(Any, board))
     assert (len(machine.gone_ones), len(machine.away_s)) == (1, 1), "nobody goes on here"
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_source_that_serves_no_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G10: this member keeps its history; who asked in anew would be told to load the whole model, from it perhaps."""
+
+    async def fetch(*_args: object) -> None:
+        raise FalseRoundError("fp32: a value is infinite or not a number")
+
+    monkeypatch.setattr(generations_module, "fetch_rounds", fetch)
+    shell, machine, tasks = generations(SimpleNamespace(rounds=object()), {"b": SimpleNamespace(connection=None)})
+    shell._perform([catch_up(reload=False)])
+    await turns()
+    assert machine.answers == ["refuses b: fp32: a value is infinite or not a number"]
     await tasks.close()
 
 

@@ -72,6 +72,7 @@ class Peer:
         return 0, "link"
 
     chunk_payload_bytes_sent = 0
+    chunk_bytes_received = 0
 
 
 class Desk:
@@ -118,7 +119,9 @@ class Desk:
             lambda: None,
         )
         fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
-        self.maker = RoundsMaker(job, self.links, 0.001, self.link.notify, fail)
+        self.refused: list[tuple[int, str]] = []
+        refuse = lambda rank, reason: self.refused.append((rank, reason))  # noqa: E731
+        self.maker = RoundsMaker(job, self.links, 0.001, 30.0, self.link.notify, fail, refuse)
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
         self.link.rounds = self.maker.first(MANIFEST, PLAN, None, self.memory, self.generation, entry)

@@ -170,13 +170,17 @@ def test_a_packed_payload_that_is_none_breaks_the_protocol(loop_name: str, tls: 
     """It ends the link, and no chunk of it is taken."""
 
     async def check() -> None:
-        async with pair(tls) as (client, told, _, received):
+        async with pair(tls) as (client, told, server, received):
             received.places[0] = memoryview(bytearray(limits.CHUNK_BYTES))
+            violations: list[str] = []
+            server.on_violated = violations.append
             for packed in (b"\xff" * 100, bytes(10)):
                 client.lossless = Lying(packed)
                 client.send_chunk(chunk(0, limits.CHUNK_BYTES), HALF)
             await until(lambda: bool(told.losses))
             assert "server refused: protocol violation: 100 packed bytes that are no LZ4 block" in told.losses[0]
+            (violation,) = violations  # the jobs of that device hear of it (G10)
+            assert "100 packed bytes that are no LZ4 block" in violation
             assert received.chunks == []
 
     run(loop_name, check())

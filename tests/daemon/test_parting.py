@@ -481,7 +481,7 @@ async def test_a_signal_ends_a_daemon_as_down_does(
     settings = config(tmp_path, "anna")
     log = cast(Any, SimpleNamespace(keep_telling=lambda: asyncio.sleep(0)))
     tasks = TaskSet("test")
-    runs = tasks.spawn(cli._run(settings, log), "daemon")
+    runs = tasks.spawn(cli._run(settings, log, end_with_stdin=False), "daemon")
     await until(lambda: (settings.data_dir / "run" / "daemon.json").exists())
     os.kill(os.getpid(), number)
     await asyncio.wait_for(runs, 10)

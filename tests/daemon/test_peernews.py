@@ -10,10 +10,10 @@ from rich.console import Console
 
 from meshtrain.cli.followview import FAILURE_HOLD_S, View, status_text
 from meshtrain.cli.jobs import outcome_lines
-from meshtrain.cli.peernews import joined, news, part_of
+from meshtrain.cli.peernews import joined, news, outcome_notes, part_of
 from meshtrain.cli.peertable import peer_rows, render_peers
 from meshwire.jobs import JobState
-from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport
+from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport, RefusedRank
 from meshwire.messages.local import GetJobs, GetStatus
 from meshwire.text import printable
 from tests.daemon.fakedaemon import JOB, MEMBERS, STATUS, Endpoint, known_jobs, member, run, summary
@@ -80,6 +80,17 @@ def test_who_was_taken_out_was_not_lost() -> None:
     left = job(2, (0, 1), cleo=report(2, part="leaves"))
     assert news(FIRST, left) == ["cleo was taken out; anna and bert go on (generation 2)"]
     assert part_of(left, 2) == "left"
+
+
+def test_who_broke_the_protocol_was_refused_and_the_reason_is_said() -> None:
+    """G10: in the news, in the table, and at the end."""
+    refused = (RefusedRank(rank=2, reason="round 9, bucket 0: fp32: not a number", violations=1),)
+    out = job(2, (0, 1), cleo=report(2), refused=refused)
+    why = "was refused: round 9, bucket 0: fp32: not a number"
+    assert news(FIRST, out) == [f"cleo {why}; anna and bert go on (generation 2)"]
+    assert part_of(out, 2) == "refused"
+    ended = job(2, (0, 1), state=JobState.SUCCEEDED, refused=refused)
+    assert outcome_notes(ended) == [f"it ended without cleo, which {why}"]
 
 
 def test_nothing_is_told_of_a_job_that_this_device_was_not_in() -> None:

@@ -213,7 +213,7 @@ def test_repeated_counters_are_not_written_and_not_missed(tmp_path: Path) -> Non
 def test_every_input_of_the_machine_is_recorded() -> None:
     """A new one is, too, if it returns effects; what only answers is named here."""
     methods = {name for name, _ in inspect.getmembers(RoundMachine, inspect.isfunction) if not name.startswith("_")}
-    assert methods - set(SIGNATURES) == {"may_start", "may_null", "waiting", "deadline"}
+    assert methods - set(SIGNATURES) == {"may_start", "may_null", "waiting", "deadline", "bound"}
     assert all("now_s" in signature.parameters for signature in SIGNATURES.values())
 
 

@@ -125,7 +125,7 @@ def test_a_jobs_screens_say_whose_version_keeps_it_out(endpoint: Endpoint) -> No
     """The one that was updated first: the others go on, and it returns when they have been updated as well."""
     reports = tuple(RankReport(job=JOB, rank=rank, state="running") for rank in range(2))
     before = summary(JobState.RUNNING, ranks=reports, generation=2, present=(0,), learning=(0,))
-    job = before.model_copy(update={"refused": ((1, SAID),)})
+    job = before.model_copy(update={"unlinkable": ((1, SAID),)})
     endpoint.answers[GetStatus] = STATUS.model_copy(update={"jobs_running": 1})
     endpoint.answers[GetJobs] = known_jobs(job)
     assert f"note: {SAID}" in run("status").stdout.splitlines()

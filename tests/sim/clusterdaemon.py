@@ -22,6 +22,7 @@ from meshwire.membershipevents import (
     Refusal,
     Resume,
     Send,
+    Shunned,
     Waiting,
 )
 from meshwire.messages.generation import DealState, Enter, Propose, ServedRound, Standing, Where
@@ -259,6 +260,9 @@ class Daemon(Node):
                 self.world.fail("no peer can run the script any more")
             case Refusal(device, text):
                 raise AssertionError(f"{self.name}: honest daemons break no rule: peer{int(device, 16) - 1}: {text}")
+            case Shunned(device, reason, accuser):
+                accused = f"peer{int(device, 16) - 1}: {reason}, says peer{int(accuser, 16) - 1}"
+                raise AssertionError(f"{self.name}: honest daemons break no rule: {accused}")
             case Waiting(reason):
                 if reason.startswith("a new generation"):
                     self.world.tell(self.name, f"wants {reason}")

@@ -350,7 +350,7 @@ class Rounds:
             self.history.add(self.generation, done)
         self.turn.complete(round_done(done, own.step if own is not None else 0, on_nan="skip"))
         wrong = self.dealing.complete(done)
-        assert wrong is None, f"{self.who}: round {done.round}: {wrong}"
+        assert not wrong, f"{self.who}: round {done.round}: {wrong}"
         self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
         self.world.completed(self, done)
 

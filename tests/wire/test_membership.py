@@ -17,9 +17,9 @@ from meshwire.membershipevents import (
     Message,
     NobodyLearns,
     Phase,
-    Refusal,
     Resume,
     Send,
+    Shunned,
     TurnedAway,
 )
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
@@ -541,7 +541,7 @@ def test_a_promise_that_cannot_be_is_an_error_of_its_sender(changes: dict[str, A
     ((_, proposed),) = sent(one.timer(2.0), Propose)
     one.standing(HELD, 2.0)
     effects = one.receive(TWO, promise_of(proposed.generation, 1, **changes), 2.1)
-    assert Refusal in kinds(effects)
+    assert Shunned in kinds(effects)
     assert Enter not in kinds(effects)
 
 
@@ -565,8 +565,9 @@ STRANGER = Member(device="f" * 64, incarnation=1, name="stranger")
 def test_a_proposal_that_cannot_be_is_an_error_of_its_sender(proposed: Generation) -> None:
     two = machine(1)
     effects = two.receive(ONE, Propose(generation=proposed), 1.0)
-    assert [effect.device for effect in effects if isinstance(effect, Refusal)] == [ONE]
-    assert phase(two) is Phase.RUNNING
+    assert [effect.device for effect in effects if isinstance(effect, Shunned)] == [ONE]
+    assert two.promised is not None
+    assert two.promised.ranks == (1, 2), "it goes on without it (G10)"
 
 
 @pytest.mark.parametrize(
@@ -581,8 +582,9 @@ def test_a_proposal_that_cannot_be_is_an_error_of_its_sender(proposed: Generatio
 )
 def test_other_messages_that_cannot_be_are_errors_too(message: Message) -> None:
     two = machine(1)
-    assert Refusal in kinds(two.receive(ONE, message, 1.0))
-    assert phase(two) is Phase.RUNNING
+    assert Shunned in kinds(two.receive(ONE, message, 1.0))
+    assert two.promised is not None
+    assert two.promised.ranks == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -600,8 +602,17 @@ def test_a_commit_that_does_not_fit_the_promise_is_refused(changes: dict[str, An
     two, proposed = machine(1), following(2, 0)
     two.receive(ONE, Propose(generation=proposed), 1.0)
     two.standing(HELD, 1.0)
-    assert Refusal in kinds(two.receive(ONE, enter_of(proposed, **changes), 1.1))
-    assert Refusal in kinds(two.receive(THREE, enter_of(proposed), 1.1)), "by somebody else than the proposer"
+    assert Shunned in kinds(two.receive(ONE, enter_of(proposed, **changes), 1.1))
+    assert two.promised is not None
+    assert two.promised.ranks == (1, 2), "what it proposed is not entered"
+
+
+def test_who_commits_the_proposal_of_another_is_refused() -> None:
+    """G2, G10."""
+    two, proposed = machine(1), following(2, 0)
+    two.receive(ONE, Propose(generation=proposed), 1.0)
+    two.standing(HELD, 1.0)
+    assert Shunned in kinds(two.receive(THREE, enter_of(proposed), 1.1)), "by somebody else than the proposer"
     assert phase(two) is Phase.PROMISED
 
 
@@ -681,9 +692,9 @@ def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() 
     made.receive(ONE, enter_of(entered), 1.1)
     effects = made.receive(THREE, Propose(generation=following(2, 2, ranks=(1, 2), learning=(1, 2))), 2.0)
     assert [device for device, _ in sent(effects, Refused)] == [THREE]
-    assert Refusal not in kinds(effects)
+    assert Shunned not in kinds(effects)
     altered = following(9, 0, members=MEMBERS, ranks=(0, 1), learning=(0, 1))
-    assert Refusal in kinds(made.receive(ONE, Propose(generation=altered), 2.1)), "if it is newer, it is one"
+    assert Shunned in kinds(made.receive(ONE, Propose(generation=altered), 2.1)), "if it is newer, it is one"
 
 
 def test_a_learner_of_a_history_that_is_not_kept_is_not_ready() -> None:

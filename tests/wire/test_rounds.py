@@ -576,7 +576,7 @@ def test_fixed_visibility_is_lifted_for_a_flush() -> None:
     one.absent("in a barrier", 3.0)
     assert one.visible == 2
     assert not errors(one.learner_applied(2, 3.0))
-    assert one.receive(1, bind(3, 2, step=3), 3.0) == [], "fixed: it is not passed over, it will be back"
+    assert one.receive(1, bind(3, 2, step=3), 3.0) == [Committed(2)], "fixed: it is not passed over, it will be back"
     assert one.may_null() == (False, "its learner is absent, and every round waits for it (R8)")
     assert one.present(3.0) == [LearnerMayStart(2)]
     bound = step(one, 3, 3.0, 4.0)[0]

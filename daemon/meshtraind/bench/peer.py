@@ -169,7 +169,7 @@ class Peer:
             result=self._result,
             on_bucket=self._bucket_done,
             on_result=self._result_decoded,
-            on_broken=self.fail,
+            on_broken=lambda rank, text: self.fail(f"rank {rank}: {text}"),
             complete=lambda: self._complete,
         )
         return {}

@@ -66,6 +66,15 @@ class Homomorphic(Codec):
         np.bitwise_or(marked, np.frombuffer(payload[SEED.size : cells_at], np.uint8), out=marked)
         write_cells(read_cells(payload[cells_at:]) + read_cells(total[cells_at:]), total[cells_at:])
 
+    def check_places(self, payload: memoryview, count: int) -> None:
+        """Raises CodecError where no values of `count` can be in it. What its cells hold, only their sum tells."""
+        self._check(payload, count)
+        beyond = np.unpackbits(np.frombuffer(payload[SEED.size : _cells_at(count)], np.uint8), bitorder="little")[
+            count:
+        ]
+        if beyond.any():
+            raise CodecError(f"{self.spec}: a place beyond the segment's {count} values")
+
     def recover_into(self, payload: memoryview, out: Values) -> Recovered:
         """As `decode_into`, and says whether the values were found; if not, `out` is zeros."""
         self._check(payload, len(out))
@@ -109,9 +118,8 @@ class Homomorphic(Codec):
     def _recover(self, payload: memoryview, out: Values) -> Recovered:
         (seed,) = SEED.unpack_from(payload)
         cells_at = _cells_at(len(out))
+        self.check_places(payload, len(out))
         marked = np.unpackbits(np.frombuffer(payload[SEED.size : cells_at], np.uint8), bitorder="little")
-        if marked[len(out) :].any():
-            raise CodecError(f"{self.spec}: a place beyond the segment's {len(out)} values")
         places = np.flatnonzero(marked)
         cells = read_cells(payload[cells_at:])
         out.fill(0)

@@ -11,7 +11,7 @@ from pydantic import Field
 from meshwire import limits
 from meshwire.jobs import JobId
 from meshwire.messages.envelope import message
-from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Text
+from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Reason, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
 from meshwire.wiretypes import DeviceId, Int64, Wire
@@ -130,6 +130,16 @@ class Wish(Wire):
     job: JobId
     kind: Literal["learn", "rest", "leave"]
     returns: bool = False  # it leaves this generation alone, and will ask in: it is not gone
+
+
+@message("generation.accuse")
+class Accuse(Wire):
+    """Member to all: this device broke the protocol, and enters no generation with the sender (G10)."""
+
+    job: JobId
+    device: DeviceId
+    reason: Reason
+    violations: Annotated[int, Field(ge=1, le=limits.VIOLATIONS_MAX)]  # that the sender knows of, this one included
 
 
 class DealState(Wire):

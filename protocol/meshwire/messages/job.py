@@ -229,6 +229,8 @@ class Metrics(Wire):
     steps_lost: int = 0  # cut off or too old (V2, R5)
     samples_per_s: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # while computing; 0: not known yet
     batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
+    # the oldest round that is not complete there, and how many steps of its program are over (`meshwire.stall`)
+    receipts: tuple[Count, Count] = (0, 0)
 
 
 Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
@@ -251,6 +253,14 @@ class GivenUp(Wire):
     kept: Ranks  # whose history it is that is kept
     saved: tuple[RoundNumber, GivenUpTag] | None = None  # name of the checkpoint
     unsaved: Annotated[str, Field(max_length=limits.GIVEN_UP_REASON_CHARS_MAX)] | None = None
+
+
+class RefusedRank(Wire):
+    """G10: a member broke the protocol, and was left out for that."""
+
+    rank: Rank
+    reason: Reason
+    violations: Annotated[int, Field(ge=1)]
 
 
 GivenUps = Annotated[tuple[GivenUp, ...], Field(max_length=limits.GIVEN_UP_MAX)]
@@ -342,8 +352,9 @@ class JobSummary(Wire):
     not_joining: tuple[tuple[Name, Text], ...] = ()  # linked devices that could join, and why they do not
     expired_at_s: Seconds | None = None  # when the device that answers has deleted its part of the results
     given_up: GivenUps = ()
-    refused: tuple[tuple[Rank, Text], ...] = ()  # members that answer and cannot be linked, and why
+    unlinkable: tuple[tuple[Rank, Text], ...] = ()  # members that answer and cannot be linked, and why
     partition_wait: PartitionWait | None = None  # as of `JobSpec`
+    refused: Annotated[tuple[RefusedRank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # as this device knows
 
 
 @message("job.found")

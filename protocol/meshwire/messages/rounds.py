@@ -31,7 +31,7 @@ class Bind(Wire):
     round: Round
     step: int
     base: Annotated[int, Field(ge=0)]  # rounds applied when the step began (R0)
-    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # samples
+    weight: Annotated[float, Field(ge=limits.WEIGHT_MIN, le=limits.WEIGHT_MAX)]  # samples
     samples: tuple[SampleBlock, ...] = ()
     hyperparameters: Bytes = b""  # packed param-group values (O3)
     claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # batches it is to hold after this round (X2)

@@ -1,0 +1,216 @@
+"""G10: one of four lies. The others name it, go on without it, and end as if it had been killed at that round."""
+
+import asyncio
+import logging
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from meshtraind.codecs import codec_named
+from meshtraind.gatherarithmetic import GatherArithmetic
+from meshtraind.memberpart import BrokenPartError
+from meshtraind.passage import Passage
+from meshtraind.segments import Segment
+from meshtraind.session import Session
+from meshwire.exchange import Work
+from meshwire.header import Header
+from meshwire.jobs import job_number
+from meshwire.messages.job import End
+from meshwire.messages.rounds import Seal
+from meshwire.wiretypes import Wire
+from tests.daemon.executorring import PLAN, Ring, offers
+from tests.daemon.liarmesh import JOB, Frame, LiarMesh, at_round
+from tests.daemon.lies import LIAR, LIES, RING
+
+ROUND, STEPS = 3, 5
+HONEST = (0, 2, 3)
+
+
+@cache
+def killed(codec: str, before: int) -> tuple[dict[int, bytes], dict[int, int]]:
+    """The means of the same job, in which the liar is killed before this step."""
+    mesh = LiarMesh(4, codec, STEPS, dies={LIAR: before})
+    asyncio.run(mesh.run(HONEST))
+    return mesh.peers[0].means, mesh.peers[0].contributors
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_the_others_go_on_as_if_the_liar_had_been_killed(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    codec, lie, named = LIES[name]
+    mesh = LiarMesh(4, codec, STEPS)
+    mesh.peers[LIAR].lie = at_round(ROUND, lie)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(mesh.run(HONEST))
+    honest = [mesh.peers[rank] for rank in HONEST]
+    assert not any(peer.failed for peer in honest), "the job goes on"
+    for peer in honest:
+        assert peer.means == honest[0].means, "bit-equal"
+        assert LIAR not in (peer.job.generation or mesh.generation).ranks
+        (refused,) = peer.job.summary().refused
+        assert (refused.rank, refused.violations) == (LIAR, 1)
+        assert named in refused.reason
+    assert f"rank {LIAR} (n{LIAR}) was refused by rank" in caplog.text
+    without = next(number for number, who in sorted(honest[0].contributors.items()) if not who >> LIAR & 1)
+    means, contributors = killed(codec, without)
+    assert honest[0].contributors == contributors
+    assert honest[0].means == means
+
+
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_one_false_end_ends_nothing_for_the_others(outcome: Any) -> None:
+    """Who says so speaks for itself."""
+    mesh = LiarMesh(3, RING, STEPS)
+    end = End(job=JOB, outcome=outcome, reason="I say so", now=True)
+
+    def told(header: Header, content: bytes | Wire | None) -> list[Frame]:
+        also = [(Header(header.kind, 1, job=job_number(JOB)), end)] if isinstance(content, Seal) else []
+        return [(header, content), *also]
+
+    mesh.peers[LIAR].lie = told
+    asyncio.run(mesh.run((0, 2)))
+    assert mesh.peers[0].ends
+    assert mesh.peers[0].means == mesh.peers[2].means
+
+
+class Hearer:
+    """A member of four that hears of ends: what `Session` looks at, and what it did."""
+
+    def __init__(self, *, learning: tuple[int, ...], computes: bool = False, out: bool = False) -> None:
+        self.linked = {f"{rank + 1:064x}" for rank in (1, 2, 3)}
+        self.did: list[str] = []
+        self._over: set[int] = set()
+        self._failed_elsewhere: dict[int, str] = {}
+        members = tuple(SimpleNamespace(device=f"{rank + 1:064x}") for rank in range(4))
+        self.job = SimpleNamespace(
+            ending=False,
+            rank=0,
+            reports={},
+            members=members,
+            spec=SimpleNamespace(job=JOB),
+            generation=SimpleNamespace(learning=learning) if learning else None,
+        )
+        self._node = SimpleNamespace(links=dict.fromkeys(self.linked), patience_s=5.0)
+        self.passage = SimpleNamespace(
+            founding=False,
+            computes_now=computes,
+            is_out=out,
+            generations=SimpleNamespace(elsewhere=frozenset()),
+            goes=lambda rank: self.did.append(f"without {rank}"),
+        )
+        self._tasks = SimpleNamespace(spawn=lambda later, _name: later.close())
+
+    def end(self, outcome: str, _reason: str, *, now: bool, tell: bool) -> None:
+        self.did.append(outcome)
+
+    def _succeed(self) -> None:
+        self.did.append("succeeded")
+
+    def _check_over(self, *, waited: bool = False) -> None:
+        Session._check_over(cast(Any, self), waited=waited)
+
+    async def _check_over_later(self) -> None:
+        pass
+
+    def hears(self, rank: int, outcome: Any) -> list[str]:
+        Session._member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
+        return self.did
+
+
+def test_a_person_ends_a_job_from_anywhere_and_a_failure_is_its_members_own() -> None:
+    assert Hearer(learning=(0, 1, 2, 3), computes=True).hears(1, "cancelled") == ["cancelled"]
+    assert Hearer(learning=(0, 1, 2, 3), computes=True).hears(1, "failed") == ["without 1"]
+    founding = Hearer(learning=(0, 1, 2, 3))
+    founding.passage.founding = True
+    assert founding.hears(1, "failed") == ["failed"], "it begins with all, or not at all"
+
+
+def test_success_is_what_all_that_count_say_of_themselves() -> None:
+    """G10: who computes with them hears it from nobody, for it knows better; who asks in, from all that are linked."""
+    computes = Hearer(learning=(0, 1, 2), computes=True)
+    assert not computes.hears(1, "succeeded")
+    assert not computes.hears(2, "succeeded")
+    loads = Hearer(learning=(1, 2))
+    assert not loads.hears(1, "succeeded")
+    assert loads.hears(2, "succeeded") == ["succeeded"]
+    asks = Hearer(learning=(), out=True)
+    assert not asks.hears(1, "succeeded")
+    assert not asks.hears(2, "succeeded")
+    assert asks.hears(3, "succeeded") == ["succeeded"]
+
+
+def test_who_asks_in_believes_those_that_nobody_contradicts_in_time() -> None:
+    """A member that was restarted knows of no end, and of no job."""
+    asks = Hearer(learning=(), out=True)
+    asks.hears(1, "succeeded")
+    asks.passage.generations.elsewhere = frozenset({f"{3:064x}"})
+    asks._check_over(waited=True)
+    assert not asks.did, "rank 2 says that it goes on"
+    asks.passage.generations.elsewhere = frozenset()
+    asks._check_over(waited=True)
+    assert asks.did == ["succeeded"]
+
+
+@pytest.mark.asyncio
+async def test_what_nobody_has_bound_yet_is_not_passed_on_before_it_is() -> None:
+    """R2, G10: whoever passes a sum on answers for who is in it. What cannot be compared yet waits."""
+    ring = Ring(3)
+    known: dict[int, tuple[int, float]] = {}
+    victim = ring.members[1].executor
+    victim._bound = lambda _round, bitmap: known.get(bitmap)
+    ring.rounds = {1: offers(3, seed=1)}
+    for rank in (0, 1):
+        for _ in PLAN.buckets:
+            ring.contribute(rank, ring.rounds[1][rank])
+    sent = len(ring.members[1].link.queue)
+    ring.deliver(0)
+    assert len(ring.members[1].link.queue) == sent, "it waits"
+    known[0b001] = (0b001, 99.0)
+    victim.decided()
+    assert [text.partition(":")[0] for text in ring.broken] == ["0"]
+    assert "shows the weight 1.0, the binds add up to 99.0" in ring.broken[0]
+    ring.close()
+
+
+def test_a_sum_that_is_not_finite_names_the_part_that_was_not() -> None:
+    """V1, G10: a void round would end the job by `--on-nan stop`, and name nobody."""
+    codec, count = codec_named("fp32"), 8
+    segment = Segment(codec, 0, 4 * count, 0, count, measured=True)
+    good, bad = np.ones(count, "<f4").tobytes(), np.full(count, np.nan, "<f4").tobytes()
+    arithmetic = GatherArithmetic([[segment]], count)
+    area = memoryview(bytearray(good + bad))
+    work = Work(
+        first_segment=0, segment_count=1, incoming=True, add_own=False, finish=True, deliver=True, at_once=True,
+        send_steps=(), contributors=0b101, weight=2.0, poison=False, length_bytes=0,
+        parts=((0, 4 * count), (4 * count, 4 * count)),
+    )  # fmt: skip
+    with pytest.raises(BrokenPartError) as broken:
+        arithmetic.compute(1, 0, work, area, None, None)
+    assert broken.value.rank == 2
+    huge = np.full(count, 3e38, "<f4").tobytes()
+    area[:] = huge + huge
+    assert arithmetic.compute(1, 0, work, area, None, None).poison, "finite parts can have a sum that is not"
+
+
+def test_who_was_refused_is_heard_no_more_in_that_generation() -> None:
+    """G10: at once, though the change of generation comes a turn of the loop later."""
+    passage = Passage.__new__(Passage)
+    refused: list[str] = []
+    members = (SimpleNamespace(device="a"), SimpleNamespace(device="b"))
+    passage._job = cast(Any, SimpleNamespace(members=members, rank=0, ending=False))
+    passage._refusing = {}
+    passage.generations = cast(
+        Any, SimpleNamespace(refuses=refused.__contains__, refuse=lambda device, _why: refused.append(device))
+    )
+
+    async def check() -> None:
+        assert passage.hears(1)
+        passage.refuse(1, "NaN")
+        assert not passage.hears(1)
+        await asyncio.sleep(0)
+        assert refused == ["b"]
+        assert not passage.hears(1)
+
+    asyncio.run(check())
