@@ -184,7 +184,9 @@ class State:
         if held.generation is None:
             self.entered = None
         if self.entered is None:
-            self.standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=linked)
+            self.standing = Standing(
+                generation=None, number=0, complete=0, chains=(), samples=0, linked=linked, holding=held.holding
+            )
         else:
             entered = {"generation": self.entered.hash64(), "number": self.entered.number}
             self.standing = held.model_copy(update={**entered, "linked": linked})
@@ -201,20 +203,20 @@ class State:
             self.enter(now_s)
             return
         if reload:
-            self.entered = None
+            if enter.way != "back":  # else the own history counts until the saved state's is here: its source may be lost
+                self.entered = None
             self.wish.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
 
     def enter(self, now_s: float) -> None:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
-        before, generation = self.entered, self.change
-        self.entered = generation
+        generation = self.entered = self.change
         self.phase = Phase.ENTERED
         self.petitions.settle(self._promised_at_s)
         self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
         self.effects.append(EnterGeneration(generation, self._committed))
-        if not generation.learning and (before is None or before.learning):
+        if self._committed.way == "none":
             self.effects.append(NobodyLearns(generation))
         self.send_members(Entered(job=self.job, generation=generation.hash64()))
         live = {member.device for member in generation.live.values()}

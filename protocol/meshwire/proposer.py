@@ -1,12 +1,25 @@
 """When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from meshwire.membershipevents import Phase
 from meshwire.membershipstate import State
 from meshwire.messages.generation import Enter, Propose, Standing
 from meshwire.messages.job import Generation, Member
+from meshwire.petitions import Kind
 from meshwire.proposing import Roll, enter_message, is_minority, worst_linked
+
+
+WISHES: Mapping[Kind, str] = MappingProxyType(
+    {
+        "leave": "leaves",
+        "learn": "is ready to compute",
+        "rest": "computes no more",
+        "anew": "holds the base no more",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -138,8 +151,8 @@ class Proposer:
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
-        for kind, text in (("leave", "leaves"), ("learn", "is ready to compute"), ("rest", "computes no more")):
-            if ranks := state.petitions.wishing(kind, state.change):  # type: ignore[arg-type]
+        for kind, text in WISHES.items():
+            if ranks := state.petitions.wishing(kind, state.change):
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")

@@ -21,6 +21,16 @@ Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
 RoundCount = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+class Holding(Wire):
+    """J3: what a member has, beside its rounds, from which learners can go on where none computes any more."""
+
+    base: bool = False  # its learner holds the base, or the next one will find it in memory
+    loads_after: RoundCount | None = None  # its learner can load a state of after this round or a later one; None: none
+    # runs there, or will be started
+    state: RoundCount | None = None  # the newest round of after which it has a state to give
+    saved: tuple[RoundCount, Chain] | None = None  # of its newest checkpoint: round, and h of that round
+
+
 class Standing(Wire):
     """G4: what a member has, when it promises."""
 
@@ -33,6 +43,7 @@ class Standing(Wire):
     counted: Annotated[int, Field(ge=0)] = 0  # number of the newest generation that the deal of samples follows (X3)
     learning: tuple[Rank, ...] = ()  # of that one
     founded: bool = True  # it knows that all learners have their start state (G9)
+    holding: Holding = Holding()
 
 
 @message("generation.propose")
@@ -75,6 +86,9 @@ class Enter(Wire):
     counted: Annotated[int, Field(ge=0)] = 0  # the newest one that the deal of any other of them follows
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
     founded: bool = True  # one of them knows that all learners have their start state (G9)
+    # J3, where no learner computes: the rounds go on; all go back to the state that the source has saved, which is that
+    # of the cut; or there is nothing to go on from
+    way: Literal["on", "back", "none"] = "on"
 
 
 @message("generation.entered")
@@ -106,10 +120,11 @@ class AskIn(Wire):
 
 @message("generation.wish")
 class Wish(Wire):
-    """Member to all: its learner is ready to compute (`learn`) or computes no more (`rest`), or it leaves the job."""
+    """Member to all: its learner is ready to compute (`learn`) or computes no more (`rest`), or it leaves the job; or
+    what it told of its `Holding` is so no more, where nobody computes (`anew`)."""
 
     job: JobId
-    kind: Literal["learn", "rest", "leave"]
+    kind: Literal["learn", "rest", "leave", "anew"]
 
 
 class DealState(Wire):
@@ -158,6 +173,7 @@ class CatchUp(Wire):
     job: JobId
     generation: GenerationHash
     complete: RoundCount | None
+    cut: RoundCount
 
 
 @message("generation.caughtup")
