@@ -313,7 +313,9 @@ class Generations:
         self._host.begin_loading(effect.generation, beginning)
         self._path.forget()
         if lost is not None:
-            log.warning("job %s: every learner was lost: it goes on from the state after round %d", self._job.spec.job, cut)
+            log.warning(
+                "job %s: every learner was lost: it goes on from the state after round %d", self._job.spec.job, cut
+            )
             self._job.take_given_up([lost])
 
     def _enter(self, generation: Generation, enter: Enter) -> None:

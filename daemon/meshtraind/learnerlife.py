@@ -1,6 +1,7 @@
 """The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -73,7 +74,6 @@ class LearnerLife:
 
     Attributes:
         restarts: after errors of the script's own, since they were earned again.
-        pause_s: before the next process is started.
         given_up: no other is started, unless this device is taken in anew.
         error: of the process that has ended last, if its script ended by one.
         hopeless: the script ends by the same error whenever it is started.
@@ -96,7 +96,7 @@ class LearnerLife:
         self.hopeless = False
         self.restarts = 0
         self._kills = 0
-        self.pause_s = 0.0
+        self._not_before_s = 0.0  # monotonic
         self.given_up = False
         self.starts = 0
         self.run = 0
@@ -159,11 +159,16 @@ class LearnerLife:
         self.given_up = ending is Ending.FORWARD
         if code > 0:
             self.restarts += ending is Ending.RESTART
-            self.pause_s = SAME_ERROR_WAIT_S
+            wait_s = SAME_ERROR_WAIT_S
         else:
             self._kills += 1
-            self.pause_s = pause_s(self._kills)
+            wait_s = pause_s(self._kills)
+        self._not_before_s = time.monotonic() + wait_s
         return ending
+
+    async def pause(self) -> None:
+        """Before another process is started."""
+        await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
 
     async def kill(self) -> None:
         """Ends the process now; another may be started."""

@@ -407,7 +407,7 @@ class Passage:
 
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""
-        if isinstance(body, CatchUp) and body.complete is None:
+        if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
             await self._at_cut(body.cut)
         rounds = self.rounds
         if rounds is None:

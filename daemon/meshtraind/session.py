@@ -146,6 +146,7 @@ class Session:
         """The learner's processes, one after the other, when the one of before has ended."""
         job = self.job
         await self._learners.kill()
+        await self._learners.pause()
         try:
             going_on = True
             while going_on and await self._learners.start(run):
@@ -156,7 +157,7 @@ class Session:
                 code = await self._learners.wait()
                 going_on = run == self._learners.run and self._goes_on_after(code)
                 if going_on:
-                    await asyncio.sleep(self._learners.pause_s)
+                    await self._learners.pause()
         except OSError as error:
             self._cannot_start(self._named(f"could not start the script: {error}"))
         self._tell_report()

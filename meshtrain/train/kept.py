@@ -1,7 +1,7 @@
-"""J3: the base and its optimizer's state in memory that outlives this process, and is marked while a round goes into it.
+"""J3: the base and its optimizer's state in memory that outlives this process, and is marked while a round changes it.
 
-Parameters, the base beside them if there is one, buffers and the optimizer's tensors lie in a file that has no name and
-that the daemon keeps open. They are what the process computes with: nothing is copied from step to step. Who takes the
+Parameters, the base beside them if there is one, buffers and the optimizer's tensors lie in a file without a name that
+the daemon keeps open. They are what the process computes with: nothing is copied from step to step. Who takes the
 place of a process that was killed between two rounds maps what it finds there.
 """
 
@@ -184,8 +184,8 @@ class Kept(Unkept):
             for mine, its in zip(values, base, strict=True):
                 if mine is not its:
                     mine.copy_(its)  # until the header is written anew it tells of the base beside
-            for key, where in self._index[BUFFERS].items():
-                buffers(int(key)).copy_(self._file.tensor(where))
+            for index, where in self._index[BUFFERS].items():
+                buffers(int(index)).copy_(self._file.tensor(where))
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = value
         for tensor, value in zip(self._rest, self._tensors(REST, self._rest), strict=True):
@@ -241,7 +241,7 @@ class Kept(Unkept):
                         tensor.data = self._moved(part, position, tensor.data)
             for position, tensor in enumerate(beside):
                 beside[position] = self._moved(BESIDE, position, tensor)
-            for index, tensor in buffers.items():
+            for index, tensor in list(buffers.items()):
                 buffers[index] = self._moved(BUFFERS, index, tensor)
             self._write_index()
         except (OSError, ValueError):  # the system gives no such memory
@@ -292,7 +292,9 @@ class Kept(Unkept):
 
     def _follow(self) -> bool:
         """Whether all that belongs to the base lies in the file: at its first step an optimizer makes its state."""
-        if any(self._at(VALUES, position) != parameter.data_ptr() for position, parameter in enumerate(self._parameters)):
+        if any(
+            self._at(VALUES, position) != parameter.data_ptr() for position, parameter in enumerate(self._parameters)
+        ):
             return False  # the script has moved its model
         new: dict[str, torch.Tensor] = {}
         keys = set()
@@ -310,7 +312,9 @@ class Kept(Unkept):
         return not new or self._take_in(new, known)
 
     def _take_in(self, new: Mapping[str, torch.Tensor], known: Mapping[str, Where]) -> bool:
-        if any(not _is_dense(value) or (key in known and known[key][1:] != _described(value)) for key, value in new.items()):
+        if any(
+            not _is_dense(value) or (key in known and known[key][1:] != _described(value)) for key, value in new.items()
+        ):
             return False
         fresh = {key: value for key, value in new.items() if key not in known}
         self._place(STATE, fresh)
@@ -360,7 +364,9 @@ class Kept(Unkept):
             for position, parameter in enumerate(self._parameters)
             if (values := _plain_values(self._optimizer.state.get(parameter, {})))
         }
-        groups = [{name: plain(value) for name, value in options(group).items()} for group in self._optimizer.param_groups]
+        groups = [
+            {name: plain(value) for name, value in options(group).items()} for group in self._optimizer.param_groups
+        ]
         record = {PROGRESS: self._progress().model_dump(), PLAIN: states, GROUPS: groups}
         data = json.dumps(record).encode()
         if len(data) > self._record_region[1]:

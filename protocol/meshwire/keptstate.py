@@ -1,7 +1,7 @@
 """J3: the first page of the memory in which a learner keeps its base and its optimizer's state, for the next process.
 
-The daemon makes the file before it spawns the first process, and keeps it from one to the next. Each process fills it or
-takes it over; the daemon reads this page alone, when a process has ended.
+The daemon makes the file before it spawns the first process, and keeps it from one to the next. Each process fills it
+or takes it over; the daemon reads this page alone, when a process has ended.
 """
 
 import hashlib

@@ -203,7 +203,9 @@ class State:
             self.enter(now_s)
             return
         if reload:
-            if enter.way != "back":  # else the own history counts until the saved state's is here: its source may be lost
+            if (
+                enter.way != "back"
+            ):  # else the own history counts until the saved state's is here: its source may be lost
                 self.entered = None
             self.wish.forget()
         source = self.change.members[enter.source].device

@@ -11,7 +11,6 @@ from meshwire.messages.job import Generation, Member
 from meshwire.petitions import Kind
 from meshwire.proposing import Roll, enter_message, is_minority, worst_linked
 
-
 WISHES: Mapping[Kind, str] = MappingProxyType(
     {
         "leave": "leaves",

@@ -173,7 +173,7 @@ class CatchUp(Wire):
     job: JobId
     generation: GenerationHash
     complete: RoundCount | None
-    cut: RoundCount
+    cut: RoundCount | None = None  # of the generation; None: the source's own
 
 
 @message("generation.caughtup")
