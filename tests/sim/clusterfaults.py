@@ -14,7 +14,7 @@ from tests.sim.clustermoments import Moment
 KINDS = (
     *("kill", "kill", "power cut", "restart", "restart", "quick restart", "leave"),
     *("reset", "reset", "half open", "stall", "deaf", "offline", "partition", "partition", "sleep"),
-    *("kill learner", "kill learner", "pause", "hang", "poison"),
+    *("kill learner", "kill learner", "kill all learners", "pause", "hang", "poison"),
 )
 FIXED = 0.3  # of the clusters in which every learner is waited for
 FOR_S = (0.1, 0.5, 1.0, 3.0, 8.0, 20.0)
@@ -144,6 +144,9 @@ def befall(cluster: Cluster, fault: Fault) -> None:
         cluster.sleep(fault.one, fault.for_s)
     elif fault.kind == "kill learner":
         one.do(one.life.kill)
+    elif fault.kind == "kill all learners":
+        for daemon in cluster.daemons:
+            daemon.do(daemon.life.kill)
     elif fault.kind in ("pause", "hang", "poison"):
         if learner is not None:
             cluster.tell(one.name, f"'s learner: {fault.kind} for {fault.for_s:g} s")

@@ -79,7 +79,13 @@ def killed_everywhere(daemon: LocalDaemon, make: Make) -> tuple[Kills, list[tupl
 
 
 @pytest.mark.parametrize(
-    ("make", "staleness", "own"), [(adamw, 0, "0"), (sgd, 2, "0"), (adamw, 2, "1"), (counting, 2, "1")]
+    ("make", "staleness", "own"),
+    [
+        (adamw, 0, "0"),
+        (adamw, 2, "1"),
+        pytest.param(sgd, 2, "0", marks=pytest.mark.slow),
+        pytest.param(counting, 2, "1", marks=pytest.mark.slow),
+    ],
 )
 def test_killed_at_any_instant_memory_holds_a_base_or_says_that_it_holds_none(
     make: Make, staleness: int, own: str, tmp_path: Path
@@ -119,7 +125,7 @@ def test_a_script_that_writes_into_its_model_leaves_nothing_to_go_on_from() -> N
         def each(now: Moment) -> None:
             seen.append(held(bytes_of(daemon.kept[0])))
             with torch.no_grad():
-                parameters = [p for p in now.optimizer.param_groups[0]["params"]]
+                parameters = list(now.optimizer.param_groups[0]["params"])
                 kept = [parameter.clone() for parameter in parameters]
                 for parameter in parameters:
                     parameter.zero_()
