@@ -17,7 +17,7 @@ from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
 from meshtraind.job import Job, Way
-from meshtraind.joining import Joining
+from meshtraind.joining import Joining, Sources
 from meshtraind.learnerlife import LearnerLife
 from meshtraind.learnertokens import LearnerTokens
 from meshtraind.memory import SharedMemory, SharedMemoryError
@@ -234,9 +234,8 @@ async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTa
     monkeypatch.setattr(joining, "POLL_S", 0.001)
     spec = SimpleNamespace(job=JOB, codec="fp32", sync=sync_settings("bsp"))
     job, nothing = SimpleNamespace(spec=spec, folder=Path("none")), cast(Any, None)
-    asker = Joining(
-        cast(Any, job), cast(Any, rounds), nothing, lambda: cast(Any, donors), nothing, lambda: 0, lambda _: None
-    )
+    sources = Sources(lambda: cast(Any, donors), list, nothing)
+    asker = Joining(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:
@@ -423,7 +422,7 @@ class Machine:
 
 def generations(host: object, links: dict[str, Any]) -> tuple[Generations, Machine, TaskSet]:
     tasks, job = TaskSet("test"), cast(Any, job_of("ab", 0))
-    node = SimpleNamespace(member=job.members[0], patience_s=5.0, links=links)
+    node = SimpleNamespace(member=job.members[0], device=job.members[0].device, patience_s=5.0, links=links)
     shell = Generations(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)
     machine = Machine()
     shell._machine = cast(Any, machine)
@@ -574,13 +573,14 @@ async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
     passage._node = SimpleNamespace(name="anna")
     passage._drop_rounds = lambda: None
     passage._job = SimpleNamespace(take=lambda _generation: None)
+    passage._donor = passage._checkpointing = SimpleNamespace(forget=lambda **_: None)
 
     def loading(*_args: object) -> None:
         raise SharedMemoryError("no 8 bytes of shared memory")
 
     passage._maker = SimpleNamespace(loading=loading)
     with pytest.raises(RequestError, match="anna cannot take part: no 8 bytes of shared memory"):
-        passage.begin_loading(object(), object())
+        passage.begin_loading(object(), SimpleNamespace(entry=Entry()))
     passage.memory.close()
 
 
