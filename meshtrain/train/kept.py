@@ -354,6 +354,8 @@ class Kept(Unkept):
 
     def _write_index(self) -> None:
         data = json.dumps({"index": self._index, "regions": self._regions}).encode()
+        if len(data) == self._index_region[1] and self._file.read(*self._index_region) == data:
+            return  # as the process of before has left it
         offset, _ = self._file.take(len(data))
         self._file.write(offset, data)
         self._index_region = offset, len(data)

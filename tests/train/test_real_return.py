@@ -228,6 +228,33 @@ def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path)
     job.finish()
 
 
+def test_all_learners_are_killed_at_once_and_go_on(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """J3: each finds its base in memory; or if a round was on its way into that, loads it from one that does."""
+    job = Broken(mesh, tmp_path, sync="ssp:2")
+    job.begin()
+    for _ in range(2):
+        killed_s = time.monotonic()
+        for name in NAMES:
+            assert mesh.daemons[name].kill_learner()
+        for name in NAMES:
+            job.returns(name, killed_s)
+    job.finish()
+
+
+def test_the_only_learner_that_computes_is_killed_while_the_others_load(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """J3: the job outlives it."""
+    job = Broken(mesh, tmp_path)
+    job.begin()
+    killed_s = time.monotonic()
+    for name in ("bert", "cleo"):
+        assert mesh.daemons[name].kill_learner()
+    job.until(lambda: job.entered("anna") and job.entered("anna")[-1].computing == {"anna"}, "anna to be left alone")
+    assert mesh.daemons["anna"].kill_learner()
+    for name in NAMES:
+        job.returns(name, killed_s)
+    job.finish()
+
+
 def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_path: Path) -> None:
     """J3: started again after its step, and after its start, at which it fails the same way again; then it forwards
     what the others send, who succeed."""
@@ -278,7 +305,7 @@ def test_who_is_lost_before_round_1_returns_to_it(mesh: ChaosMesh, tmp_path: Pat
     ids=["before round 1", "later"],
 )
 def test_a_script_that_fails_on_all_peers_ends_the_job(mesh: ChaosMesh, tmp_path: Path, broken: dict[str, str]) -> None:
-    """With its first traceback, and without restarts: nobody is left to load a base from."""
+    """J3: with its first traceback, when no learner is started again: each has failed twice at the same round."""
     job = Broken(mesh, tmp_path, **broken)
     for name in NAMES:
         deadline_s = time.monotonic() + jobs.TIMEOUT_S

@@ -1,5 +1,7 @@
 """The round machine, rule by rule. What follows from the rules together: `tests/sim`."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -756,3 +758,12 @@ def test_late_after_formula() -> None:
         times.add(step_s)
     assert times.late_after_s(0.01, 0.3) == 2.0
     assert times.late_after_s(1.5, 0.3) == 3.0
+
+
+def test_a_round_to_which_nobody_contributed_stops_nobody() -> None:
+    """G6, V1: it is void by its number alone. With `--on-nan stop` it ended the scripts of all."""
+    nobody = RoundComplete(
+        3, True, "no member contributed", binds={}, poisons={}, used=b"", integers=(), squared_norm=0.0
+    )
+    assert not nobody.not_finite
+    assert replace(nobody, binds={0: bind(3)}).not_finite, "a sum that is not finite"
