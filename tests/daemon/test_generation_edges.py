@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -29,7 +31,7 @@ from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
 from meshwire.membershipevents import CatchUpFrom, Effect, EnterGeneration, LeftOut
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
+from meshwire.messages.generation import AskState, CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
@@ -188,6 +190,10 @@ async def test_a_state_is_asked_for_of_after_a_round_that_what_follows_is_built_
         rounds = desk.maker.loading(desk.generation, cut, memory)
         assert rounds.learner.loads() == 30 + lag
         rounds.close()
+        back = replace(cut, entry=replace(cut.entry, anew=True))
+        rounds = desk.maker.loading(desk.generation, back, memory)
+        assert rounds.learner.loads() == 30, "J3: where all go back, a codec begins as at the start of the job"
+        rounds.close()
         memory.close()
 
 
@@ -216,7 +222,18 @@ def state_of(round_: int, chain: bytes | None = None) -> SavedState:
     return SavedState(round=round_, chain=chain or chain_of(round_), units=(UNIT,))
 
 
-async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTask:
+async def nothing_saved(_asked: AskState) -> SavedState:
+    """What a device answers whose learner has left nothing."""
+    raise RequestError("its learner holds no state now")
+
+
+async def ask_state(
+    monkeypatch: pytest.MonkeyPatch,
+    *donors: Offers,
+    others: tuple[Offers, ...] = (),
+    own: Callable[[AskState], Awaitable[SavedState]] = nothing_saved,
+    kept: int | None = None,
+) -> StateTask:
     """By a device whose rounds go on, one in each millisecond."""
     learner = SimpleNamespace(loads=lambda: 7)
     rounds = SimpleNamespace(complete=7, learner=learner, chain_after=chain_of)
@@ -234,8 +251,9 @@ async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTa
     monkeypatch.setattr(joining, "POLL_S", 0.001)
     spec = SimpleNamespace(job=JOB, codec="fp32", sync=sync_settings("bsp"))
     job, nothing = SimpleNamespace(spec=spec, folder=Path("none")), cast(Any, None)
-    sources = Sources(lambda: cast(Any, donors), list, nothing)
-    asker = Joining(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None)
+    monkeypatch.setattr(joining, "lay_out", lambda *_: None)
+    sources = Sources(lambda: cast(Any, donors), lambda: cast(Any, others), own)
+    asker = Joining(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None, kept)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:
@@ -245,6 +263,37 @@ async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTa
 
 
 UNIT = BlobRef(sha256=bytes(32), size_bytes=1)
+
+
+@pytest.mark.asyncio
+async def test_the_base_in_memory_is_taken_over_before_anybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: it costs nobody anything."""
+    task = await ask_state(monkeypatch, Offers(), kept=6)
+    assert (task.kept, task.round, task.units) == (True, 6, (0,))
+
+
+@pytest.mark.asyncio
+async def test_where_nobody_computes_what_lies_on_a_disk_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: this device's own, or what another has, as soon as it has it."""
+
+    async def own(asked: AskState) -> SavedState:
+        return state_of(asked.after_round)
+
+    assert (await ask_state(monkeypatch, own=own)).round == 7
+    other = Offers(RequestError("its learner holds no state now"), state_of(8))
+    assert (await ask_state(monkeypatch, others=(other,))).round == 8
+
+    async def of_another_history(_asked: AskState) -> SavedState:
+        return state_of(7, b"another".ljust(16))
+
+    assert (await ask_state(monkeypatch, own=of_another_history, others=(Offers(state_of(9)),))).round == 9
+
+
+@pytest.mark.asyncio
+async def test_a_member_that_computes_and_has_no_state_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: its learner was killed, and the next one is on its way."""
+    refused = [RequestError("its learner has ended")] * 3
+    assert (await ask_state(monkeypatch, Offers(*refused, state_of(9)))).round == 9
 
 
 @pytest.mark.asyncio
