@@ -228,31 +228,46 @@ def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path)
     job.finish()
 
 
-def test_all_learners_are_killed_at_once_and_go_on(mesh: ChaosMesh, tmp_path: Path) -> None:
+def kill_all_learners(job: Broken) -> None:
+    """At once; waits until all train again."""
+    killed_s = time.monotonic()
+    for name in NAMES:
+        assert job.mesh.daemons[name].kill_learner()
+    for name in NAMES:
+        job.returns(name, killed_s)
+
+
+def test_learners_are_killed_all_at_once_and_the_last_while_the_others_load(mesh: ChaosMesh, tmp_path: Path) -> None:
     """J3: each finds its base in memory; or if a round was on its way into that, loads it from one that does."""
     job = Broken(mesh, tmp_path, sync="ssp:2")
     job.begin()
-    for _ in range(2):
-        killed_s = time.monotonic()
-        for name in NAMES:
-            assert mesh.daemons[name].kill_learner()
-        for name in NAMES:
-            job.returns(name, killed_s)
-    job.finish()
-
-
-def test_the_only_learner_that_computes_is_killed_while_the_others_load(mesh: ChaosMesh, tmp_path: Path) -> None:
-    """J3: the job outlives it."""
-    job = Broken(mesh, tmp_path)
-    job.begin()
+    kill_all_learners(job)
+    known = len(job.entered("anna"))
     killed_s = time.monotonic()
     for name in ("bert", "cleo"):
         assert mesh.daemons[name].kill_learner()
-    job.until(lambda: job.entered("anna") and job.entered("anna")[-1].computing == {"anna"}, "anna to be left alone")
+    job.until(lambda: any(one.computing == {"anna"} for one in job.entered("anna")[known:]), "anna to be left alone")
     assert mesh.daemons["anna"].kill_learner()
     for name in NAMES:
         job.returns(name, killed_s)
     job.finish()
+    assert all((seen := job.summary(name)) and not seen.given_up for name in NAMES)
+
+
+def test_all_go_back_to_a_checkpoint_when_nobody_has_the_base_in_memory(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """J3: as learners on GPUs, which keep nothing there. Samples of the rounds since count once, all of them."""
+    forgets = "os.environ.pop('MESHTRAIN_KEPT_FD', None)"
+    job = Broken(mesh, tmp_path, broken_start=forgets, checkpoint_every="10r")
+    job.begin()
+    job.until(lambda: "checkpoint after round" in mesh.daemons["anna"].log_path.read_text(), "a checkpoint")
+    kill_all_learners(job)
+    job.finish()
+    for name in NAMES:
+        seen = job.summary(name)
+        assert seen is not None
+        (lost,) = seen.given_up
+        assert lost.made_by == lost.kept == (0, 1, 2)
+        assert lost.samples == (lost.last - lost.first + 1) * job.job.batch * len(NAMES)
 
 
 def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_path: Path) -> None:

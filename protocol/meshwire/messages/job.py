@@ -208,7 +208,8 @@ RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
 
 
 class GivenUp(Wire):
-    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept."""
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept. Or of all,
+    who have gone back to a saved state (J3): then those that have made them are those whose history is kept."""
 
     first: RoundNumber
     last: RoundNumber
