@@ -13,6 +13,7 @@ import pytest
 
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
+from meshtraind import passage as passage_module
 from meshtraind.agreement import Agreement
 from meshtraind.catchup import Beginning, fetch_rounds
 from meshtraind.connection import ConnectionLost, RequestError
@@ -695,3 +696,154 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     await asyncio.wait_for(fetching, 10)
     assert job.state is (JobState.CANCELLED if ends else JobState.READY)
     assert results.exists()
+
+
+# J3: no learner is left
+
+
+def back_to(round_: int, device: str) -> CatchUpFrom:
+    effect = catch_up(reload=True)
+    enter = effect.enter.model_copy(update={"way": "back", "cut": round_, "chain": chain_of(round_)})
+    return replace(effect, enter=enter, device=device)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("own", [True, False])
+async def test_who_goes_back_says_what_is_given_up(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: to its own checkpoint, without asking anybody, or to that of another."""
+    begun: list[int] = []
+    saved = SimpleNamespace(entry=Entry(complete=5, samples=50))
+
+    async def fetched(*_: object) -> SimpleNamespace:
+        return saved
+
+    monkeypatch.setattr(generations_module, "fetch_beginning", fetched)
+    host = SimpleNamespace(
+        rounds=SimpleNamespace(complete=9, history_samples=90),
+        saved_beginning=lambda _enter: saved,
+        begin_loading=lambda _generation, beginning: begun.append(beginning.entry.complete),
+    )
+    shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
+    told: list[GivenUp] = []
+    shell._job = cast(Any, SimpleNamespace(spec=shell._job.spec, take_given_up=told.extend))
+    shell._perform([back_to(5, shell._node.device if own else "b")])
+    await turns()
+    assert (begun, machine.answers) == ([5], ["caught up"])
+    (lost,) = told
+    assert (lost.first, lost.last, lost.samples, lost.made_by == lost.kept) == (6, 9, 40, True)
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_is_gone_is_no_way_back() -> None:
+    """J3: it asks in, and the others look for something else."""
+
+    def gone(_enter: Enter) -> None:
+        raise RequestError("the checkpoint after round 5 is gone")
+
+    host = SimpleNamespace(rounds=SimpleNamespace(complete=9, history_samples=90), saved_beginning=gone)
+    shell, machine, tasks = generations(host, {})
+    shell._perform([back_to(5, shell._node.device)])
+    await turns()
+    assert machine.answers == ["the checkpoint after round 5 is gone"]
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: the deal of samples of a later round would be another one."""
+    passage = cast(Any, object.__new__(Passage))
+    rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
+    passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
+    passage._agreement = SimpleNamespace(passed=2)
+    passage.generations, machine, tasks = generations(passage, {})
+    generation = machine.promised = cast(Any, job_of("ab", 0)).generation
+    asked = CatchUp(job=JOB, generation=generation.hash64(), complete=None, cut=5)
+    asyncio.get_running_loop().call_later(0.03, setattr, rounds, "complete", 5)
+    assert (await passage.asked("b", asked)).seen == 3
+    assert rounds.complete == 5
+    monkeypatch.setattr(passage_module, "GO_BACK_TIMEOUT_S", 0.0)
+    rounds.complete = 9
+    with pytest.raises(RequestError, match="anna is at round 9, not 5"):
+        await passage.asked("b", asked)
+    await tasks.close()
+
+
+class Bereaved:
+    """A passage whose learner has ended, and what it then does."""
+
+    def __init__(self, kept: int | None, *, comes: bool = True, complete: int = 8) -> None:
+        self.done: list[str] = []
+        self.passage = passage = cast(Any, object.__new__(Passage))
+        learner = SimpleNamespace(could_hold=lambda round_: 6 <= round_ <= complete, dead=self._dead)
+        self.rounds = SimpleNamespace(learner=learner, hold_others_up=False)
+        passage._learner = SimpleNamespace(
+            rounds=self.rounds, preparation=None, was_ready=True, begin_anew=self._begin_anew
+        )
+        passage._founding = None
+        passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
+        passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB))
+        passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
+        passage._wishes = SimpleNamespace(comes=lambda: comes)
+        passage.generations = SimpleNamespace(
+            wish=self.done.append, look_again=lambda: self.done.append("look again"), close=lambda: None
+        )
+        passage.memory = SimpleNamespace(kept=self)
+        self.kept, self.trusted = kept, True
+
+    def round(self) -> int | None:
+        return self.kept if self.trusted else None
+
+    def clear(self) -> None:
+        self.done.append("clear")
+
+    def _dead(self, _reason: str, holds: int | None = None) -> None:
+        self.done.append(f"dead with {holds}")
+
+    def _begin_anew(self, _rounds: object, joining: Joining) -> None:
+        self.passage._learner.preparation = joining
+
+
+def test_the_base_in_memory_waits_for_the_next_learner() -> None:
+    """J3: what it holds is known before the others hear that it computes no more, for they decide by that."""
+    bereaved = Bereaved(7)
+    assert bereaved.passage.learner_died(failed=False)
+    assert bereaved.done == ["dead with 7", "rest", "look again"]
+    assert bereaved.passage._learner.preparation.kept
+
+
+@pytest.mark.parametrize(
+    ("kept", "comes"),
+    [(None, True), (5, True), (9, True), (7, False)],
+    ids=["none", "too old", "unknown", "no learner"],
+)
+def test_memory_that_nobody_can_use_is_given_back(kept: int | None, comes: bool) -> None:
+    """J3, M1."""
+    bereaved = Bereaved(kept, comes=comes)
+    bereaved.passage.learner_died(failed=False)
+    assert bereaved.done == ["dead with None", "clear", "rest", "look again"]
+
+
+def test_a_base_that_could_not_be_taken_over_is_not_tried_again() -> None:
+    """J3: the process failed before it was ready; one that was killed tries again."""
+    bereaved = Bereaved(7)
+    bereaved.passage.learner_died(failed=False)
+    bereaved.passage._learner.was_ready = False
+    bereaved.passage.learner_died(failed=False)
+    assert bereaved.passage._learner.preparation.kept
+    bereaved.passage.learner_died(failed=True)
+    assert not bereaved.passage._learner.preparation.kept
+
+
+def test_nobody_waits_for_who_could_find_its_base_in_memory() -> None:
+    """J3, R5: when no more rounds can be kept for it, it loads the others' state like any other."""
+    bereaved = Bereaved(7)
+    bereaved.passage.learner_died(failed=False)
+    joining_ = bereaved.passage._learner.preparation
+    bereaved.passage._round_complete(bereaved.rounds, 9)
+    assert joining_.kept
+    bereaved.rounds.hold_others_up = True
+    bereaved.done.clear()
+    bereaved.passage._round_complete(bereaved.rounds, 10)
+    assert not joining_.kept
+    assert bereaved.done == ["clear", "dead with None"]
