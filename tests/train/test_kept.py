@@ -138,6 +138,27 @@ def test_a_script_that_writes_into_its_model_leaves_nothing_to_go_on_from() -> N
     assert seen == [1, None, 1, 2, None, 2]
 
 
+def test_what_a_script_writes_into_the_base_is_of_the_base() -> None:
+    """O7: on all peers alike. Killed while it writes, nobody knows what of it is there."""
+    with LocalDaemon(1, **sync_of(2, "1")) as daemon:
+        seen: list[int | None] = []
+
+        def each(now: Moment) -> None:
+            if now.number != 4:
+                return
+            seen.append(held(bytes_of(daemon.kept[0])))
+            with now.session.base(), torch.no_grad():
+                for group in now.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.add_(1.0)
+                seen.append(held(bytes_of(daemon.kept[0])))
+            seen.append(held(bytes_of(daemon.kept[0])))
+
+        train(daemon, adamw, range(1, 5), 0, each)
+    assert seen == [seen[0], None, seen[0]]
+    assert seen[0] is not None
+
+
 def test_what_cannot_be_kept_is_not() -> None:
     """Parameters that are parts of one vector would be torn from it; the run is as without."""
     vectors: list[Tensor] = []
