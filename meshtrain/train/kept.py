@@ -159,8 +159,9 @@ class Kept(Unkept):
         self._index: dict[str, dict[str, Where]] = {}
         self._regions: dict[str, tuple[int, int]] = {}
         self._index_region = self._record_region = (HEADER_BYTES, 0)
-        self._states: dict[str, torch.Tensor] = {}
-        self._places: dict[tuple[str, str], int] = {}  # addresses
+        self._states: list[dict[str, torch.Tensor]] = [{} for _ in self._parameters]
+        self._plain: dict[str, dict[str, Any]] = {}  # of the optimizer's state, by position, what is no tensor
+        self._addresses: list[int] = []  # of the parameters' values in the file
         self._header: KeptHeader | None = None
         self._taken = self._lost = self._is_beside = False
         self._progress: Callable[[], Progress] = Progress
@@ -206,8 +207,7 @@ class Kept(Unkept):
         states: dict[int, dict[str, Any]] = {int(key): dict(values) for key, values in record[PLAIN].items()}
         for key, where in self._index.get(STATE, {}).items():
             position, _, name = key.partition(".")
-            self._states[key] = self._file.tensor(where)
-            states.setdefault(int(position), {})[name] = self._states[key]
+            states.setdefault(int(position), {})[name] = self._states[int(position)][name] = self._file.tensor(where)
         self._optimizer.state.clear()
         for position, state in states.items():
             self._optimizer.state[self._parameters[position]] = state
@@ -244,6 +244,7 @@ class Kept(Unkept):
             for index, tensor in list(buffers.items()):
                 buffers[index] = self._moved(BUFFERS, index, tensor)
             self._write_index()
+            self._addresses = [parameter.data_ptr() for parameter in self._parameters]
         except (OSError, ValueError):  # the system gives no such memory
             self._give_up()
             return
@@ -292,35 +293,37 @@ class Kept(Unkept):
 
     def _follow(self) -> bool:
         """Whether all that belongs to the base lies in the file: at its first step an optimizer makes its state."""
-        if any(
-            self._at(VALUES, position) != parameter.data_ptr() for position, parameter in enumerate(self._parameters)
-        ):
+        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
             return False  # the script has moved its model
         new: dict[str, torch.Tensor] = {}
-        keys = set()
+        self._plain = {}
+        states = self._optimizer.state
         for position, parameter in enumerate(self._parameters):
-            state = self._optimizer.state.get(parameter)
-            for name, value in (state or {}).items():
+            known, tensors = self._states[position], 0
+            for name, value in states[parameter].items() if parameter in states else ():
                 if isinstance(value, torch.Tensor):
-                    key = f"{position}.{name}"
-                    keys.add(key)
-                    if self._states.get(key) is not value:
-                        new[key] = value
-        known = self._index.get(STATE, {})
-        if keys != {*known, *new} or any(id(owner) not in self._known for owner in self._optimizer.state):
-            return False  # some of it is gone, or belongs to nothing that is known here
-        return not new or self._take_in(new, known)
+                    tensors += 1
+                    if known.get(name) is not value:
+                        new[f"{position}.{name}"] = value
+                elif isinstance(value, bool | int | float | str | None):
+                    self._plain.setdefault(str(position), {})[name] = value
+                else:
+                    return False  # neither a tensor nor a plain value
+            if tensors < len(known):
+                return False  # some of it is gone
+        if len(states) > len(self._known) or any(id(owner) not in self._known for owner in states):
+            return False  # it belongs to nothing that is known here
+        return not new or self._take_in(new)
 
-    def _take_in(self, new: Mapping[str, torch.Tensor], known: Mapping[str, Where]) -> bool:
-        if any(
-            not _is_dense(value) or (key in known and known[key][1:] != _described(value)) for key, value in new.items()
-        ):
+    def _take_in(self, new: Mapping[str, torch.Tensor]) -> bool:
+        known = self._index.get(STATE, {})
+        if any(not _is_dense(new[key]) or (key in known and known[key][1:] != _described(new[key])) for key in new):
             return False
         fresh = {key: value for key, value in new.items() if key not in known}
         self._place(STATE, fresh)
         for key, value in new.items():
             position, _, name = key.partition(".")
-            moved = self._states[key] = self._moved(STATE, key, value)
+            moved = self._states[int(position)][name] = self._moved(STATE, key, value)
             self._optimizer.state[self._parameters[int(position)]][name] = moved
         if fresh:
             self._write_index()
@@ -340,12 +343,6 @@ class Kept(Unkept):
             known[key] = [offset, *_described(tensor)]
             offset += size
 
-    def _at(self, part: str, key: object) -> int:
-        place = self._places.get((part, str(key)))
-        if place is None:
-            place = self._places[part, str(key)] = self._file.tensor(self._index[part][str(key)]).data_ptr()
-        return place
-
     def _moved(self, part: str, key: object, tensor: torch.Tensor) -> torch.Tensor:
         place = self._file.tensor(self._index[part][str(key)])
         if place.data_ptr() != tensor.data_ptr():
@@ -361,15 +358,10 @@ class Kept(Unkept):
         self._index_region = offset, len(data)
 
     def _write_record(self) -> None:
-        states = {
-            str(position): values
-            for position, parameter in enumerate(self._parameters)
-            if (values := _plain_values(self._optimizer.state.get(parameter, {})))
-        }
         groups = [
             {name: plain(value) for name, value in options(group).items()} for group in self._optimizer.param_groups
         ]
-        record = {PROGRESS: self._progress().model_dump(), PLAIN: states, GROUPS: groups}
+        record = {PROGRESS: self._progress().model_dump(), PLAIN: self._plain, GROUPS: groups}
         data = json.dumps(record).encode()
         if len(data) > self._record_region[1]:
             self._record_region = self._file.take(2 * len(data))
@@ -405,11 +397,3 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _lies_alone(tensor: torch.Tensor) -> bool:
     """Whether no other tensor can be a part of its memory, which would be left behind."""
     return _is_dense(tensor) and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def _plain_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Raises ValueError for what is neither a tensor nor a plain value."""
-    values = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
-    if not all(isinstance(value, bool | int | float | str | None) for value in values.values()):
-        raise ValueError("it keeps more than numbers and tensors")
-    return values
