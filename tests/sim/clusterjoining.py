@@ -221,8 +221,7 @@ class Joining:
         """What is in memory is taken over; else all that compute are asked, one after the other; if nobody does, all
         others, this device first. Again and again."""
         if self._life.kept is not None:
-            kept = self._life.kept
-            self._loaded(kept)
+            self._loaded(self._life.kept, "finds the base after round {} in memory")
             return
         self._after_round = self._rounds.loads()
         self._ask_all()
@@ -289,10 +288,10 @@ class Joining:
             return
         self._loaded(state)
 
-    def _loaded(self, state: State) -> None:
+    def _loaded(self, state: State, how: str = "has loaded the base after round {}") -> None:
         daemon = self._daemon
         self._life.kept = None
-        daemon.world.tell(daemon.name, f"'s learner has loaded the base after round {state.round}")
+        daemon.world.tell(daemon.name, f"'s learner {how.format(state.round)}")
         self._process.begin(self._rounds, state.round, state.base)
         self._rounds.loaded(state.round)
         daemon.wish("learn")
