@@ -185,8 +185,8 @@ class Kept(Unkept):
             for mine, its in zip(values, base, strict=True):
                 if mine is not its:
                     mine.copy_(its)  # until the header is written anew it tells of the base beside
-            for index, where in self._index[BUFFERS].items():
-                buffers(int(index)).copy_(self._file.tensor(where))
+            for name, where in self._index[BUFFERS].items():
+                buffers(int(name)).copy_(self._file.tensor(where))
         for parameter, value in zip(self._parameters, values, strict=True):
             parameter.data = value
         for tensor, value in zip(self._rest, self._tensors(REST, self._rest), strict=True):
@@ -209,8 +209,8 @@ class Kept(Unkept):
             position, _, name = key.partition(".")
             states.setdefault(int(position), {})[name] = self._states[int(position)][name] = self._file.tensor(where)
         self._optimizer.state.clear()
-        for position, state in states.items():
-            self._optimizer.state[self._parameters[position]] = state
+        for number, state in states.items():
+            self._optimizer.state[self._parameters[number]] = state
         for group, values in zip(self._optimizer.param_groups, record[GROUPS], strict=True):
             for name, value in values.items():
                 if value is not None:
@@ -241,8 +241,8 @@ class Kept(Unkept):
                         tensor.data = self._moved(part, position, tensor.data)
             for position, tensor in enumerate(beside):
                 beside[position] = self._moved(BESIDE, position, tensor)
-            for index, tensor in list(buffers.items()):
-                buffers[index] = self._moved(BUFFERS, index, tensor)
+            for index in list(buffers):
+                buffers[index] = self._moved(BUFFERS, index, buffers[index])
             self._write_index()
             self._addresses = [parameter.data_ptr() for parameter in self._parameters]
         except (OSError, ValueError):  # the system gives no such memory

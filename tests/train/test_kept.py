@@ -43,7 +43,7 @@ class Kills(TorchDispatchMode):
     """Notes the memory of a learner at each of its tensor operations, as it would be if it were killed there."""
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._descriptor = descriptor
         self.clean: dict[int, list[bytes]] = {}
         self.dirty = 0
@@ -70,9 +70,9 @@ def killed_everywhere(daemon: LocalDaemon, make: Make) -> tuple[Kills, list[tupl
 
     def each(now: Moment) -> None:
         if now.rank == 0 and now.number == 1:
-            kills.__enter__()
+            kills.__enter__()  # type: ignore[no-untyped-call]
         if now.rank == 0 and now.number == STEPS:
-            kills.__exit__(None, None, None)
+            kills.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     ended = train(daemon, make, range(1, STEPS + 1), 0, each, decayed=False)
     return kills, ended
@@ -224,7 +224,8 @@ def test_a_second_process_takes_over_what_the_second_has_changed() -> None:
     """From process to process to process, in the same memory."""
     with LocalDaemon(1, **sync_of(0)) as first:
         whole = train(first, adamw, range(1, 7), 0, nothing, decayed=False)
-    data, hashes = b"", {}
+    data = b""
+    hashes: dict[int, dict[int, bytes]] = {}
     for begin in (1, 3, 5):
         with LocalDaemon(1, **sync_of(0)) as daemon:
             if data:
