@@ -36,7 +36,7 @@ async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: En
     """Takes every round up to the cut that this member lacks. Raises RequestError, ConnectionLost, TimeoutError."""
     while rounds.complete < enter.cut:
         before = rounds.complete
-        asked = CatchUp(job=job, generation=enter.generation, complete=before)
+        asked = CatchUp(job=job, generation=enter.generation, complete=before, cut=enter.cut)
         reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name=f"rounds after {before}")
         if not isinstance(reply, CaughtUp):
             raise RequestError(f"the source answered with {type(reply).__name__}")
@@ -67,11 +67,12 @@ async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection
 async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginning:
     """What a member needs to take part from the cut on. Raises RequestError, ConnectionLost, TimeoutError."""
     model = await source.request(AskModel(job=job), timeout_s=REQUEST_TIMEOUT_S, name="the job's model")
-    asked = CatchUp(job=job, generation=enter.generation, complete=None)
+    asked = CatchUp(job=job, generation=enter.generation, complete=None, cut=enter.cut)
     reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
         raise RequestError(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
-    entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning)
+    anew = enter.way == "back"
+    entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew)
     return Beginning(model, reply.samples, entry, reply.barrier)
 
 

@@ -57,7 +57,7 @@ class Checkpointing:
         model: the job's, once there are rounds.
 
     Attributes:
-        newest: the last one that the learner of now has written.
+        newest: the last one that a learner here has written in the history of now.
     """
 
     def __init__(
@@ -148,22 +148,24 @@ class Checkpointing:
         self._after = after_round
         self._task = self._tasks.spawn(self._save(rounds, after_round), f"checkpoint after round {after_round}")
 
-    def forget(self) -> None:
-        """This learner is lost, and the history that it was in may be, too."""
-        self.newest = None
+    def forget(self, above: int = -1) -> None:
+        """The history is not kept, or only as far as the round `above`."""
+        if self.newest is not None and self.newest.round > above:
+            self.newest = None
 
     async def _save(self, rounds: "Rounds", after_round: int) -> None:
         assert self._schedule is not None
         job = self._job.spec.job
         try:
             store, number = await self._numbered(self._schedule.keep)
-            self.newest = await self._write(store, number, rounds, after_round)
+            made = await self._write(store, number, rounds, after_round)
+            if not rounds.closed:
+                self.newest = made
         except (CheckpointError, RequestError) as error:  # training goes on without this one
             if not rounds.finished:  # its script has ended meanwhile: there will be no such round
                 log.warning("job %s: no checkpoint after round %d: %s", job, after_round, error)
         else:
-            size = human_bytes(self.newest.manifest.size_bytes)
-            log.info("job %s: checkpoint after round %d, %s", job, self.newest.round, size)
+            log.info("job %s: checkpoint after round %d, %s", job, made.round, human_bytes(made.manifest.size_bytes))
         finally:
             self._after = None
             self._passed.clear()

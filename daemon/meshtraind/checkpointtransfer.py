@@ -121,7 +121,7 @@ async def fetch_state(
             await fetch_blob(donor, job, blob, store, progress.add, pace)
         except BlobDamagedError as error:
             raise RequestError(f"unit {unit} of the state from {donor.name}: {error}") from error
-    await in_thread(lambda _: _lay_out(units, folder, store))
+    await in_thread(lambda _: lay_out(units, folder, store))
     await in_thread(lambda _: store.release_passing(job, digests))
 
 
@@ -130,8 +130,8 @@ def _missing_bytes(units: Sequence[BlobRef], store: BlobStore) -> int:
     return sum(missing.values())
 
 
-def _lay_out(units: Sequence[BlobRef], folder: Path, store: BlobStore) -> None:
-    """The blobs as the learner's files. It only reads them."""
+def lay_out(units: Sequence[BlobRef], folder: Path, store: BlobStore) -> None:
+    """The blobs as the learner's files. It only reads them. Blocking. Raises BlobError."""
     with explained("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for unit, blob in enumerate(units):

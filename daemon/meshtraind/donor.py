@@ -116,10 +116,11 @@ class Donor:
         Raises RequestError, BlobError.
         """
         async with self._lock:
-            if self._newest is None or self._newest.saved.round < body.after_round:
-                self._newest = await self._newer(body.after_round)
-            self._loans.give(device, self._newest, self._job.generation)
-            given = self._newest.saved
+            newest = self._newest
+            if newest is None or newest.saved.round < body.after_round:
+                newest = self._newest = await self._newer(body.after_round)
+            self._loans.give(device, newest, self._job.generation)
+            given = newest.saved
             self._give_up()
             return given
 
@@ -171,8 +172,14 @@ class Donor:
         except BlobError as error:
             log.warning("job %s: a state that nobody loads any more stays on the disk: %s", self._job.spec.job, error)
 
+    def newest_round(self) -> int | None:
+        """After which the newest state is that can be given without a learner; None: there is none."""
+        checkpoint = self._checkpoint()
+        rounds = [self._newest.saved.round] if self._newest is not None else []
+        return max(rounds + ([checkpoint.round] if checkpoint is not None else []), default=None)
+
     def forget(self) -> None:
-        """This learner is lost, and the history that it was in may be, too. Who loads its states goes on."""
+        """The history of before is not kept. Who loads its states goes on."""
         self._newest = None
 
     async def close(self) -> None:

@@ -37,7 +37,7 @@ from meshwire.membershipevents import (
     TurnedAway,
     Waiting,
 )
-from meshwire.messages.generation import AskIn, Enter, Standing, Where
+from meshwire.messages.generation import AskIn, Enter, Holding, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
 from meshwire.partitionwait import partition_wait_s
 from meshwire.petitions import Kind
@@ -68,8 +68,14 @@ class Host(Protocol):
     def founding(self) -> bool:
         """Whether round 1 has not begun here."""
 
+    def holding(self) -> Holding:
+        """What there is here, beside rounds, to go on from where no learner computes (J3)."""
+
+    def saved_beginning(self, enter: Enter) -> Beginning:
+        """The own checkpoint of the cut, to which all go back. Raises RequestError when it is gone."""
+
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
-        """Makes the rounds of a member without history, at the cut. Raises RequestError."""
+        """Makes the rounds of a member without history, or of one that goes back, at the cut. Raises RequestError."""
 
     def entered(self, generation: Generation) -> None:
         """The generation was entered; a loading member may start its learner."""
@@ -197,6 +203,11 @@ class Generations:
         """This member has nothing to bring into the rounds, and asks to be taken in."""
         if not self._closed:
             self._perform(self._machine.step_out(reason, self._loop.time()))
+
+    def look_again(self) -> None:
+        """What this member's learner held may be lost: where none computes, all look for something else (J3)."""
+        if not self._closed:
+            self._perform(self._machine.look_again(self._loop.time()))
 
     def promised(self, generation: int) -> bool:
         """Whether the generation with this hash is the newest that this member has promised."""
@@ -358,18 +369,21 @@ class Generations:
             standing = crossing.standing()
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+        standing = standing.model_copy(update={"holding": self._host.holding()})
         self._perform(self._machine.standing(standing, self._loop.time()))
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
         """Ends by an answer to the machine, or with the source's link, of which the machine hears by itself."""
         job = self._job.spec.job
+        if effect.device == self._node.device:
+            self._go_back_to_own(effect)
+            return
         while (link := self._node.links.get(effect.device)) is not None:
             rounds = self._host.rounds
             try:
                 if effect.reload or rounds is None:
                     beginning = await fetch_beginning(link.connection, job, effect.enter)
-                    self._host.begin_loading(effect.generation, beginning)
-                    self._path.forget()
+                    self._begin_loading(effect, beginning)
                 else:
                     await fetch_rounds(rounds, link.connection, job, effect.enter)
             except TimeoutError as error:  # all others wait for this member: what has come is kept
@@ -387,6 +401,29 @@ class Generations:
                 return
             self._perform(self._machine.caught_up(self._loop.time()))
             return
+
+    def _go_back_to_own(self, effect: CatchUpFrom) -> None:
+        try:
+            self._begin_loading(effect, self._host.saved_beginning(effect.enter))
+        except RequestError as error:
+            log.warning("job %s: cannot go back to round %d: %s", self._job.spec.job, effect.enter.cut, error)
+            self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+            return
+        self._perform(self._machine.caught_up(self._loop.time()))
+
+    def _begin_loading(self, effect: CatchUpFrom, beginning: Beginning) -> None:
+        rounds, cut, ranks = self._host.rounds, effect.enter.cut, effect.generation.ranks
+        lost = None
+        if effect.enter.way == "back" and rounds is not None and rounds.complete > cut:
+            samples = max(0, rounds.history_samples - beginning.entry.samples)
+            lost = GivenUp(first=cut + 1, last=rounds.complete, samples=samples, made_by=ranks, kept=ranks)
+        self._host.begin_loading(effect.generation, beginning)
+        self._path.forget()
+        if lost is not None:
+            log.warning(
+                "job %s: every learner was lost: it goes on from the state after round %d", self._job.spec.job, cut
+            )
+            self._job.take_given_up([lost])
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
         self._job.take(generation)

@@ -12,6 +12,7 @@ from pathlib import Path
 from meshtraind.below import open_below, read_below
 from meshtraind.memory import SharedMemory
 from meshtraind.scripterror import RECORD_BYTES_MAX, ScriptError
+from meshwire.keptstate import KEPT_FD_VARIABLE
 from meshwire.local import MEMORY_FD_VARIABLE
 from meshwire.messages.job import JobSpec
 
@@ -64,6 +65,8 @@ class Learner:
     async def start(self, environment: Mapping[str, str]) -> None:
         """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
         self._record.unlink(missing_ok=True)
+        descriptors = {MEMORY_FD_VARIABLE: self._memory.descriptor, KEPT_FD_VARIABLE: self._memory.kept.descriptor}
+        passed = {name: number for name, number in descriptors.items() if number is not None}
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
         descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
@@ -80,11 +83,11 @@ class Learner:
                 self._spec.script,
                 *self._spec.args,
                 cwd=self._folder,
-                env={**inherited, **environment, MEMORY_FD_VARIABLE: str(self._memory.descriptor)},
+                env={**inherited, **environment, **{name: str(number) for name, number in passed.items()}},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=descriptor,
                 stderr=descriptor,
-                pass_fds=(self._memory.descriptor,),
+                pass_fds=tuple(passed.values()),
                 start_new_session=True,
             )
         finally:

@@ -1,6 +1,7 @@
 """The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -15,7 +16,9 @@ from meshtraind.node import Node
 from meshtraind.scripterror import ScriptError
 from meshwire.local import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 
-RESTARTS_MAX = 3
+RESTARTS_MAX = 3  # after errors of the script's own
+SAME_ERROR_WAIT_S = 1.0  # an error on all members ends the job before any of them begins anew
+PAUSE_S_MAX = 60.0
 PROGRESS_ROUNDS = 100  # a learner that was in so many rounds since its start has earned its restarts again
 
 
@@ -31,26 +34,35 @@ def after_exit(code: int, restarts: int, *, hopeless: bool) -> Ending:
     """Decides. A script that is wrong fails everywhere, and with the last learner ends the job.
 
     Args:
-        code: as `Learner.wait` returns it.
-        restarts: so far.
+        code: as `Learner.wait` returns it; negative also where it was not the script's fault.
+        restarts: so far, after errors of the script's own.
         hopeless: another process would end by the same error.
     """
     if code == 0:
         return Ending.DONE
-    return Ending.RESTART if restarts < RESTARTS_MAX and not hopeless else Ending.FORWARD
+    return Ending.RESTART if code < 0 or (restarts < RESTARTS_MAX and not hopeless) else Ending.FORWARD
+
+
+def pause_s(kills: int) -> float:
+    """J3: how long to wait before the process after so many is started that were killed one after the other."""
+    return 0.0 if kills < 2 else min(PAUSE_S_MAX, 2.0 ** (kills - 2))
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A script's error, and how far its process had come."""
+    """A script's error, and how far its process had come: its steps, and the newest round in its base."""
 
     error: ScriptError
     steps: int
+    round: int | None = None
 
     def comes_again(self, before: "Failure | None") -> bool:
-        """Whether another process would end by it: by its kind, or because it has, at the same line and step."""
-        again = before is not None and self.error.same(before.error) and self.steps == before.steps
-        return self.error.hopeless or again
+        """Whether another process would end by it: by its kind, or because it has, at the same line, after as many
+        steps or at the same round."""
+        if before is None or not self.error.same(before.error):
+            return self.error.hopeless
+        at_same_round = self.round is not None and self.round == before.round
+        return self.error.hopeless or self.steps == before.steps or at_same_round
 
 
 class LearnerLife:
@@ -61,7 +73,8 @@ class LearnerLife:
         memory: that the next process shares with this daemon.
 
     Attributes:
-        restarts: after failures, since the last one that was earned again.
+        restarts: after errors of the script's own, since they were earned again.
+        given_up: no other is started, unless this device is taken in anew.
         error: of the process that has ended last, if its script ended by one.
         hopeless: the script ends by the same error whenever it is started.
         starts: of processes, after failures and for other reasons.
@@ -82,6 +95,9 @@ class LearnerLife:
         self.error: ScriptError | None = None
         self.hopeless = False
         self.restarts = 0
+        self._kills = 0
+        self._not_before_s = 0.0  # monotonic
+        self.given_up = False
         self.starts = 0
         self.run = 0
 
@@ -103,6 +119,7 @@ class LearnerLife:
             if self._ended or run != self.run:
                 return False
             self.starts += 1
+            self.given_up = False
             self._learner = Learner(job.folder / SOURCE, job.spec, log, self._memory())
             environment = learner_environment(job.spec, threads=self._threads)
             self._revoke()
@@ -121,24 +138,37 @@ class LearnerLife:
             self.error = learner.error()
         return code
 
-    def after(self, code: int, rounds: int, steps: int) -> Ending:
+    def after(self, code: int, rounds: int, steps: int, round_: int | None = None) -> Ending:
         """What follows from the exit code.
 
         Args:
             rounds: that this device's learners were in.
             steps: of the process that has ended.
+            round_: the newest in its base.
         """
         if rounds - self._rounds_before >= PROGRESS_ROUNDS:
-            self.restarts = 0
+            self.restarts = self._kills = 0
         self._rounds_before = rounds
+        if code > 0 and self.error is not None and self.error.of_mesh:
+            code = -1
         if code > 0 and self.error is not None:
-            failure = Failure(self.error, steps)
+            failure = Failure(self.error, steps, round_)
             self.hopeless = failure.comes_again(self._failure)
             self._failure = failure
         ending = after_exit(code, self.restarts, hopeless=self.hopeless)
-        if ending is Ending.RESTART:
-            self.restarts += 1
+        self.given_up = ending is Ending.FORWARD
+        if code > 0:
+            self.restarts += ending is Ending.RESTART
+            wait_s = SAME_ERROR_WAIT_S
+        else:
+            self._kills += 1
+            wait_s = pause_s(self._kills)
+        self._not_before_s = time.monotonic() + wait_s
         return ending
+
+    async def pause(self) -> None:
+        """Before another process is started."""
+        await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
 
     async def kill(self) -> None:
         """Ends the process now; another may be started."""

@@ -248,6 +248,16 @@ class LearnerLink:
     # What it is told
 
     @property
+    def was_ready(self) -> bool:
+        """The process of now has, or had, a state."""
+        return self._ready
+
+    @property
+    def has_base(self) -> bool:
+        """A learner holds the base, or the next one will find it in memory."""
+        return self.ready or (isinstance(self.preparation, Joining) and self.preparation.kept)
+
+    @property
     def ready(self) -> bool:
         """A learner is there that holds a state: that of the start, or one that it has loaded."""
         return self._ready and self._connection is not None

@@ -131,17 +131,17 @@ class LearnerMoves:
         if self._executor.encoder is not None:
             self._executor.encoder.answered(message)
 
-    def dead(self, reason: str) -> None:
-        """No process is there, and nothing is kept for the one to come. What it had bound is open until the next
-        generation, in which this rank is to rest (V2)."""
+    def dead(self, reason: str, holds: int | None = None) -> None:
+        """No process is there: what it had bound is open until the next generation, in which this rank is to rest (V2).
+        What follows the base that memory `holds` is kept for the one to come (J3); without one nothing is."""
         if self._executor.encoder is not None:
             self._executor.encoder.learner_lost()
         self._turn.away()
         if self._dealing is not None:
             self._dealing.learner_lost()
         self._performer.learner_died()
-        self._performer.keeps_unapplied = False
-        self._perform(self._machine.absent(reason, self._now(), gone=True, rests=True))
+        self._performer.keeps_unapplied = holds is not None
+        self._perform(self._machine.absent(reason, self._now(), gone=holds is None, holds=holds, rests=True))
 
     def part(self, reason: str) -> None:
         """Its rounds are fenced for good: it applies what is complete and stays at its next boundary, where it can
@@ -158,6 +158,17 @@ class LearnerMoves:
         if self._parts is not None and waits_for_round and not machine.settings.staleness and not self._turn.waits:
             lost = StepLost(step=self._turn.begun_step, reason=self._parts, retry=True)
             self._notify(lost)
+
+    def could_hold(self, round_: int) -> bool:
+        """Whether a base after this round is one of this history, and all that follows it is kept here."""
+        return self._machine.applied <= round_ <= self._machine.complete
+
+    @property
+    def loads_after(self) -> int:
+        """After which round, or a later one, a learner of now could load a state."""
+        machine = self._machine
+        kept = machine.applied if self._performer.keeps_unapplied else machine.complete
+        return max(kept, self._loadable_after)
 
     def loads(self) -> int:
         """J1: a process begins to load the base of after the round that is returned, or of after a later one. What

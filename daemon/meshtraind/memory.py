@@ -6,10 +6,12 @@ import os
 import secrets
 import sys
 
+from meshwire.keptstate import kept_round
 from meshwire.local import MemoryLayout
 from meshwire.plan import VALUE_BYTES
 
 SHARED_MEMORY_NAME = "meshtrain-learner"
+KEPT_MEMORY_NAME = "meshtrain-base"
 
 
 class SharedMemoryError(Exception):
@@ -17,10 +19,15 @@ class SharedMemoryError(Exception):
 
 
 class SharedMemory:
-    """An anonymous file: made before the learner is spawned, sized by the first one, mapped by both."""
+    """An anonymous file: made before the learner is spawned, sized by the first one, mapped by both.
+
+    Attributes:
+        kept: beside it, what learners keep for those after them.
+    """
 
     def __init__(self) -> None:
         self.descriptor = _anonymous_file()
+        self.kept = KeptMemory()
         self._map: mmap.mmap | None = None
         self._layout: MemoryLayout | None = None
 
@@ -67,6 +74,48 @@ class SharedMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+        self.kept.close()
+
+
+class KeptMemory:
+    """J3: where a learner keeps its base and its optimizer's state for the process after it.
+
+    An anonymous file that learners make as large as they need; here only its beginning is read, and only while no
+    learner runs. Where such a file cannot grow (beyond Linux) there is none, and nothing is kept.
+
+    Attributes:
+        descriptor: None where nothing is kept.
+        trusted: what it holds may be used, if it says so itself.
+    """
+
+    def __init__(self) -> None:
+        self.trusted = True
+        self.descriptor: int | None = None
+        if sys.platform == "linux":
+            self.descriptor = os.memfd_create(KEPT_MEMORY_NAME, os.MFD_CLOEXEC)
+
+    def round(self) -> int | None:
+        """After which round the base is that it holds; None: there is none that could be used. Blocks for some ms."""
+        descriptor = self.descriptor
+        if descriptor is None or not self.trusted:
+            return None
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+            return kept_round(lambda size, offset: os.pread(descriptor, size, offset), size_bytes)
+        except OSError:
+            return None
+
+    def clear(self) -> None:
+        """What it holds is of no use: a learner that fills it again needs no more memory than that."""
+        self.trusted = True
+        if self.descriptor is not None:
+            os.ftruncate(self.descriptor, 0)
+
+    def close(self) -> None:
+        """Gives the memory back when the last process that maps it has ended."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
 
 
 def _anonymous_file() -> int:

@@ -20,15 +20,16 @@ from meshtraind.founding import Founding
 from meshtraind.generations import Generations
 from meshtraind.inviting import Inviting
 from meshtraind.job import Job
-from meshtraind.joining import Joining
+from meshtraind.joining import Joining, Sources
 from meshtraind.learnerlink import LearnerLink
 from meshtraind.memory import SharedMemory, SharedMemoryError
 from meshtraind.node import Node
 from meshtraind.preparation import Preparation
+from meshtraind.roundhistory import Entry
 from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Wish
+from meshwire.messages.generation import AskModel, AskState, CatchUp, Enter, FetchRound, Holding, Wish
 from meshwire.messages.job import Generation
 from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
+GO_BACK_TIMEOUT_S = 5.0  # until the source of a saved state has gone back to it
+GO_BACK_POLL_S = 0.02
 
 Asked = CatchUp | FetchRound | AskModel | AskState
 
@@ -55,6 +58,7 @@ class LearnerWishes:
         fail: end the job with a reason.
         why_none: why learners have failed, as far as is known.
         turned_away: end it here alone, for a reason: the others have taken as many devices as they may.
+        comes: whether a process runs, or will be started.
     """
 
     begin: Callable[[], None]
@@ -63,6 +67,7 @@ class LearnerWishes:
     fail: Callable[[str], None]
     why_none: Callable[[], str]
     turned_away: Callable[[str], None]
+    comes: Callable[[], bool]
 
 
 class Passage:
@@ -223,10 +228,14 @@ class Passage:
 
     # What the learner's process does
 
-    def learner_died(self) -> bool:
-        """What it had bound is void; another one would load a state. False where there is nothing to go on with.
+    def learner_died(self, *, failed: bool) -> bool:
+        """What it had bound is void; another one finds the base in memory, or loads a state. False where there is
+        nothing to go on with.
 
         Before round 1 the others have none to give: the next one is started when they have begun.
+
+        Args:
+            failed: by an error, and not killed.
         """
         if self.generations is not None and self.founding:
             self.generations.wish("rest")
@@ -235,15 +244,26 @@ class Passage:
             return True  # the next one is started when this device is taken in
         if self.rounds is None or self.generations is None:
             return False
-        self.rounds.learner.dead("its process has ended")
+        preparation = self._learner.preparation
+        if failed and isinstance(preparation, Joining) and preparation.kept and not self._learner.was_ready:
+            self.distrust_memory()  # what is there could not be taken over
+        kept = self.memory.kept.round() if self._wishes.comes() else None
+        if kept is not None and not self.rounds.learner.could_hold(kept):
+            kept = None
+        self.rounds.learner.dead("its process has ended", kept)
+        self._load_next(self.rounds, kept)
         self.generations.wish("rest")
-        self._load_next(self.rounds)
+        self.generations.look_again()
         return True
 
-    def _load_next(self, rounds: "Rounds") -> None:
-        """The next process begins with another member's state."""
-        self._donor.forget()
-        self._checkpointing.forget()
+    def distrust_memory(self) -> None:
+        """The base that the learner of now holds is not to be gone on from."""
+        self.memory.kept.trusted = False
+
+    def _load_next(self, rounds: "Rounds", kept: int | None) -> None:
+        """The next process begins with what is in memory, or with another member's state."""
+        if kept is None:
+            self.memory.kept.clear()
 
         def loaded(round_: int) -> None:
             replaced = rounds.closed or self._learner.preparation is not joining
@@ -252,28 +272,73 @@ class Passage:
                 self.generations.wish("learn")
 
         joining = Joining(
-            self._job, rounds, self._maker.manifest, self._donors, self._node.blobs, self._carried_bytes, loaded
+            self._job,
+            rounds,
+            self._maker.manifest,
+            Sources(self._computing, self._others, lambda asked: self._donor.state(self._node.device, asked)),
+            self._node.blobs,
+            self._carried_bytes,
+            loaded,
+            kept,
         )
         self._learner.begin_anew(rounds, joining)
 
-    def _donors(self) -> list[Connection]:
+    def _computing(self) -> list[Connection]:
         generation = self._job.generation
         ranks = generation.learning if generation is not None else ()
         return [self._links[rank] for rank in ranks if rank in self._links]
+
+    def _others(self) -> list[Connection]:
+        generation = self._job.generation
+        ranks = generation.ranks if generation is not None else ()
+        return [self._links[rank] for rank in ranks if rank in self._links]
+
+    def holding(self) -> Holding:
+        """What there is here to go on from where no learner computes (J3)."""
+        rounds, comes = self.rounds, self._wishes.comes()
+        if rounds is None or self.founding:
+            return Holding(loads_after=0 if comes else None)
+        newest = self._checkpointing.newest
+        return Holding(
+            base=comes and self._learner.has_base,
+            loads_after=rounds.learner.loads_after if comes else None,
+            state=self._donor.newest_round(),
+            saved=None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain)),
+        )
+
+    def saved_beginning(self, enter: Enter) -> Beginning:
+        """The own checkpoint of the cut. Raises RequestError when it is gone."""
+        newest = self._checkpointing.newest
+        if newest is None or newest.round != enter.cut or bytes.fromhex(newest.manifest.chain) != enter.chain:
+            raise RequestError(f"the checkpoint after round {enter.cut} is gone")
+        saved = newest.manifest
+        entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True)
+        return Beginning(self._maker.model(), saved.space, entry, self._agreement.passed)
 
     def _carried_bytes(self) -> int:
         return sum(link.chunk_payload_bytes_sent for link in self._links.values())
 
     def _round_complete(self, rounds: "Rounds", round_: int) -> None:
         self._checkpointing.round_complete(rounds, round_)
-        if isinstance(self._learner.preparation, Joining) and rounds is self.rounds:
-            self._learner.preparation.round_complete(round_)
+        joining = self._learner.preparation
+        if isinstance(joining, Joining) and rounds is self.rounds:
+            joining.round_complete(round_)
+            if joining.may_forget_kept and rounds.hold_others_up:
+                joining.forget_kept()  # others compute: it loads their state, and keeps nobody waiting
+                self.memory.kept.clear()
+                rounds.learner.dead("its process has ended, and the others have gone on")
 
     # What a change of generation brings
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         """This member takes part from the cut on, and its learner is to load a state of after it."""
         self._founding = None
+        goes_back = beginning.entry.anew
+        if goes_back:
+            self._without_learner = self._wishes.comes()
+            self._wishes.end()
+        self._donor.forget()
+        self._checkpointing.forget(above=beginning.entry.complete if goes_back else -1)
         self._drop_rounds()
         self._job.take(generation)
         self.memory = SharedMemory()
@@ -282,7 +347,7 @@ class Passage:
         except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
             raise RequestError(f"{self._node.name} cannot take part: {error}") from error
         self._agreement.passed = beginning.barrier
-        self._load_next(rounds)
+        self._load_next(rounds, None)
 
     def entered(self, generation: Generation) -> None:
         """This device is in a new generation."""
@@ -408,6 +473,8 @@ class Passage:
 
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""
+        if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
+            await self._at_cut(body.cut)
         rounds = self.rounds
         if rounds is None:
             raise RequestError(f"{self._node.name} has no history of job {self._job.spec.job}")
@@ -423,6 +490,15 @@ class Passage:
                 return self.model()
             case AskState():
                 return await self._donor.state(device, body)
+
+    async def _at_cut(self, cut: int) -> None:
+        """Where all go back to a state of this member, who asks may be quicker. Raises RequestError."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + GO_BACK_TIMEOUT_S
+        while self.rounds is not None and self.rounds.complete > cut and loop.time() < deadline_s:
+            await asyncio.sleep(GO_BACK_POLL_S)
+        if self.rounds is not None and self.rounds.complete != cut:
+            raise RequestError(f"{self._node.name} is at round {self.rounds.complete}, not {cut}")
 
     def close(self) -> None:
         """Lets go of timer, trace and memory."""

@@ -24,6 +24,7 @@ class Entry:
         deal: what the ledger of samples held then; None at the start.
         counted, learning: the newest generation that the deal is to follow, and whose learners compute in it (X3); 0:
             the one in which the rounds begin.
+        anew: no member holds a round of before: the codec begins as at the start of the job.
     """
 
     complete: int = 0
@@ -32,6 +33,7 @@ class Entry:
     deal: DealState | None = None
     counted: int = 0
     learning: tuple[int, ...] = ()
+    anew: bool = False
 
     def follows(self, begins_in: Generation) -> tuple[int, tuple[int, ...]]:
         """X3: number and learning ranks of the newest generation that the deal follows, if rounds begin in this one."""

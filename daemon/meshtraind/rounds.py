@@ -84,6 +84,7 @@ class Rounds:
         self._samples = samples
         self._history = RoundHistory(entry)
         staleness = spec.sync.staleness
+        in_the_middle = loading and not entry.anew
         self._executor = Executor(
             plan=plan,
             rank=rank,
@@ -96,7 +97,7 @@ class Rounds:
             seed=spec.seed,
             generation=generation.hash64(),
             staleness=staleness,
-            first=None if loading else entry.complete + 1,
+            first=None if in_the_middle else entry.complete + 1,
             result=np.frombuffer(memory.result(), np.float32),
             on_bucket=self._bucket_complete,
             on_result=self._result_decoded,
@@ -163,7 +164,7 @@ class Rounds:
             performer=self._performer,
             notify=notify,
             fail=fail,
-            loadable_after=entry.complete + (builds_on(parse_codec(spec.codec), staleness) if loading else 0),
+            loadable_after=entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0),
         )
         if loading:
             self.crossing.fence()
@@ -175,6 +176,11 @@ class Rounds:
     def complete(self) -> int:
         """The newest round held completely (G5)."""
         return self._machine.complete
+
+    @property
+    def applied(self) -> int:
+        """The newest round in the learner's base."""
+        return self._machine.applied
 
     @property
     def contributions(self) -> int:

@@ -14,6 +14,7 @@ CHARS_MAX = 2000  # of what is shown; all of it is in the log
 LINES_MAX = 12
 OURS = ("meshtrain.errors", __name__)
 NOT_THEIRS = ("site-packages", "dist-packages")  # a virtual environment may lie in the folder that was submitted
+OF_THE_MESH = ("ConnectionLost", "RequestError", "JobStopped")  # of ours: the script has no part in it
 HOPELESS = (
     "UsageError",
     "NotSupported",
@@ -39,6 +40,7 @@ class ScriptError:
         place: the person's file and line, e.g. "train.py, line 6, in hook"; empty where no line of theirs was running.
         code: that line.
         hopeless: the same script would end by it again.
+        of_mesh: it was the mesh that failed, not the script.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class ScriptError:
     place: str
     code: str
     hopeless: bool
+    of_mesh: bool = False
 
     @classmethod
     def of(cls, error: BaseException, root: Path) -> "ScriptError":
@@ -68,7 +71,7 @@ class ScriptError:
             what = what.partition(": ")[2] or what
         elif IN_A_WORKER in what:
             what, place, code = _in_worker(what, place, code, root)
-        return cls(kind, what, place, code, hopeless)
+        return cls(kind, what, place, code, hopeless, ours and kind in OF_THE_MESH)
 
     def text(self) -> str:
         """For a person: where, what, and the line of code."""
@@ -103,7 +106,7 @@ class ScriptError:
         except (ValueError, TypeError, RecursionError):
             return None
         strings = all(isinstance(value, str) for value in (made.kind, made.what, made.place, made.code))
-        return made if strings and isinstance(made.hopeless, bool) else None
+        return made if strings and isinstance(made.hopeless, bool) and isinstance(made.of_mesh, bool) else None
 
 
 def explain_end(code: int, error: ScriptError | None) -> str:

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
-SAME_ERROR_WAIT_S = 1.0  # an error on all members ends the job before any of them begins anew
 LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
 NOTHING_PREPARED = (
     "nothing was exchanged: each device has trained by itself. Call mt.prepare(model, optimizer, loader), of `import "
@@ -108,6 +107,7 @@ class Session:
             fail=self._fail,
             why_none=lambda: self._metrics.why_none(job, self._failed_elsewhere.values()),
             turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
+            comes=lambda: job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up,
         )
         self.passage = Passage(
             node,
@@ -147,6 +147,7 @@ class Session:
         """The learner's processes, one after the other, when the one of before has ended."""
         job = self.job
         await self._learners.kill()
+        await self._learners.pause()
         try:
             going_on = True
             while going_on and await self._learners.start(run):
@@ -156,8 +157,8 @@ class Session:
                 self._tell_report()
                 code = await self._learners.wait()
                 going_on = run == self._learners.run and self._goes_on_after(code)
-                if going_on and self._learners.error is not None:
-                    await asyncio.sleep(SAME_ERROR_WAIT_S)
+                if going_on:
+                    await self._learners.pause()
         except OSError as error:
             self._cannot_start(self._named(f"could not start the script: {error}"))
         self._tell_report()
@@ -165,8 +166,9 @@ class Session:
 
     def _cannot_start(self, why: str) -> None:
         self._metrics.failure = self._metrics.failure or why
+        self._learners.given_up = True
         if self.passage.founding:
-            self.passage.learner_died()
+            self.passage.learner_died(failed=True)
         elif not self.passage.may_leave:
             self.end("failed", why, now=True)
             return
@@ -180,7 +182,8 @@ class Session:
             self._metrics.exit_code = code
             return False
         steps = self._metrics.step
-        ending = self._learners.after(code, rounds.contributions if rounds is not None else 0, steps)
+        were_in, applied = (rounds.contributions, rounds.applied) if rounds is not None else (0, None)
+        ending = self._learners.after(code, were_in, steps, applied)
         if ending is Ending.DONE:
             self._metrics.exit_code = code
             if rounds is not None:
@@ -193,7 +196,7 @@ class Session:
         self._metrics.failure = self._metrics.failure or why
         self._tell_report()  # before the others learn that nobody computes any more
         founding = self.passage.founding
-        if (founding and self._agreement.broken) or not self.passage.learner_died():
+        if (founding and self._agreement.broken) or not self.passage.learner_died(failed=code > 0):
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
@@ -373,6 +376,7 @@ class Session:
         log.error("job %s: after round %d the bases of the ranks %s differ", job.spec.job, round_, sorted(odd))
         if job.rank in odd and job.state is JobState.RUNNING:
             self._why_ended = f"its base after round {round_} was not that of the others"
+            self.passage.distrust_memory()
             self._tasks.spawn(self._learners.kill(), "repair the replica")
 
     # Helpers

@@ -60,6 +60,7 @@ class Turn:
         self._complete: dict[int, RoundDone] = {}  # not given yet
         self._decoded = 0  # the round that lies in the result slot
         self._given = 0
+        self._in_hand: RoundDone | None = None  # the one given, until the next
         self._pending_step: int | None = None  # waits for the word to start
         self._begun_step = 0
         self._barrier: int | None = None
@@ -102,12 +103,18 @@ class Turn:
     def gone(self) -> None:
         """It applies nothing any more."""
         self._gone = True
-        self._pending_step = None
+        self._in_hand = self._pending_step = None
         self._complete.clear()
 
     def away(self) -> None:
         """Its process has ended, or has not begun: what is complete is kept until it is forgotten."""
         self._away = True
+        self._decoded = 0  # the slot will be opened anew: what the process leaves there may not be the means
+        if self._in_hand is not None and self._in_hand.round > self._machine.applied:
+            self._complete[self._in_hand.round] = self._in_hand
+        self._in_hand = None
+        for round_, done in self._complete.items():  # steps of the next process are others
+            self._complete[round_] = done.model_copy(update={"step": 0})
         self._returning = False
         self._pending_step = None
         self._barrier = self._barrier_round = None
@@ -192,7 +199,8 @@ class Turn:
         following = self._machine.applied + 1
         if self._given < following <= upto and self._decoded == following:
             self._given = following
-            return self._complete.pop(following)
+            self._in_hand = self._complete.pop(following)
+            return self._in_hand
         if self._pending_step is not None and self._barrier is None and self._machine.may_start()[0]:
             return Start(step=self._pending_step, decided=self._machine.decided)
         return None

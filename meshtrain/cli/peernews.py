@@ -132,6 +132,11 @@ def _given_up(job: JobSummary, rounds: GivenUp) -> str:
         which, were, they = f"rounds {rounds.first} to {rounds.last}", "were", "they were"
     else:
         which, were, they = f"round {rounds.first}", "was", "it was"
+    if rounds.made_by == rounds.kept:
+        return (
+            f"{which} of {made_by} ({rounds.samples} samples) {were} given up: every script was lost, and the newest "
+            f"checkpoint is that after round {rounds.first - 1}"
+        )
     lost = f"{which} of {made_by} ({rounds.samples} samples) {were} given up"
     text = f"{lost}: {they} apart from {kept}, whose history is kept"
     if rounds.saved is not None:

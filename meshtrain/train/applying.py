@@ -13,6 +13,7 @@ from meshtrain.train.buffers import Buffers
 from meshtrain.train.channel import Channel
 from meshtrain.train.clipping import Clipping
 from meshtrain.train.hyperparameters import Hyperparameters, RoundOptions
+from meshtrain.train.kept import Unkept
 from meshtrain.train.means import Means
 from meshtrain.train.optimizers import SCALER_ATTRIBUTES
 from meshwire.messages.learner import LearnerApplied, RoundDone
@@ -57,6 +58,7 @@ class Applying:
     Attributes:
         applied: the newest round in the base.
         squared_norm: of the means of the newest one that was not void.
+        kept: is told when the base changes.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Applying:
         self._after_round = after_round
         self.applied = 0
         self.squared_norm = 0.0
+        self.kept = Unkept()
 
     def apply(self, done: RoundDone) -> None:
         """A round that this learner's script does not step on itself. `p.grad` stays the script's.
@@ -110,6 +113,7 @@ class Applying:
 
     def step_under(self, options: RoundOptions | None) -> None:
         """The optimizer steps on the gradients in place, with a round's options (O3); None: with its own."""
+        self.kept.dirty()
         with nullcontext() if options is None else self._parts.hyperparameters.in_force(options.groups):
             self._step()
         self._parts.means.masks.hold()
@@ -121,6 +125,7 @@ class Applying:
             self.squared_norm = done.squared_norm
         if done.step:
             self._parts.view.drop(done.step)
+        self.kept.clean(done.round)
         self._channel.tell(LearnerApplied(round=done.round))
         self._after_round(done.round)
 

@@ -30,6 +30,11 @@ class Buffers:
         watched = [plan.spans[index].tensor for index in self._floats] + self._integers
         self._base = {index: tensors.places[index].tensor().detach().clone() for index in watched}
 
+    @property
+    def watched(self) -> dict[int, torch.Tensor]:
+        """What `base` has of each, by index; whoever replaces one of these tensors gives an equal one."""
+        return self._base
+
     def base(self, index: int) -> torch.Tensor | None:
         """The value of buffer `index` of the manifest after the last round; None for what does not change."""
         return self._base.get(index)

@@ -19,6 +19,7 @@ from meshtrain.train.gradients import Gradients, StepParts
 from meshtrain.train.growth import Growth
 from meshtrain.train.handover import OptimizerStep, WithoutMomentum
 from meshtrain.train.hyperparameters import Hyperparameters
+from meshtrain.train.kept import Unkept
 from meshtrain.train.localweights import LocalWeights
 from meshtrain.train.means import Means
 from meshtrain.train.overlay import Overlay
@@ -79,6 +80,7 @@ class Engine:
         state: of this model and optimizer, which hold the base after `progress.round`.
         named: adds the peers' names to a reason that names ranks.
         enter_round: called with the round that a step is for, before it begins; with s>0 it is a guess.
+        kept: where the base lies, if it is to outlive this process (J3); where there is a period nothing is.
     """
 
     def __init__(
@@ -92,8 +94,10 @@ class Engine:
         settings: EngineSettings,
         named: Callable[[str], str],
         enter_round: Callable[[int], None],
+        kept: Unkept,
     ) -> None:
         self._channel = channel
+        self._kept = kept
         self._enter_round = enter_round
         self._settings = settings
         self._state = state
@@ -107,11 +111,14 @@ class Engine:
         self._hyperparameters, self._clipping = Hyperparameters(state.optimizer), Clipping()
         self._untouched = Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
         self._steps: ScriptSteps
+        self._beside: list[torch.Tensor] | None = None
         if settings.period:
             self._put_together_periods(drawn, named)
         else:
             self._put_together_gradients(drawn, named)
         self._go_on_from(progress)
+        if self._beside is not None:
+            kept.begin(self._beside, self._buffers.watched, self._progress)
 
     def _put_together_gradients(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
         """Each backward pass is a round."""
@@ -126,6 +133,8 @@ class Engine:
         original = optimizer.step
         stepped = on_signs(optimizer, original) if settings.signs else original
         self._applying = Applying(base, lambda: step.take(optimizer, stepped), channel, named, self._after_round)
+        self._applying.kept = overlay.kept = self._kept
+        self._beside = overlay.beside
 
         def before_view() -> None:
             self._enter_round(self.boundary.decided + 1)

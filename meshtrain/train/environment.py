@@ -5,6 +5,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from meshtrain.errors import UsageError
+from meshwire.keptstate import KEPT_FD_VARIABLE
 from meshwire.local import (
     ENDPOINT_VARIABLE,
     JOB_VARIABLE,
@@ -20,12 +21,14 @@ class Environment:
     Attributes:
         endpoint: unix:PATH or tcp:HOST:PORT.
         memory_fd: descriptor of the shared memory; the learner sizes it.
+        kept_fd: of the memory for what outlives this process (J3); None: there is none.
     """
 
     endpoint: str
     token: str = field(repr=False)
     job: str
     memory_fd: int
+    kept_fd: int | None = None
 
     @classmethod
     def take(cls, variables: MutableMapping[str, str] = os.environ) -> "Environment | None":
@@ -47,4 +50,5 @@ class Environment:
             token=token,
             job=variables[JOB_VARIABLE],
             memory_fd=int(variables[MEMORY_FD_VARIABLE]),
+            kept_fd=int(variables[KEPT_FD_VARIABLE]) if KEPT_FD_VARIABLE in variables else None,
         )

@@ -182,6 +182,8 @@ class Gradients:
         if done.void:
             return
         self._parts.applying.decide_masks(done)
+        if base.buffers.watched:
+            self._parts.applying.kept.dirty()  # they are of the new round from here on
         for parameter, mean in base.means.of(done):
             if mean is None:
                 parameter.grad = None

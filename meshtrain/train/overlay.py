@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from meshtrain.train.clipping import Clipping
 from meshtrain.train.handover import OptimizerStep
 from meshtrain.train.hyperparameters import Hyperparameters, RoundOptions
+from meshtrain.train.kept import Unkept
 from meshtrain.train.twin import twin
 
 
@@ -35,6 +36,9 @@ class Overlay:
         coefficient: c; with 0 the view is the base, and nothing is kept.
         step: how an optimizer steps. Where the codec keeps the momentum, own gradients move the view as they are.
 
+    Attributes:
+        kept: is told where the base lies.
+
     Raises:
         NotSupported: the optimizer cannot be copied, and c is not 0.
     """
@@ -58,8 +62,14 @@ class Overlay:
         self._begun: dict[int, OwnStep] = {}  # by step: the one at hand, once its backward pass has ended
         self._own: dict[int, OwnStep] = {}
         self._shows_base = True
+        self.kept = Unkept()
         if coefficient:
             twin(optimizer)
+
+    @property
+    def beside(self) -> list[torch.Tensor]:
+        """The base beside the parameters; empty where they always hold it. Whoever replaces one gives an equal one."""
+        return self._base
 
     def keep(self, step: int, scale: float, packed: bytes) -> None:
         """The gradients of the step at hand, which is on its way into a round. They count from the next step on.
@@ -88,6 +98,7 @@ class Overlay:
         if self._coefficient and not self._shows_base:
             for parameter, base in zip(self._parameters, self._base, strict=True):
                 parameter.copy_(base)
+            self.kept.in_parameters()
         self._shows_base = True
 
     def step_over(self, newest_squared_norm: float) -> None:
@@ -116,6 +127,7 @@ class Overlay:
         for parameter, base in zip(self._parameters, self._base, strict=True):
             base.copy_(parameter)
         self._shows_base = False
+        self.kept.beside()
         self._go_ahead()
         if self._coefficient != 1.0:
             for parameter, base in zip(self._parameters, self._base, strict=True):

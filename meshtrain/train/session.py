@@ -26,6 +26,7 @@ from meshtrain.train.device import best_device, move_model
 from meshtrain.train.drawn import DrawnSamples
 from meshtrain.train.engine import Engine, EngineSettings
 from meshtrain.train.environment import Environment
+from meshtrain.train.kept import Kept, Unkept
 from meshtrain.train.loader import DealtLoader, dealable
 from meshtrain.train.means import Means
 from meshtrain.train.memory import learner_bytes
@@ -68,11 +69,12 @@ L = TypeVar("L")
 class Session:
     """What `meshtrain`'s functions do inside a job."""
 
-    def __init__(self, client: Client, welcome: LearnerWelcome, memory_fd: int) -> None:
+    def __init__(self, client: Client, welcome: LearnerWelcome, memory_fd: int, kept_fd: int | None = None) -> None:
         self._pid = os.getpid()
         self._channel = Channel(client)
         self._welcome = welcome
         self._memory_fd = memory_fd
+        self._kept_fd = kept_fd
         self._drawn = DrawnSamples()
         self._device: torch.device | None = None
         self._prepared = False
@@ -98,7 +100,7 @@ class Session:
         if not isinstance(welcome, LearnerWelcome):
             client.close()
             raise ConnectionLost(f"the daemon answered with {type(welcome).__name__}: it is of another version")
-        return cls(client, welcome, environment.memory_fd)
+        return cls(client, welcome, environment.memory_fd, environment.kept_fd)
 
     # Preparation
 
@@ -207,9 +209,10 @@ class Session:
         means = Means(built, RoundPlans(plan), slots, masked.Masks(built, masks))
         outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
         state = ReplicaState(built, optimizer, means.masks, outer)
+        kept = self._kept(means, optimizer)
         self._engine = Engine(
             state,
-            self._take_over(state),
+            self._take_over(state, kept),
             means,
             self._channel,
             self._drawn,
@@ -224,6 +227,7 @@ class Session:
             ),
             self._with_names,
             growing.enter_round if growing is not None else lambda _: None,
+            kept,
         )
         self._channel.route(StepLost, self._step_lost)
         self._engine.boundary.wait_start()
@@ -255,13 +259,23 @@ class Session:
             f"the samples of epoch {epoch + 1} are used up", self._deal.settled, f"the end of epoch {epoch + 1}"
         )
 
-    def _take_over(self, state: ReplicaState) -> Progress:
+    def _kept(self, means: Means, optimizer: torch.optim.Optimizer) -> Unkept:
+        """J3: on the CPU the base can outlive this process, but for masks and the weights of a period."""
+        spec = self._welcome.spec
+        if self._kept_fd is None or self.device.type != "cpu" or spec.sync.period or spec.masks is not None:
+            return Unkept()
+        frozen = [tensor for _, _, tensor in means.tensors.kind("frozen")]
+        return Kept(self._kept_fd, means.parameters(), frozen, optimizer)
+
+    def _take_over(self, state: ReplicaState, kept: Unkept) -> Progress:
         """The start that all peers have in common, or where the job is now (J1)."""
         task = self._ask(LearnerState(units=state.digests()), "comparison of the start states")
         if not isinstance(task, StateTask):
             raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
         progress = Progress()
-        if task.write:
+        if task.kept:
+            progress = kept.take_over(state.tensor, task.round)
+        elif task.write:
             state.export(task.units, Path(task.folder))
         else:
             progress = state.load(task.units, Path(task.folder), task.round)

@@ -89,6 +89,10 @@ class ReplicaState:
         """Number of units."""
         return len(self._singles) + bool(self._frozen) + 1
 
+    def tensor(self, index: int) -> torch.Tensor:
+        """Of the model, by the manifest's index."""
+        return self._tensors.places[index].tensor()
+
     def digests(self) -> tuple[bytes, ...]:
         """SHA-256 of every unit."""
         return tuple(_digest(self._read(unit)) for unit in range(self.count))

@@ -50,7 +50,8 @@ class Measurement(Wire):
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """One learner's memory and its daemon's, in bytes, by what it is for. Not in it: what the forward and backward
-    passes need, the loader's batches, and the programs themselves.
+    passes need, the loader's batches, and the programs themselves. Parameters, view and optimizer state are counted
+    once, whether they lie in memory that outlives the learner (J3) or not.
 
     Attributes:
         parameters: of the model; frozen ones too.

@@ -209,6 +209,14 @@ class Membership:
         """Linked devices that have told lately in which generation they are."""
         return self._state.outside.told
 
+    def look_again(self, now_s: float) -> list[Effect]:
+        """What this member told of its `Holding` is so no more: where nobody computes, it may be what all wait for."""
+        state = self._state
+        if state.phase is not Phase.OUT and not state.change.learning:
+            state.petitions.wish(state.me.device, "anew", now_s)
+            state.send_members(Wish(job=state.job, kind="anew"))
+        return self._settle(now_s)
+
     def note_progress(self, samples: int) -> None:
         """Samples in the rounds that are complete here, for `Where`."""
         self._state.samples = samples

@@ -39,6 +39,7 @@ class CatchUpFrom:
     """Fetch the rounds up to `enter.cut` from `device`; then answer with `caught_up`.
 
     `reload`: this member's history is not the one that is kept, or it has none: end the learner, start from the cut.
+    With `enter.way` "back" that is true of all: `device`, which may be this one, has the cut's state (J3).
     """
 
     rank: int
@@ -84,7 +85,7 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class NobodyLearns:
-    """The generation that was entered has no learning member, the one before had: nobody holds the base for certain."""
+    """In the generation that was entered no learner computes, and nothing is left that one could load (J3)."""
 
     generation: Generation
 

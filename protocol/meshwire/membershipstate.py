@@ -275,6 +275,8 @@ class State:
     def would_say(self, held: Standing | None = None) -> Standing:
         """What this member would say now, with these rounds or none."""
         say = {"linked": self.links.ranks(self.change), "votes": self.votes.told, "forgot": self.votes.forgot}
+        if held is not None:
+            say["holding"] = held.holding
         if self.entered is None:
             return NOTHING.model_copy(update=say)
         history = electorate_of(self.entered, entered=True)
@@ -292,15 +294,17 @@ class State:
             self.enter(now_s)
             return
         if reload:
-            self.entered = None
+            if (
+                enter.way != "back"
+            ):  # else the own history counts until the saved state's is here: its source may be lost
+                self.entered = None
             self.wish.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
 
     def enter(self, now_s: float) -> None:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
-        before, generation = self.entered, self.change
-        self.entered = generation
+        generation = self.entered = self.change
         self.votes.enter(generation)
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
         self.told, self.ahead = {}, {}
@@ -308,7 +312,7 @@ class State:
         self.petitions.settle(self._promised_at_s)
         self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
         self.effects.append(EnterGeneration(generation, self._committed))
-        if not generation.learning and (before is None or before.learning):
+        if self._committed.way == "none":
             self.effects.append(NobodyLearns(generation))
         self.send_members(Entered(job=self.job, generation=generation.hash64()))
         live = {member.device for member in generation.live.values()}

@@ -9,7 +9,7 @@ from meshwire.memberlinks import MemberLinks
 from meshwire.messages.generation import AskIn
 from meshwire.messages.job import Generation, Member
 
-Kind = Literal["learn", "rest", "leave"]
+Kind = Literal["learn", "rest", "leave", "anew"]
 
 
 class Petitions:
@@ -62,5 +62,6 @@ class Petitions:
         """The ranks in `generation` that wish so, if it is not so yet."""
         ranks = {rank_of(generation, device) for device, (wish, _) in self._wishes.items() if wish == kind}
         resting = {*generation.ranks} - {*generation.learning}
-        content = {"learn": {*generation.learning}, "rest": resting, "leave": set()}
+        settled = {*generation.ranks} if generation.learning else set()  # whoever computes holds the base
+        content = {"learn": {*generation.learning}, "rest": resting, "leave": set(), "anew": settled}
         return {rank for rank in ranks if rank in generation.ranks and rank not in content[kind]}

@@ -77,6 +77,8 @@ def enter_wrong(enter: Enter, generation: Generation, rank: int, standing: Stand
         return "it does not tell what each member holds"
     if not {*enter.reload} <= {*generation.ranks} or enter.source not in generation.ranks:
         return "it names ranks that are not in the generation"
+    if enter.way == "back" and (enter.reload != generation.ranks or generation.learning):
+        return "it gives rounds up that a learner has computed with"
     if rank in enter.reload:
         nobody = enter.reload == generation.ranks
         return "its source holds no history" if enter.source in enter.reload and not nobody else None

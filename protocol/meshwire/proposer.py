@@ -2,13 +2,24 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from meshwire.entitled import is_entitled, is_gone, newest_history, still_there
 from meshwire.membershipevents import Phase
 from meshwire.membershipstate import State
 from meshwire.messages.generation import Electorate, Enter, Propose, Standing
 from meshwire.messages.job import Generation, Member
+from meshwire.petitions import Kind
 from meshwire.proposing import Roll, enter_message, worst_linked
+
+WISHES: Mapping[Kind, str] = MappingProxyType(
+    {
+        "leave": "leaves",
+        "learn": "is ready to compute",
+        "rest": "computes no more",
+        "anew": "holds the base no more",
+    }
+)
 
 
 @dataclass(slots=True)
@@ -174,8 +185,8 @@ class Proposer:
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
-        for kind, text in (("leave", "leaves"), ("learn", "is ready to compute"), ("rest", "computes no more")):
-            if ranks := state.petitions.wishing(kind, state.change):  # type: ignore[arg-type]
+        for kind, text in WISHES.items():
+            if ranks := state.petitions.wishing(kind, state.change):
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
@@ -268,12 +279,12 @@ class Proposer:
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
         here = {rank for rank, member in entered.live.items() if rank in roll.ranks and roll.members[rank] == member}
-        if not here & {*entered.learning}:
-            self.waiting += "; nobody who computes is here"
-            return float("inf")
         gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
         if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
             return now_s  # nobody is missed who was here when they went on
+        if not here & {*entered.learning}:
+            self.waiting += "; nobody who computes is here"
+            return float("inf")
         assert self._outvoted_since_s is not None
         counted = f"{len(here & {*entered.counted})} of {len(entered.counted) + len(entered.gone)} that count are here"
         wait_s = state.timeouts.provisional_s

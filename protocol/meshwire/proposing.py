@@ -8,6 +8,7 @@ from meshwire.chain import START
 from meshwire.lineage import rank_of
 from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.job import Generation, Member
+from meshwire.wayon import WayOn, way_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,9 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
 def enter_message(generation: Generation, standings: Mapping[int, Standing], proposer: int) -> Enter:
     """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
     kept = keep(standings, proposer)
+    way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
+    if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
+        kept = Kept(*saved, way.source, tuple(sorted(standings)))
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
     follows = max((held for rank, held in standings.items() if rank not in kept.reload), key=_counted, default=None)
     return Enter(
@@ -107,7 +111,8 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
         reload=kept.reload,
         counted=0 if follows is None else follows.counted,
         learning=() if follows is None else follows.learning,
-        founded=any(held.founded for rank, held in standings.items() if rank not in kept.reload),
+        founded=any(held.founded for rank, held in standings.items() if way.way == "back" or rank not in kept.reload),
+        way=way.way,
     )
 
 

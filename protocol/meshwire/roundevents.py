@@ -83,10 +83,10 @@ class RoundComplete:
     def not_finite(self) -> bool:
         """A gradient, or their sum, was not finite, and no GradScaler answers for it: V1's `--on-nan` decides.
 
-        A lost learner (V2) is no such case.
+        A lost learner (V2) is no such case, nor is a round to which nobody contributed (G6).
         """
         named = any(poison.parameter and not poison.overflow for poison in self.poisons.values())
-        return named or (self.void and not self.poisons)
+        return named or (self.void and not self.poisons and bool(self.binds))
 
     @property
     def hyperparameters(self) -> bytes:

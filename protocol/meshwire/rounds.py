@@ -119,10 +119,18 @@ class RoundMachine(RoundCore):
         return self._settle(now_s)
 
     def absent(
-        self, reason: str, now_s: float, *, gone: bool = False, loading: bool = False, rests: bool = False
+        self,
+        reason: str,
+        now_s: float,
+        *,
+        gone: bool = False,
+        loading: bool = False,
+        holds: int | None = None,
+        rests: bool = False,
     ) -> list[Effect]:
         """The learner is idle or paused (R5); or `gone`: finished or dead, and nothing is kept for it; or `loading`: it
-        will be `loaded` with a base of what is complete now or later, and what follows is kept for it (J1).
+        will be `loaded` with a base of what is complete now or later, and what follows is kept for it (J1); or dead,
+        while memory `holds` its base after this round, and what follows is kept for the next one (J3).
 
         What it had bound is void (V2), unless this member `rests` from the next generation on, which is on its way: the
         round stays open until then, and runs again there without it. An absent learner may be absent for another reason
@@ -138,7 +146,9 @@ class RoundMachine(RoundCore):
         if loading and not learner.loading:
             learner.applied = self.complete
             learner.times = StepTimes()  # it compiles and allocates anew
-        learner.gone, learner.loading = gone, loading
+        if holds is not None:
+            learner.applied = min(max(learner.applied, holds), self.complete)
+        learner.gone, learner.loading = gone, loading or holds is not None
         return self._settle(now_s)
 
     def loaded(self, round_: int, now_s: float) -> list[Effect]:

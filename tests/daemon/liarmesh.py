@@ -157,7 +157,7 @@ class Peer:
         )
         quiet = SimpleNamespace(entered=nothing, round_complete=nothing, forget=nothing)
         wishes = LearnerWishes(
-            begin=nothing, end=nothing, changed=self._changed, fail=self.failed.append,
+            begin=nothing, end=nothing, comes=lambda: True, changed=self._changed, fail=self.failed.append,
             why_none=lambda: "nobody learns", turned_away=self.failed.append,
         )  # fmt: skip
         any_: Any = cast(Any, node)

@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import tracemalloc
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
@@ -11,6 +13,7 @@ import pytest
 
 from meshtraind import enlisting, joining, learnerlife
 from meshtraind import generations as generations_module
+from meshtraind import passage as passage_module
 from meshtraind.agreement import Agreement
 from meshtraind.board import Board
 from meshtraind.catchup import Beginning, FalseRoundError, fetch_rounds
@@ -18,7 +21,7 @@ from meshtraind.connection import ConnectionLost, RequestError
 from meshtraind.enlisting import Enlisting
 from meshtraind.generations import Generations
 from meshtraind.job import Job, Way
-from meshtraind.joining import Joining
+from meshtraind.joining import Joining, Sources
 from meshtraind.learnerlife import LearnerLife
 from meshtraind.learnertokens import LearnerTokens
 from meshtraind.memory import SharedMemory, SharedMemoryError
@@ -30,7 +33,7 @@ from meshwire.codec import parse_codec
 from meshwire.jobs import JobEvent, JobState
 from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
+from meshwire.messages.generation import AskState, CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
@@ -189,6 +192,10 @@ async def test_a_state_is_asked_for_of_after_a_round_that_what_follows_is_built_
         rounds = desk.maker.loading(desk.generation, cut, memory)
         assert rounds.learner.loads() == 30 + lag
         rounds.close()
+        back = replace(cut, entry=replace(cut.entry, anew=True))
+        rounds = desk.maker.loading(desk.generation, back, memory)
+        assert rounds.learner.loads() == 30, "J3: where all go back, a codec begins as at the start of the job"
+        rounds.close()
         memory.close()
 
 
@@ -217,7 +224,18 @@ def state_of(round_: int, chain: bytes | None = None) -> SavedState:
     return SavedState(round=round_, chain=chain or chain_of(round_), units=(UNIT,))
 
 
-async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTask:
+async def nothing_saved(_asked: AskState) -> SavedState:
+    """What a device answers whose learner has left nothing."""
+    raise RequestError("its learner holds no state now")
+
+
+async def ask_state(
+    monkeypatch: pytest.MonkeyPatch,
+    *donors: Offers,
+    others: tuple[Offers, ...] = (),
+    own: Callable[[AskState], Awaitable[SavedState]] = nothing_saved,
+    kept: int | None = None,
+) -> StateTask:
     """By a device whose rounds go on, one in each millisecond."""
     learner = SimpleNamespace(loads=lambda: 7)
     rounds = SimpleNamespace(complete=7, learner=learner, chain_after=chain_of)
@@ -235,9 +253,9 @@ async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTa
     monkeypatch.setattr(joining, "POLL_S", 0.001)
     spec = SimpleNamespace(job=JOB, codec="fp32", sync=sync_settings("bsp"))
     job, nothing = SimpleNamespace(spec=spec, folder=Path("none")), cast(Any, None)
-    asker = Joining(
-        cast(Any, job), cast(Any, rounds), nothing, lambda: cast(Any, donors), nothing, lambda: 0, lambda _: None
-    )
+    monkeypatch.setattr(joining, "lay_out", lambda *_: None)
+    sources = Sources(lambda: cast(Any, donors), lambda: cast(Any, others), own)
+    asker = Joining(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None, kept)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:
@@ -247,6 +265,37 @@ async def ask_state(monkeypatch: pytest.MonkeyPatch, *donors: Offers) -> StateTa
 
 
 UNIT = BlobRef(sha256=bytes(32), size_bytes=1)
+
+
+@pytest.mark.asyncio
+async def test_the_base_in_memory_is_taken_over_before_anybody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: it costs nobody anything."""
+    task = await ask_state(monkeypatch, Offers(), kept=6)
+    assert (task.kept, task.round, task.units) == (True, 6, (0,))
+
+
+@pytest.mark.asyncio
+async def test_where_nobody_computes_what_lies_on_a_disk_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: this device's own, or what another has, as soon as it has it."""
+
+    async def own(asked: AskState) -> SavedState:
+        return state_of(asked.after_round)
+
+    assert (await ask_state(monkeypatch, own=own)).round == 7
+    other = Offers(RequestError("its learner holds no state now"), state_of(8))
+    assert (await ask_state(monkeypatch, others=(other,))).round == 8
+
+    async def of_another_history(_asked: AskState) -> SavedState:
+        return state_of(7, b"another".ljust(16))
+
+    assert (await ask_state(monkeypatch, own=of_another_history, others=(Offers(state_of(9)),))).round == 9
+
+
+@pytest.mark.asyncio
+async def test_a_member_that_computes_and_has_no_state_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: its learner was killed, and the next one is on its way."""
+    refused = [RequestError("its learner has ended")] * 3
+    assert (await ask_state(monkeypatch, Offers(*refused, state_of(9)))).round == 9
 
 
 @pytest.mark.asyncio
@@ -438,7 +487,7 @@ class Machine:
 
 def generations(host: object, links: dict[str, Any]) -> tuple[Generations, Machine, TaskSet]:
     tasks, job = TaskSet("test"), cast(Any, job_of("ab", 0))
-    node = SimpleNamespace(member=job.members[0], patience_s=5.0, links=links)
+    node = SimpleNamespace(member=job.members[0], device=job.members[0].device, patience_s=5.0, links=links)
     shell = Generations(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)
     machine = Machine()
     shell._machine = cast(Any, machine)
@@ -606,13 +655,14 @@ async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
     passage._node = SimpleNamespace(name="anna")
     passage._drop_rounds = lambda: None
     passage._job = SimpleNamespace(take=lambda _generation: None)
+    passage._donor = passage._checkpointing = SimpleNamespace(forget=lambda **_: None)
 
     def loading(*_args: object) -> None:
         raise SharedMemoryError("no 8 bytes of shared memory")
 
     passage._maker = SimpleNamespace(loading=loading)
     with pytest.raises(RequestError, match="anna cannot take part: no 8 bytes of shared memory"):
-        passage.begin_loading(object(), object())
+        passage.begin_loading(object(), SimpleNamespace(entry=Entry()))
     passage.memory.close()
 
 
@@ -678,3 +728,154 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     await asyncio.wait_for(fetching, 10)
     assert job.state is (JobState.CANCELLED if ends else JobState.READY)
     assert results.exists()
+
+
+# J3: no learner is left
+
+
+def back_to(round_: int, device: str) -> CatchUpFrom:
+    effect = catch_up(reload=True)
+    enter = effect.enter.model_copy(update={"way": "back", "cut": round_, "chain": chain_of(round_)})
+    return replace(effect, enter=enter, device=device)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("own", [True, False])
+async def test_who_goes_back_says_what_is_given_up(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: to its own checkpoint, without asking anybody, or to that of another."""
+    begun: list[int] = []
+    saved = SimpleNamespace(entry=Entry(complete=5, samples=50))
+
+    async def fetched(*_: object) -> SimpleNamespace:
+        return saved
+
+    monkeypatch.setattr(generations_module, "fetch_beginning", fetched)
+    host = SimpleNamespace(
+        rounds=SimpleNamespace(complete=9, history_samples=90),
+        saved_beginning=lambda _enter: saved,
+        begin_loading=lambda _generation, beginning: begun.append(beginning.entry.complete),
+    )
+    shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
+    told: list[GivenUp] = []
+    shell._job = cast(Any, SimpleNamespace(spec=shell._job.spec, take_given_up=told.extend))
+    shell._perform([back_to(5, shell._node.device if own else "b")])
+    await turns()
+    assert (begun, machine.answers) == ([5], ["caught up"])
+    (lost,) = told
+    assert (lost.first, lost.last, lost.samples, lost.made_by == lost.kept) == (6, 9, 40, True)
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_a_checkpoint_that_is_gone_is_no_way_back() -> None:
+    """J3: it asks in, and the others look for something else."""
+
+    def gone(_enter: Enter) -> None:
+        raise RequestError("the checkpoint after round 5 is gone")
+
+    host = SimpleNamespace(rounds=SimpleNamespace(complete=9, history_samples=90), saved_beginning=gone)
+    shell, machine, tasks = generations(host, {})
+    shell._perform([back_to(5, shell._node.device)])
+    await turns()
+    assert machine.answers == ["the checkpoint after round 5 is gone"]
+    await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """J3: the deal of samples of a later round would be another one."""
+    passage = cast(Any, object.__new__(Passage))
+    rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
+    passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
+    passage._agreement = SimpleNamespace(passed=2)
+    passage.generations, machine, tasks = generations(passage, {})
+    generation = machine.promised = cast(Any, job_of("ab", 0)).generation
+    asked = CatchUp(job=JOB, generation=generation.hash64(), complete=None, cut=5)
+    asyncio.get_running_loop().call_later(0.03, setattr, rounds, "complete", 5)
+    assert (await passage.asked("b", asked)).seen == 3
+    assert rounds.complete == 5
+    monkeypatch.setattr(passage_module, "GO_BACK_TIMEOUT_S", 0.0)
+    rounds.complete = 9
+    with pytest.raises(RequestError, match="anna is at round 9, not 5"):
+        await passage.asked("b", asked)
+    await tasks.close()
+
+
+class Bereaved:
+    """A passage whose learner has ended, and what it then does."""
+
+    def __init__(self, kept: int | None, *, comes: bool = True, complete: int = 8) -> None:
+        self.done: list[str] = []
+        self.passage = passage = cast(Any, object.__new__(Passage))
+        learner = SimpleNamespace(could_hold=lambda round_: 6 <= round_ <= complete, dead=self._dead)
+        self.rounds = SimpleNamespace(learner=learner, hold_others_up=False)
+        passage._learner = SimpleNamespace(
+            rounds=self.rounds, preparation=None, was_ready=True, begin_anew=self._begin_anew
+        )
+        passage._founding = None
+        passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
+        passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB))
+        passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
+        passage._wishes = SimpleNamespace(comes=lambda: comes)
+        passage.generations = SimpleNamespace(
+            wish=self.done.append, look_again=lambda: self.done.append("look again"), close=lambda: None
+        )
+        passage.memory = SimpleNamespace(kept=self)
+        self.kept, self.trusted = kept, True
+
+    def round(self) -> int | None:
+        return self.kept if self.trusted else None
+
+    def clear(self) -> None:
+        self.done.append("clear")
+
+    def _dead(self, _reason: str, holds: int | None = None) -> None:
+        self.done.append(f"dead with {holds}")
+
+    def _begin_anew(self, _rounds: object, joining: Joining) -> None:
+        self.passage._learner.preparation = joining
+
+
+def test_the_base_in_memory_waits_for_the_next_learner() -> None:
+    """J3: what it holds is known before the others hear that it computes no more, for they decide by that."""
+    bereaved = Bereaved(7)
+    assert bereaved.passage.learner_died(failed=False)
+    assert bereaved.done == ["dead with 7", "rest", "look again"]
+    assert bereaved.passage._learner.preparation.kept
+
+
+@pytest.mark.parametrize(
+    ("kept", "comes"),
+    [(None, True), (5, True), (9, True), (7, False)],
+    ids=["none", "too old", "unknown", "no learner"],
+)
+def test_memory_that_nobody_can_use_is_given_back(kept: int | None, comes: bool) -> None:
+    """J3, M1."""
+    bereaved = Bereaved(kept, comes=comes)
+    bereaved.passage.learner_died(failed=False)
+    assert bereaved.done == ["dead with None", "clear", "rest", "look again"]
+
+
+def test_a_base_that_could_not_be_taken_over_is_not_tried_again() -> None:
+    """J3: the process failed before it was ready; one that was killed tries again."""
+    bereaved = Bereaved(7)
+    bereaved.passage.learner_died(failed=False)
+    bereaved.passage._learner.was_ready = False
+    bereaved.passage.learner_died(failed=False)
+    assert bereaved.passage._learner.preparation.kept
+    bereaved.passage.learner_died(failed=True)
+    assert not bereaved.passage._learner.preparation.kept
+
+
+def test_nobody_waits_for_who_could_find_its_base_in_memory() -> None:
+    """J3, R5: when no more rounds can be kept for it, it loads the others' state like any other."""
+    bereaved = Bereaved(7)
+    bereaved.passage.learner_died(failed=False)
+    joining_ = bereaved.passage._learner.preparation
+    bereaved.passage._round_complete(bereaved.rounds, 9)
+    assert joining_.kept
+    bereaved.rounds.hold_others_up = True
+    bereaved.done.clear()
+    bereaved.passage._round_complete(bereaved.rounds, 10)
+    assert not joining_.kept
+    assert bereaved.done == ["clear", "dead with None"]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshtraind.memory import SharedMemory, SharedMemoryError
-from meshwire.local import MemoryLayout
+from meshwire.keptstate import DIRTY_OFFSET, HEADER_BYTES, KeptHeader, sample_digest
+from meshwire.local import PAGE_BYTES, MemoryLayout
 
 LAYOUT = MemoryLayout.for_bound(values=1024, staleness=0)
 NAMED = Path("/dev/shm")
@@ -45,6 +46,43 @@ def test_nobody_shrinks_it_under_the_daemon(memory: SharedMemory) -> None:
     with pytest.raises(PermissionError):
         os.ftruncate(memory.descriptor, 0)
     memory.raw(1)[:] = bytes(LAYOUT.values * 4)
+
+
+def test_what_is_kept_is_used_only_as_it_was_left(memory: SharedMemory) -> None:
+    """J3: a base that a round changes, that is not trusted, or of which a word is another, is none."""
+    kept = memory.kept
+    assert kept.descriptor is not None
+    assert kept.round() is None, "nobody has filled it"
+    words = os.urandom(PAGE_BYTES)
+    spans = (HEADER_BYTES, PAGE_BYTES), (HEADER_BYTES, 8), (HEADER_BYTES, 8)
+    header = KeptHeader(False, 7, *spans, HEADER_BYTES + PAGE_BYTES, sample_digest(words))
+    os.pwrite(kept.descriptor, header.pack().ljust(HEADER_BYTES, b"\0") + words, 0)
+    assert kept.round() == 7
+    os.pwrite(kept.descriptor, b"\1", DIRTY_OFFSET)
+    assert kept.round() is None
+    os.pwrite(kept.descriptor, b"\0", DIRTY_OFFSET)
+    os.pwrite(kept.descriptor, b"changed!", HEADER_BYTES + 1024)
+    assert kept.round() is None
+    os.pwrite(kept.descriptor, words, HEADER_BYTES)
+    assert kept.round() == 7
+    os.ftruncate(kept.descriptor, HEADER_BYTES)
+    assert kept.round() is None, "a part of it is gone"
+    os.pwrite(kept.descriptor, words, HEADER_BYTES)
+    kept.trusted = False
+    assert kept.round() is None
+    kept.clear()
+    assert (kept.round(), os.fstat(kept.descriptor).st_size) == (None, 0)
+
+
+def test_what_is_kept_goes_with_the_rest() -> None:
+    """M2: with the job."""
+    memory = SharedMemory()
+    descriptor = memory.kept.descriptor
+    memory.close()
+    assert descriptor is not None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
+    assert memory.kept.round() is None
 
 
 def test_a_size_that_is_not_the_models_is_refused() -> None:

@@ -262,6 +262,16 @@ SAVED = LOSS.model_copy(update={"saved": (1099, "ab12cd34")})
 SAVED_TOLD = f"{LOSS_TOLD}. To go on from what was given up: meshtrain submit --resume {JOB}@1099-ab12cd34"
 
 
+def test_rounds_that_all_have_given_up_are_told_as_such() -> None:
+    """J3: there is no other side."""
+    lost = GivenUp(first=951, last=1100, samples=9600, made_by=(0, 1), kept=(0, 1))
+    told = (
+        "rounds 951 to 1100 of anna and bert (9600 samples) were given up: every script was lost, and the newest "
+        "checkpoint is that after round 950"
+    )
+    assert news(AGAIN, AGAIN.model_copy(update={"given_up": (lost,)})) == [told]
+
+
 def test_rounds_that_were_given_up_are_told_once_to_who_follows_on_any_member(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -15,7 +15,7 @@ from meshtrain.cli.logpieces import ScriptErrors
 from meshtraind import learner
 from meshtraind.learner import INHERITED, Learner
 from meshtraind.learnerenvironment import learner_environment
-from meshtraind.learnerlife import RESTARTS_MAX, Ending, LearnerLife
+from meshtraind.learnerlife import RESTARTS_MAX, Ending, LearnerLife, pause_s
 from meshtraind.scripterror import CHARS_MAX, ScriptError, explain_end
 from meshwire.scriptlog import ERROR_BEGINS, ERROR_ENDS
 
@@ -278,6 +278,7 @@ def test_no_script_finds_torchruns_variables(monkeypatch: pytest.MonkeyPatch) ->
 
 KEY_ERROR = ScriptError("KeyError", "KeyError: 'a'", "train.py, line 6", "", hopeless=False)
 OTHER_LINE = ScriptError("KeyError", "KeyError: 'a'", "train.py, line 7", "", hopeless=False)
+OF_THE_MESH = ScriptError("ConnectionLost", "the daemon went away", "train.py, line 6", "", False, of_mesh=True)
 SYNTAX = ScriptError("SyntaxError", "SyntaxError: no", "train.py, line 6", "", hopeless=True)
 
 
@@ -313,10 +314,26 @@ def test_what_differs_may_be_an_accident(life: LearnerLife, second: Callable[[Le
     assert not life.hopeless
 
 
-def test_signals_are_accidents_until_there_were_too_many(life: LearnerLife) -> None:
-    endings = [ends(life, -9) for _ in range(RESTARTS_MAX + 1)]
+def test_signals_are_accidents_however_many_there_were(life: LearnerLife) -> None:
+    """J3: they cost no restart of the script's own errors; a loss of the mesh does not either."""
+    assert [ends(life, -9) for _ in range(2 * RESTARTS_MAX)] == [Ending.RESTART] * 2 * RESTARTS_MAX
+    assert ends(life, 1, OF_THE_MESH) is ends(life, 1, OF_THE_MESH) is Ending.RESTART
+    assert life.restarts == 0
+    endings = [ends(life, 7, steps=step) for step in range(RESTARTS_MAX + 1)]
     assert endings == [*[Ending.RESTART] * RESTARTS_MAX, Ending.FORWARD]
-    assert not life.hopeless
+    assert life.given_up
+
+
+def test_who_is_killed_again_and_again_backs_off() -> None:
+    """J3: at once after the first time; what an error costs is told apart from that."""
+    assert [pause_s(kills) for kills in (1, 2, 3, 4, 8, 9, 99)] == [0, 1, 2, 4, 60, 60, 60]
+
+
+def test_an_error_at_the_same_round_comes_again(life: LearnerLife) -> None:
+    """J3: a process that has taken the base over from memory counts its steps anew."""
+    life.error = KEY_ERROR
+    assert life.after(1, 0, steps=17, round_=17) is Ending.RESTART
+    assert life.after(1, 0, steps=0, round_=17) is Ending.FORWARD
 
 
 def test_a_script_that_cannot_run_is_started_once(life: LearnerLife) -> None:
@@ -350,7 +367,7 @@ async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path
     (folder / "train.py").write_text("import sys\nif sys.argv[1] == 'fail':\n    raise ValueError('x')\n")
     descriptor = os.open(os.devnull, os.O_RDONLY)
     try:
-        memory = cast(Any, SimpleNamespace(descriptor=descriptor))
+        memory = cast(Any, SimpleNamespace(descriptor=descriptor, kept=SimpleNamespace(descriptor=None)))
         for what, kind in (("fail", "ValueError"), ("pass", None)):
             spec = cast(Any, SimpleNamespace(script="train.py", args=(what,), independent=False))
             process = Learner(folder, spec, tmp_path / "rank0.log", memory)

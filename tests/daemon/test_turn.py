@@ -170,3 +170,30 @@ def test_a_learner_that_is_gone_is_told_nothing(desk: Desk) -> None:
     desk.complete(2)
     desk.turn.decoded(1)
     assert desk.told() == []
+
+
+def test_a_round_in_hand_is_given_again_to_the_next_process(desk: Desk) -> None:
+    """J3: killed with it in hand, and the base before it in memory. It was another process whose step is in it, and the
+    means are decoded anew, for they may be clipped where they lie."""
+    desk.complete(1, 2)
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1)]
+    desk.turn.away()
+    desk.turn.returned(0)
+    assert desk.told() == [], "what lies in the slot is not looked at"
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1).model_copy(update={"step": 0})]
+    desk.machine.applied = 1
+    desk.turn.decoded(2)
+    assert desk.told() == [done(2).model_copy(update={"step": 0})]
+
+
+def test_a_round_that_was_applied_in_memory_is_not_given_again(desk: Desk) -> None:
+    """J3: killed before its daemon has heard that the round is in the base."""
+    desk.complete(1)
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1)]
+    desk.turn.away()
+    desk.turn.returned(1)
+    desk.turn.decoded(1)
+    assert desk.told() == []

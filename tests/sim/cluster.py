@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from meshtraind.roundhistory import Entry
 from meshwire.chain import START
 from meshwire.lineage import Beginning
 from meshwire.messages.generation import Enter, Where
@@ -211,6 +212,12 @@ class Cluster:
         lost = self.histories.rounds(chain_)[parted.cut :]
         assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
         self.told_lost.append((len(lost), len(kept.generation.ranks)))
+
+    def went_back(self, daemon: Daemon, entry: Entry) -> None:
+        """J3: every learner is lost, with its base. A daemon goes back to a state that was saved."""
+        assert daemon.rounds is None or daemon.rounds.path.get(entry.complete, entry.chain) == entry.chain
+        self.tell(daemon.name, f"goes back to the state after round {entry.complete}")
+        self.befallen["gone back"] += 1
 
     # Invariants.
 

@@ -49,6 +49,7 @@ class CatchUp:
     """`meshwire.messages.generation.CatchUp`, answered by `ServedRounds` or, if `complete` is None, by a `Deal`."""
 
     complete: int | None
+    cut: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,7 @@ class Daemon(Node):
             later=self.later,
             send=self._send_all,
             notify=self.life.notify,
+            on_round=self.life.round_complete,
         )
 
     def wake(self, order: Wake) -> None:
@@ -178,6 +180,8 @@ class Daemon(Node):
                 self.requests.received(link, body)
             case _:
                 self._perform(self.machine.receive(peer.member.device, body, self.world.now_s))  # type: ignore[arg-type]
+        if self.rounds is not None:
+            self.life.base_changed(self.rounds)
         self.world.check(self)
 
     def _send_all(self, body: News | Part) -> None:
@@ -204,6 +208,10 @@ class Daemon(Node):
     def wish(self, kind: Kind) -> None:
         """Of the learner, or of whoever lets this device go."""
         self._perform(self.machine.wish(kind, self.world.now_s))
+
+    def look_again(self) -> None:
+        """Its learner's base may be lost."""
+        self._perform(self.machine.look_again(self.world.now_s))
 
     def wish_leave(self) -> None:
         """`meshtrain leave`, where somebody else can go on."""
@@ -277,6 +285,7 @@ class Daemon(Node):
             standing = self.rounds.standing()
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+        standing = standing.model_copy(update={"holding": self.life.holding()})
         held = f"holding {standing.complete} rounds" if self.rounds is not None else "without a history"
         self.world.tell(self.name, f"promises generation {generation.number}, {held}")
         self.world.moments.come(Moment.PROMISES, self.number)
@@ -286,11 +295,16 @@ class Daemon(Node):
         self._catching_up += 1
         self.world.moments.come(Moment.CATCHES_UP, self.number)
         link = self.links.get(int(effect.device, 16) - 1)
-        if link is None:
+        if effect.device == self.member.device:
+            saved = self.life.saved
+            assert saved is not None
+            assert (saved.complete, saved.chain) == (effect.enter.cut, effect.enter.chain)
+            self._begin_loading(effect, saved)
+        elif link is None:
             self._perform(self.machine.cannot_catch_up("it is not linked any more", self.world.now_s))
         elif effect.reload or self.rounds is None:
             took = partial(self._take_beginning, self._catching_up, effect)
-            self.requests.ask(link, CatchUp(None), CATCH_UP_TIMEOUT_S, took)
+            self.requests.ask(link, CatchUp(None, effect.enter.cut), CATCH_UP_TIMEOUT_S, took)
         else:
             self._ask_rounds(self._catching_up, link, effect.enter)
 
@@ -321,11 +335,20 @@ class Daemon(Node):
             self._perform(self.machine.cannot_catch_up(answer.reason, self.world.now_s))
             return
         assert isinstance(answer, Deal)
+        enter = effect.enter
+        anew = enter.way == "back"
+        entry = Entry(enter.cut, enter.chain, answer.samples, answer.state, enter.counted, enter.learning, anew)
+        self._begin_loading(effect, entry)
+
+    def _begin_loading(self, effect: CatchUpFrom, entry: Entry) -> None:
+        if effect.enter.way == "back":
+            self._without_learner = True
+            self.life.end()
+            self.world.went_back(self, entry)
+        self.life.forget(above=entry.complete if entry.anew else -1)
         self._drop_rounds()
         self._path.forget()
         self.generation = effect.generation
-        enter = effect.enter
-        entry = Entry(enter.cut, enter.chain, answer.samples, answer.state, enter.counted, enter.learning)
         self.rounds = self._make_rounds(effect.generation, entry, loading=True)
         self.life.load_next()
         self._perform(self.machine.caught_up(self.world.now_s))
@@ -391,7 +414,10 @@ class Daemon(Node):
         elif isinstance(what, AskState):
             self.life.give_state(what, reply)
         elif isinstance(what, CatchUp):
-            reply(self._rounds_after(rounds, what.complete))
+            if what.cut is not None and rounds.machine.complete > what.cut:  # it has not gone back yet
+                self.later(0.02, partial(self._answer, what, reply))
+            else:
+                reply(self._rounds_after(rounds, what.complete))
 
     def _rounds_after(self, rounds: Rounds, complete: int | None) -> Answer:
         if complete is None:

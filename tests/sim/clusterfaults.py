@@ -15,7 +15,7 @@ from tests.sim.clusternetwork import Wake
 KINDS = (
     *("kill", "kill", "power cut", "restart", "restart", "quick restart", "leave"),
     *("reset", "reset", "half open", "stall", "deaf", "offline", "partition", "partition", "sleep"),
-    *("kill learner", "kill learner", "pause", "hang", "poison"),
+    *("kill learner", "kill learner", "kill all learners", "pause", "hang", "poison"),
 )
 WAKES = {"sleep": Wake.IN_ORDER, "sleep, timers first": Wake.TIMERS_FIRST, "sleep, messages first": Wake.MESSAGES_FIRST}
 FIXED = 0.3  # of the clusters in which every learner is waited for
@@ -157,6 +157,9 @@ def befall(cluster: Cluster, fault: Fault) -> None:
         one.do(one.life.kill)
     elif fault.kind == "learner gone":
         one.do(one.life.give_up)
+    elif fault.kind == "kill all learners":
+        for daemon in cluster.daemons:
+            daemon.do(daemon.life.kill)
     elif fault.kind in ("pause", "hang", "poison"):
         if learner is not None:
             cluster.tell(one.name, f"'s learner: {fault.kind} for {fault.for_s:g} s")

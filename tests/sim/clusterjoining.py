@@ -9,6 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshtraind.donor import Loans
+from meshtraind.roundhistory import Entry
+from meshwire.messages.generation import Holding
 from meshwire.wiretypes import Wire
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 STATE_TIMEOUT_S = 600.0
 POLL_S = 0.2
+PATIENCE_S = 60.0  # for a state
+CHECKPOINT_ROUNDS = 4
 LOCAL_S = 0.001  # between daemon and learner
 
 
@@ -46,6 +50,8 @@ class LearnerLife:
     Attributes:
         learner: the process that has called.
         starts: of processes.
+        kept: what the process of before has left in memory, for the next one.
+        saved: the newest checkpoint, with where who goes on from it begins.
     """
 
     def __init__(self, daemon: "Daemon") -> None:
@@ -55,6 +61,9 @@ class LearnerLife:
         self._starting: Learner | None = None
         self._given: State | None = None  # to others, last
         self.loans: Loans[State] = Loans()
+        self.kept: State | None = None
+        self.saved: Entry | None = None
+        self._entries: dict[int, Entry] = {}  # of rounds that may become checkpoints
         self.learner: Learner | None = None
 
     def found(self, rounds: Rounds) -> None:
@@ -83,25 +92,70 @@ class LearnerLife:
         """Another one takes its place (J3)."""
         if process not in (self.learner, self._starting):
             return
+        kept = self.kept if self.learner is not process else None  # it ended before it took that over
+        if self.learner is process and process.rounds is self._daemon.rounds and not process.changes_base:
+            kept = State(process.applied, process.base)
         self.end()
-        if self._daemon.rounds is not None:
-            self._daemon.rounds.dead("its process has ended")
+        rounds = self._daemon.rounds
+        if rounds is not None:
+            if kept is not None and not rounds.machine.applied <= kept.round <= rounds.machine.complete:
+                kept = None
+            rounds.dead("its process has ended", None if kept is None else kept.round)
+            self.load_next(kept)
             self._daemon.wish("rest")
-            self.load_next()
+            self._daemon.look_again()
             self.run()
         self._world.check(self._daemon)
 
     def give_up(self) -> None:
         """It has failed too often and is started no more: this daemon only forwards."""
         self.end()
+        self.kept = None
         if self._daemon.rounds is not None:
             self._world.tell(self._daemon.name, "'s learner is started no more")
             self._daemon.rounds.dead("its script has failed")
             self._daemon.wish("rest")
 
-    def load_next(self) -> None:
-        """Another process will load: that of now has lost its connection, and ends."""
+    def forget(self, above: int = -1) -> None:
+        """The history is not kept, or only as far as the round `above`."""
         self._given = None
+        self._entries.clear()
+        if self.saved is not None and self.saved.complete > above:
+            self.saved = None
+
+    def round_complete(self, rounds: Rounds, round_: int) -> None:
+        """Some become checkpoints; and nobody is kept waiting for who could find its base in memory."""
+        if round_ % CHECKPOINT_ROUNDS == 0:
+            self._entries[round_] = rounds.entry()
+        waits = self.kept is not None and (self.learner is None or self.learner.rounds is None)
+        if waits and rounds.hold_others_up:
+            self.kept = None
+            rounds.dead("its process has ended, and the others have gone on")
+
+    def base_changed(self, rounds: Rounds) -> None:
+        """Its learner has applied rounds: those that all hold are saved."""
+        upto = min(rounds.machine.applied, rounds.committed)
+        for round_ in [round_ for round_ in self._entries if round_ <= upto]:
+            self.saved = self._entries.pop(round_)
+
+    def holding(self) -> Holding:
+        """`meshtraind.passage.Passage.holding`."""
+        rounds, learner, saved = self._daemon.rounds, self.learner, self.saved
+        if rounds is None:
+            return Holding(loads_after=0)
+        ready = learner is not None and learner.alive and learner.rounds is rounds
+        given = self._given.round if self._given is not None and self.loans.has(self._given) else None
+        states = [round_ for round_ in (given, None if saved is None else saved.complete) if round_ is not None]
+        return Holding(
+            base=ready or self.kept is not None,
+            loads_after=rounds.loads_after,
+            state=max(states, default=None),
+            saved=None if saved is None else (saved.complete, saved.chain),
+        )
+
+    def load_next(self, kept: State | None = None) -> None:
+        """Another process will load: that of now has lost its connection, and ends."""
+        self.kept = kept
         old, self.learner = self.learner, None
         if old is not None and old.alive:
             self._starting = old
@@ -136,8 +190,11 @@ class LearnerLife:
 
     def give_state(self, asked: AskState, reply: Callable[[Answer], None]) -> None:
         """One that was given already is given again, if it is new enough."""
+        saved = self.saved
         if self._given is not None and self.loans.has(self._given) and self._given.round >= asked.after_round:
             self._give(asked, reply, self._given)
+        elif saved is not None and saved.complete >= asked.after_round:
+            self._give(asked, reply, State(saved.complete, saved.chain))
         elif self.learner is None or self.learner.rounds is None:
             reply(CannotAnswer("no learner is ready here"))
         else:
@@ -165,15 +222,29 @@ class Joining:
         self._life = life
         self._process = process
         self._rounds = rounds
-        self._after_round = rounds.loads()
-        self._refused = False
+        self._after_round = 0
+        self._asked = 0
         self._donors: list[Link] = []
 
     def ask(self) -> None:
-        """All that compute, one after the other; again as long as none has refused."""
+        """What is in memory is taken over; else all that compute are asked, one after the other; if nobody does, all
+        others, this device first. Again and again."""
+        if self._life.kept is not None:
+            self._loaded(self._life.kept, "finds the base after round {} in memory")
+            return
+        self._after_round = self._rounds.loads()
+        self._ask_all()
+
+    def _ask_all(self) -> None:
         generation, links = self._daemon.generation, self._daemon.round_links
         assert generation is not None
         self._donors = [links[rank] for rank in generation.learning if rank in links]
+        if not generation.learning:
+            saved = self._life.saved
+            if saved is not None and saved.complete >= self._after_round:
+                self._loaded(State(saved.complete, saved.chain))
+                return
+            self._donors = list(links.values())
         self._ask_next()
 
     @property
@@ -187,22 +258,22 @@ class Joining:
             donor = self._donors.pop(0)
             asked = AskState(self._after_round, self._daemon.member.device)
             self._daemon.requests.ask(donor, asked, STATE_TIMEOUT_S, partial(self._take, donor))
-        elif self._refused:
+        elif self._asked * POLL_S > PATIENCE_S:
             self._daemon.world.tell(self._daemon.name, "'s learner gets its state from nobody")
             self._life.exit(self._process, after_s=1.0)
         else:
+            self._asked += 1
             self._daemon.later(POLL_S, self._ask_again)
 
     def _ask_again(self) -> None:
         if self._goes_on:
-            self.ask()
+            self._ask_all()
 
     def _take(self, donor: Link, answer: Answer) -> None:
         if isinstance(answer, State):
             assert answer.round >= self._after_round, "J1: no older state than was asked for"
             self._check_history(donor, answer)
         else:
-            self._refused = self._refused or answer is not None
             self._ask_next()
 
     def _check_history(self, donor: Link, state: State) -> None:
@@ -214,7 +285,7 @@ class Joining:
                 self._ask_next()
             else:
                 self._daemon.later(POLL_S, partial(self._check_history, donor, state))
-        elif self._rounds.path[state.round] != state.base:
+        elif self._rounds.path.get(state.round, state.base) != state.base:
             self._ask_next()
         else:
             transfer_s = self._daemon.world.random.choice(self._daemon.world.load_s)
@@ -225,10 +296,14 @@ class Joining:
         if self._daemon in donor.closed:
             self._ask_next()
         elif self._goes_on:
-            daemon = self._daemon
-            daemon.world.check_kept(donor.other(daemon), daemon, state)
-            daemon.world.tell(daemon.name, f"'s learner has loaded the base after round {state.round}")
-            self._process.begin(self._rounds, state.round, state.base)
-            self._rounds.loaded(state.round)
-            daemon.wish("learn")
-            daemon.world.check(daemon)
+            self._daemon.world.check_kept(donor.other(self._daemon), self._daemon, state)
+            self._loaded(state)
+
+    def _loaded(self, state: State, how: str = "has loaded the base after round {}") -> None:
+        daemon = self._daemon
+        self._life.kept = None
+        daemon.world.tell(daemon.name, f"'s learner {how.format(state.round)}")
+        self._process.begin(self._rounds, state.round, state.base)
+        self._rounds.loaded(state.round)
+        daemon.wish("learn")
+        daemon.world.check(daemon)

@@ -113,6 +113,11 @@ class Learner:
         """It holds the base after `applied`."""
         self.rounds, self.applied, self.base = rounds, applied, base
 
+    @property
+    def changes_base(self) -> bool:
+        """A round is on its way into its base: if it is killed now, nobody can use what is there."""
+        return self._applying
+
     def die(self) -> None:
         self.alive = False
         saves, self._saves = self._saves, []

@@ -60,6 +60,7 @@ class Rounds:
         later: runs an event on this device after a time.
         send: to all other members of the generation.
         notify: tells the learner.
+        on_round: called with this and each complete round, in order.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Rounds:
         later: Callable[[float, Callable[[], None]], None],
         send: Callable[[News | Part], None],
         notify: Callable[[Wire, bytes], None],
+        on_round: Callable[["Rounds", int], None],
     ) -> None:
         self.world = world
         self.who, self.device = who, device
@@ -82,6 +84,7 @@ class Rounds:
         self._later = later
         self._send_all = send
         self._notify = notify
+        self._on_round = on_round
         sync = world.sync
         self.machine = RoundMachine(
             RoundSettings(
@@ -168,6 +171,7 @@ class Rounds:
             self.perform([])
 
     def applied(self, round_: int) -> None:
+        """As the learner says it."""
         if not self.closed:
             assert self.turn.holds(round_), "R1: it applies what it was given"
             effects = self.machine.learner_applied(round_, self.world.now_s)
@@ -183,11 +187,26 @@ class Rounds:
         if not self.closed:
             self.perform(self.machine.present(self.world.now_s))
 
-    def dead(self, reason: str) -> None:
+    def dead(self, reason: str, holds: int | None = None) -> None:
         self.turn.away()
         self.dealing.learner_lost()
-        self._keeps_unapplied = False
-        self.perform(self.machine.absent(reason, self.world.now_s, gone=True, rests=True))
+        self._keeps_unapplied = holds is not None
+        self.perform(self.machine.absent(reason, self.world.now_s, gone=holds is None, holds=holds, rests=True))
+
+    @property
+    def loads_after(self) -> int:
+        """After which round, or a later one, a learner of now could load a state."""
+        return self.machine.applied if self._keeps_unapplied else self.machine.complete
+
+    @property
+    def hold_others_up(self) -> bool:
+        """No more rounds can be kept for a learner that is to come."""
+        return self.machine.decided >= self.machine.applied + self.machine.settings.unapplied_max
+
+    def entry(self) -> Entry:
+        """Where who would go on from the newest complete round begins."""
+        history = self.history
+        return Entry(history.complete, history.chain, history.samples, self.dealing.state(), anew=True)
 
     def loads(self) -> int:
         self._keeps_unapplied = True
@@ -353,6 +372,7 @@ class Rounds:
         assert not wrong, f"{self.who}: round {done.round}: {wrong}"
         self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
         self.world.completed(self, done)
+        self._on_round(self, done.round)
 
     def _forget(self) -> None:
         self.history.forget(self.committed)

@@ -136,6 +136,7 @@ class LocalDaemon:
         self.folder = Path(self._folder.name)
         (self.folder / "state").mkdir()
         self.descriptors = [os.memfd_create(f"learner-{rank}") for rank in range(self.members)]
+        self.kept = [os.memfd_create(f"kept-{rank}") for rank in range(self.members)]
         self._listeners = []
         self._streams: dict[int, socket.socket] = {}
         self._threads = []
@@ -160,7 +161,7 @@ class LocalDaemon:
             thread.join(WAIT_TIMEOUT_S)
         for stream in self._streams.values():
             stream.close()
-        for descriptor in self.descriptors:
+        for descriptor in (*self.descriptors, *self.kept):
             os.close(descriptor)
         self._folder.cleanup()
         if kind is None:
@@ -172,6 +173,7 @@ class LocalDaemon:
             token="secret",
             job=JOB,
             memory_fd=self.descriptors[rank],
+            kept_fd=self.kept[rank],
         )
 
     def run(self, script: Callable[[Session, int], T]) -> list[T]:
@@ -237,9 +239,13 @@ class LocalDaemon:
         """The rank learns LGC's autoencoder, at a boundary."""
         self._notify(rank, task)
 
-    def begin_from(self, folder: Path, round_: int, units: int) -> None:
-        """Before the learners come: all of them load what was saved after `round_`."""
-        self._begins_from = StateTask(units=tuple(range(units)), folder=str(folder), write=False, round=round_)
+    def begin_from(self, folder: Path, round_: int, units: int, kept: bytes = b"") -> None:
+        """Before the learners come: all load what was saved after `round_`, or take over what one has `kept`."""
+        for descriptor in self.kept:
+            os.pwrite(descriptor, kept, 0)
+        self._begins_from = StateTask(
+            units=tuple(range(units)), folder=str(folder), write=False, round=round_, kept=bool(kept)
+        )
         self.rounds.complete = round_
         for learner in self.rounds.learners:
             learner.applied = learner.decided = learner.given = round_

@@ -228,6 +228,49 @@ def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path)
     job.finish()
 
 
+def kill_all_learners(job: Broken) -> None:
+    """At once; waits until all train again."""
+    killed_s = time.monotonic()
+    for name in NAMES:
+        assert job.mesh.daemons[name].kill_learner()
+    for name in NAMES:
+        job.returns(name, killed_s)
+
+
+def test_learners_are_killed_all_at_once_and_the_last_while_the_others_load(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """J3: each finds its base in memory; or if a round was on its way into that, loads it from one that does."""
+    job = Broken(mesh, tmp_path, sync="ssp:2")
+    job.begin()
+    kill_all_learners(job)
+    known = len(job.entered("anna"))
+    killed_s = time.monotonic()
+    for name in ("bert", "cleo"):
+        assert mesh.daemons[name].kill_learner()
+    job.until(lambda: any(one.computing == {"anna"} for one in job.entered("anna")[known:]), "anna to be left alone")
+    assert mesh.daemons["anna"].kill_learner()
+    for name in NAMES:
+        job.returns(name, killed_s)
+    job.finish()
+    assert all((seen := job.summary(name)) and not seen.given_up for name in NAMES)
+
+
+def test_all_go_back_to_a_checkpoint_when_nobody_has_the_base_in_memory(mesh: ChaosMesh, tmp_path: Path) -> None:
+    """J3: as learners on GPUs, which keep nothing there. Samples of the rounds since count once, all of them."""
+    forgets = "os.environ.pop('MESHTRAIN_KEPT_FD', None)"
+    job = Broken(mesh, tmp_path, broken_start=forgets, checkpoint_every="25r")
+    job.until(lambda: "checkpoint after round 25" in mesh.daemons["anna"].log_path.read_text(), "a checkpoint")
+    job.go_on(rounds=3)
+    kill_all_learners(job)
+    job.finish()
+    for name in NAMES:
+        seen = job.summary(name)
+        assert seen is not None
+        (lost,) = seen.given_up
+        assert lost.made_by == lost.kept == (0, 1, 2)
+        assert lost.first == 26
+        assert 0 < lost.samples <= (lost.last - lost.first + 1) * job.job.batch * len(NAMES)
+
+
 def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_path: Path) -> None:
     """J3: started again after its step, and after its start, at which it fails the same way again; then it forwards
     what the others send, who succeed."""
@@ -278,7 +321,7 @@ def test_who_is_lost_before_round_1_returns_to_it(mesh: ChaosMesh, tmp_path: Pat
     ids=["before round 1", "later"],
 )
 def test_a_script_that_fails_on_all_peers_ends_the_job(mesh: ChaosMesh, tmp_path: Path, broken: dict[str, str]) -> None:
-    """With its first traceback, and without restarts: nobody is left to load a base from."""
+    """J3: with its first traceback, when no learner is started again: each has failed twice at the same round."""
     job = Broken(mesh, tmp_path, **broken)
     for name in NAMES:
         deadline_s = time.monotonic() + jobs.TIMEOUT_S

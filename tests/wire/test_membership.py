@@ -518,11 +518,68 @@ def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
     assert sent(two.receive(THREE, Entered(job=JOB, generation=proposed.hash64()), 1.3), Wish)
 
 
-def test_the_shell_is_told_when_nobody_learns() -> None:
+@pytest.mark.parametrize("way", ["on", "none"])
+def test_the_shell_is_told_when_nothing_is_left_to_go_on_from(way: str) -> None:
+    """J3: not yet when no learner computes."""
     two, proposed = machine(1), following(2, 0, learning=())
     two.receive(ONE, Propose(generation=proposed), 1.0)
     two.standing(HELD, 1.0)
-    assert NobodyLearns(proposed) in two.receive(ONE, enter_of(proposed), 1.1)
+    told = NobodyLearns(proposed) in two.receive(ONE, enter_of(proposed, way=way), 1.1)
+    assert told == (way == "none")
+
+
+def gone_back(rank: int) -> tuple[Membership, Generation, list[Effect]]:
+    """This member is told that all go back to what peer0 has saved after round 2."""
+    one, proposed = machine(rank), following(2, 0, learning=())
+    one.receive(ONE, Propose(generation=proposed), 1.0)
+    one.standing(HELD, 1.0)
+    back = {"way": "back", "cut": 2, "chain": b"b" * 16, "reload": (0, 1, 2), "complete": ((0, 2), (1, 2), (2, 2))}
+    return one, proposed, one.receive(ONE, enter_of(proposed, **back), 1.1)
+
+
+def test_all_go_back_to_a_saved_state() -> None:
+    """J3: from the source, which has the deal of samples of that round, and then they are where it is."""
+    two, proposed, effects = gone_back(1)
+    (catch_up,) = [effect for effect in effects if isinstance(effect, CatchUpFrom)]
+    assert (catch_up.device, catch_up.reload, catch_up.enter.cut) == (ONE, True, 2)
+    assert phase(two) is Phase.CATCHING_UP
+    assert EnterGeneration(proposed, catch_up.enter) in two.caught_up(1.2)
+
+
+def test_who_has_the_state_is_lost_before_others_are_there() -> None:
+    """J3: then the history of before counts still, and all decide anew."""
+    two, _, _ = gone_back(1)
+    two.unlinked(ONE, "closed", 1.2)
+    ((_, proposed),) = sent(two.timer(1.2 + TIMEOUTS.relink_grace_s + TIMEOUTS.turn_s), Propose)
+    assert proposed.generation.ranks == (1, 2)
+    standing = two.standing(HELD, 1.3)
+    assert phase(two) is Phase.PROMISED
+    assert not [effect for effect in standing if isinstance(effect, LeftOut)]
+    three = promise_of(proposed.generation, 2)
+    (enter,) = {enter for _, enter in sent(two.receive(THREE, three, 1.4), Enter)}
+    assert (enter.cut, enter.reload) == (4, ())
+
+
+def test_a_member_whose_state_is_lost_makes_all_look_again() -> None:
+    """J3: what it has told in its promise is so no more. Where somebody computes that changes nothing."""
+    one = machine(0)
+    assert not sent(one.look_again(1.0), Propose)
+    quiet = machine(0, following(2, 0, learning=()))
+    ((_, proposed), _) = sent(quiet.look_again(1.0), Propose)
+    assert (proposed.generation.number, proposed.generation.learning) == (3, ())
+    two = machine(1, following(2, 0, learning=()))
+    assert {wish.kind for _, wish in sent(two.look_again(1.0), Wish)} == {"anew"}
+    assert sent(quiet.standing(HELD, 1.0), Propose) == []
+
+
+def test_rounds_of_a_learner_that_computes_are_not_given_up() -> None:
+    """J3: whoever says so is not believed."""
+    two, proposed = machine(1), following(2, 0)
+    two.receive(ONE, Propose(generation=proposed), 1.0)
+    two.standing(HELD, 1.0)
+    back = {"way": "back", "cut": 2, "reload": (0, 1, 2), "complete": ((0, 2), (1, 2), (2, 2))}
+    (refusal,) = [e for e in two.receive(ONE, enter_of(proposed, **back), 1.1) if isinstance(e, Shunned)]
+    assert "it gives rounds up that a learner has computed with" in refusal.reason
 
 
 @pytest.mark.parametrize(

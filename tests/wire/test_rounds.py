@@ -1,5 +1,7 @@
 """The round machine, rule by rule. What follows from the rules together: `tests/sim`."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -812,3 +814,12 @@ def test_calls_follow_the_round_trip_of_now() -> None:
     one.start_step(1, 0.0)
     one.bucket_ready(1, 0, 0.1, weight=1.0)
     assert one.deadline() == pytest.approx(6.1)
+
+
+def test_a_round_to_which_nobody_contributed_stops_nobody() -> None:
+    """G6, V1: it is void by its number alone. With `--on-nan stop` it ended the scripts of all."""
+    nobody = RoundComplete(
+        3, True, "no member contributed", binds={}, poisons={}, used=b"", integers=(), squared_norm=0.0
+    )
+    assert not nobody.not_finite
+    assert replace(nobody, binds={0: bind(3)}).not_finite, "a sum that is not finite"

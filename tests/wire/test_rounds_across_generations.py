@@ -469,6 +469,23 @@ def test_a_dead_learner_loads_anew() -> None:
     assert one.may_null() == (True, "no gradient is due; rounds up to 7 are in reach (R5)")
 
 
+def test_what_follows_the_base_in_memory_is_kept_for_the_next_learner() -> None:
+    """J3: rounds go on without it; it holds what the one before has applied, and applies the rest."""
+    one = machine((0, 1), s=1, unapplied_max=3)
+    one.absent("killed", 0.0, holds=0)
+    for round_ in range(1, 4):
+        one.receive(1, bind(round_, base=round_ - 1), 0.0)
+        one.receive(1, seal(round_), 0.0)
+        one.receive(1, Call(round=round_), 0.0)
+        assert completed(results(one, round_, 2, 1.0)), "it holds nobody up"
+    assert (one.applied, one.complete) == (0, 3)
+    assert one.may_null() == (False, "its learner has applied 0: rounds up to 3 can be kept for it")
+    one.absent("it loads", 0.0, loading=True)
+    assert one.applied == 0, "not what is complete when it comes"
+    assert not errors(one.loaded(1, 0.0)), "the one before had applied a round that nobody had heard of"
+    assert not errors(one.learner_applied(2, 0.0))
+
+
 def test_fixed_visibility_passes_over_a_learner_that_loads() -> None:
     """R8: that it is not among those that compute does not depend on the clock, the generation says so."""
     one = machine((0, 1), s=1, straggler="wait", visibility="fixed")

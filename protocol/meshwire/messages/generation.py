@@ -35,6 +35,16 @@ class Electorate(Wire):
     listed: Annotated[tuple[tuple[Rank, Int64], ...], Field(max_length=limits.MEMBERS_MAX)]  # all that had to promise
 
 
+class Holding(Wire):
+    """J3: what a member has, beside its rounds, from which learners can go on where none computes any more."""
+
+    base: bool = False  # its learner holds the base, or the next one will find it in memory
+    loads_after: RoundCount | None = None  # its learner can load a state of after this round or a later one; None: none
+    # runs there, or will be started
+    state: RoundCount | None = None  # the newest round of after which it has a state to give
+    saved: tuple[RoundCount, Chain] | None = None  # of its newest checkpoint: round, and h of that round
+
+
 class Standing(Wire):
     """G4: what a member has, when it promises."""
 
@@ -52,6 +62,7 @@ class Standing(Wire):
     # that it has promised since and that may have been entered by others.
     votes: Annotated[tuple[Electorate, ...], Field(max_length=limits.ATTEMPTS_MAX + 1)] = ()
     forgot: Annotated[int, Field(ge=0)] = 0  # number of the newest of those that are too many to be told
+    holding: Holding = Holding()
 
 
 @message("generation.propose")
@@ -94,6 +105,9 @@ class Enter(Wire):
     counted: Annotated[int, Field(ge=0)] = 0  # the newest one that the deal of any other of them follows
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
     founded: bool = True  # one of them knows that all learners have their start state (G9)
+    # J3, where no learner computes: the rounds go on; all go back to the state that the source has saved, which is that
+    # of the cut; or there is nothing to go on from
+    way: Literal["on", "back", "none"] = "on"
 
 
 @message("generation.entered")
@@ -125,10 +139,11 @@ class AskIn(Wire):
 
 @message("generation.wish")
 class Wish(Wire):
-    """Member to all: its learner is ready to compute (`learn`) or computes no more (`rest`), or it leaves the job."""
+    """Member to all: its learner is ready to compute (`learn`) or computes no more (`rest`), or it leaves the job; or
+    what it told of its `Holding` is so no more, where nobody computes (`anew`)."""
 
     job: JobId
-    kind: Literal["learn", "rest", "leave"]
+    kind: Literal["learn", "rest", "leave", "anew"]
     returns: bool = False  # it leaves this generation alone, and will ask in: it is not gone
 
 
@@ -188,6 +203,7 @@ class CatchUp(Wire):
     job: JobId
     generation: GenerationHash
     complete: RoundCount | None
+    cut: RoundCount | None = None  # of the generation; None: the source's own
 
 
 @message("generation.caughtup")

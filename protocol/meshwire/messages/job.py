@@ -241,9 +241,10 @@ GivenUpTag = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]  # of `
 
 
 class GivenUp(Wire):
-    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept.
+    """G4: rounds of one side of a partition, which are in no history any more: that of another side is kept. Or of all,
+    who have gone back to a saved state (J3): then those that have made them are those whose history is kept.
 
-    The base after them is kept as a checkpoint; or `unsaved` says why a member could not.
+    The base after those of a partition is kept as a checkpoint; or `unsaved` says why a member could not.
     """
 
     first: RoundNumber

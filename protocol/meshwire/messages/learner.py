@@ -59,12 +59,14 @@ class LearnerState(Wire):
 
 @message("learner.state.task")
 class StateTask(Wire):
-    """Write these units as files into `folder`, named by unit number, or load them from there."""
+    """Write these units as files into `folder`, named by unit number, or load them from there; or take over what the
+    process of before has kept in memory (J3)."""
 
     units: tuple[int, ...]
     folder: AnyPath
     write: bool  # else load
     round: Annotated[int, Field(ge=0)] = 0  # after which the state was read; 0: the start
+    kept: bool = False  # it lies in memory
 
 
 @message("learner.ready")

@@ -1,0 +1,34 @@
+"""J3: from what the members of a generation go on in which no learner computes."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from meshwire.messages.generation import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class WayOn:
+    """As in `Enter`. `source`: whose saved state all go back to, if they do."""
+
+    way: Literal["on", "back", "none"]
+    source: int | None = None
+
+
+def way_on(standings: Mapping[int, Standing], cut: int, reload: Collection[int]) -> WayOn:
+    """What follows from the promises of all members.
+
+    Nothing is given up where a member's learner holds the base or will find it in memory, or can load a state that
+    another has: others load it from there (J1). Else all go back to the newest checkpoint of a member whose history is
+    kept, as long as a learner is left that could load it; of several the lowest rank's.
+    """
+    holdings = {rank: held.holding for rank, held in standings.items() if rank not in reload}
+    states = [held.state for held in holdings.values() if held.state is not None and held.state <= cut]
+    loadable = [held.loads_after for held in holdings.values() if held.loads_after is not None]
+    if any(held.base for held in holdings.values()) or (states and loadable and max(states) >= min(loadable)):
+        return WayOn("on")
+    saved = {rank: held.saved[0] for rank, held in holdings.items() if held.saved is not None and held.saved[0] <= cut}
+    runs = any(held.holding.loads_after is not None for held in standings.values())
+    if not runs or not saved:
+        return WayOn("none")
+    return WayOn("back", max(saved, key=lambda rank: (saved[rank], -rank)))
