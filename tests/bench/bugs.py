@@ -859,10 +859,10 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-gone-for-nobody",
-        "meshwire.proposer",
-        "Proposer._is_minority",
-        " | self._refused_of(everyone))",
-        ")",
+        "meshwire.membershipstate",
+        "State.gone",
+        "return self.departed(members) | refused",
+        "return self.departed(members)",
         f"{WIRE}/test_refusals.py -k count_as_gone",
     ),
     Bug(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from meshwire import limits
+from meshwire.entitled import electorate_of
 from meshwire.membership import Membership
 from meshwire.membershipevents import Effect, Send, Shunned
 from meshwire.messages.generation import Accuse, AskIn, Entered, Promised, Propose, Refused, Where, Wish
@@ -113,8 +114,11 @@ def left_out(violations: int) -> Membership:
             back = proposed(one.receive(THREE, ask(), now_s + 90.0))
             assert back.ranks == (0, 1, 2)
             one.standing(HELD, now_s + 90.0)
-            one.receive(TWO, promise(back, 1, number=without.number, generation=without.hash64()), now_s + 90.0)
-            one.receive(THREE, promise(back, 2, generation=None, number=0, complete=0, chains=()), now_s + 90.0)
+            decided = electorate_of(without, entered=True)
+            newest = {"number": without.number, "generation": without.hash64(), "history": decided, "votes": (decided,)}
+            one.receive(TWO, promise(back, 1, **newest), now_s + 90.0)
+            nothing = {"generation": None, "number": 0, "complete": 0, "chains": (), "history": None}
+            one.receive(THREE, promise(back, 2, **nothing), now_s + 90.0)
             one.receive(TWO, Entered(job=JOB, generation=back.hash64()), now_s + 90.0)
             one.receive(THREE, Entered(job=JOB, generation=back.hash64()), now_s + 90.0)
     return one
@@ -199,13 +203,15 @@ def test_of_two_the_one_that_was_not_accused_goes_on_alone() -> None:
 
 
 def test_the_refused_count_as_gone_for_those_that_refused_them() -> None:
-    """With one of the others silent, the one that is left is half of those that count, and goes on at once."""
-    one = machine(0)
-    one.unlinked(TWO, "silent", 1.0)
-    one.refuse(THREE, "NaN", 1.01)
-    one.timer(1.1 + TIMEOUTS.relink_grace_s + 4 * TURN_S)
-    assert one.promised is not None
-    assert one.promised.ranks == (0,)
+    """With the other one gone, too, the one that is left goes on at once, though two of three counted."""
+    two = machine(1)
+    two.gone(ONE, MEMBERS[0].incarnation, 1.0)
+    two.unlinked(ONE, "refused", 1.0)
+    two.refuse(THREE, "NaN", 1.01)
+    two.timer(1.1 + TIMEOUTS.relink_grace_s + 4 * TURN_S)
+    assert two.promised is not None
+    assert two.promised.ranks == (1,)
+    assert not two.promised.provisional
 
 
 @pytest.mark.parametrize("rank", [0, 1])
