@@ -150,12 +150,14 @@ class Peer:
             rank: self.links[m.device].connection for rank, m in enumerate(mesh.members) if m.device in self.links
         }
         self.learner = SimpleNamespace(
-            rounds=None, preparation=None, notify=self._told, let_go=nothing, begin_anew=nothing
+            rounds=None, preparation=None, has_base=True, notify=self._told, let_go=nothing, begin_anew=nothing
         )
         agreement = SimpleNamespace(
             entered=nothing, wake=nothing, in_barrier=lambda _rank: False, fence=nothing, founded=True, is_void=False
         )
-        quiet = SimpleNamespace(entered=nothing, round_complete=nothing, forget=nothing)
+        quiet = SimpleNamespace(
+            entered=nothing, round_complete=nothing, forget=nothing, newest=None, newest_round=lambda: None
+        )
         wishes = LearnerWishes(
             begin=nothing, end=nothing, comes=lambda: True, changed=self._changed, fail=self.failed.append,
             why_none=lambda: "nobody learns", turned_away=self.failed.append,

@@ -818,7 +818,10 @@ class Bereaved:
         passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
         passage._wishes = SimpleNamespace(comes=lambda: comes)
         passage.generations = SimpleNamespace(
-            wish=self.done.append, look_again=lambda: self.done.append("look again"), close=lambda: None
+            wish=self.done.append,
+            look_again=lambda: self.done.append("look again"),
+            end_parting=lambda: False,
+            close=lambda: None,
         )
         passage.memory = SimpleNamespace(kept=self)
         self.kept, self.trusted = kept, True

@@ -285,7 +285,7 @@ async def test_what_cannot_be_saved_holds_nobody_up(how: str, monkeypatch: pytes
     device = Parted(home)
     await turns()
     if how == "taken in":
-        with pytest.raises(AttributeError, match="standing"):  # which this test's machine has not
+        with pytest.raises(AttributeError, match="holding"):  # which this test's machine has not
             device.shell._perform([Fence(where(cast(Any, device.shell._job).generation).generation)])
         assert home.log[2:] == ["left out: parted"], "before it has answered"
     elif how == "another process":

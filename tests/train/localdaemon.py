@@ -272,6 +272,7 @@ class LocalDaemon:
             return
         self._streams[rank] = stream
         parser = FrameParser()
+        parser.long_messages = True  # a learner has shown its token
         while True:
             try:
                 count = stream.recv_into(parser.buffer())
