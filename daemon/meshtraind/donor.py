@@ -43,7 +43,8 @@ class Loans(Generic[S]):
         self._loans: dict[str, _Loan[S]] = {}
 
     def give(self, device: str, state: S, generation: Generation | None) -> None:
-        """The device loads this state from now on. `generation`: of now."""
+        """The device loads this state from now on. `generation`: the newest that this member has promised, for it may
+        list as computing the process before the one that loads."""
         self._loans[device] = _Loan(state, _computes(device, generation))
 
     def entered(self, generation: Generation) -> None:
@@ -110,8 +111,11 @@ class Donor:
         self._newest: _Held | None = None
         self._closed = False
 
-    async def state(self, device: str, body: AskState) -> SavedState:
+    async def state(self, device: str, body: AskState, promised: Generation | None = None) -> SavedState:
         """The base of this learner, after the asked round or a later one, for a device that is to load it.
+
+        Args:
+            promised: the newest generation that was; None: that of now.
 
         Raises RequestError, BlobError.
         """
@@ -119,7 +123,7 @@ class Donor:
             newest = self._newest
             if newest is None or newest.saved.round < body.after_round:
                 newest = self._newest = await self._newer(body.after_round)
-            self._loans.give(device, newest, self._job.generation)
+            self._loans.give(device, newest, promised or self._job.generation)
             given = newest.saved
             self._give_up()
             return given

@@ -209,6 +209,11 @@ class Generations:
         if not self._closed:
             self._perform(self._machine.look_again(self._loop.time()))
 
+    @property
+    def newest(self) -> Generation | None:
+        """The newest generation that this member has promised."""
+        return self._machine.promised
+
     def promised(self, generation: int) -> bool:
         """Whether the generation with this hash is the newest that this member has promised."""
         promised = self._machine.promised

@@ -29,7 +29,7 @@ from meshtraind.roundhistory import Entry
 from meshtraind.roundsmaker import RoundsMaker
 from meshtraind.tasks import TaskSet
 from meshwire.messages.founding import Model
-from meshwire.messages.generation import AskModel, AskState, CatchUp, Enter, FetchRound, Holding, Wish
+from meshwire.messages.generation import AskModel, AskState, CatchUp, Enter, FetchRound, Holding, SavedState, Wish
 from meshwire.messages.job import Generation
 from meshwire.timeouts import Timeouts
 from meshwire.wiretypes import Wire
@@ -275,7 +275,7 @@ class Passage:
             self._job,
             rounds,
             self._maker.manifest,
-            Sources(self._computing, self._others, lambda asked: self._donor.state(self._node.device, asked)),
+            Sources(self._computing, self._others, lambda asked: self._state(self._node.device, asked)),
             self._node.blobs,
             self._carried_bytes,
             loaded,
@@ -489,7 +489,11 @@ class Passage:
             case AskModel():
                 return self.model()
             case AskState():
-                return await self._donor.state(device, body)
+                return await self._state(device, body)
+
+    async def _state(self, device: str, body: AskState) -> SavedState:
+        promised = None if self.generations is None else self.generations.newest
+        return await self._donor.state(device, body, promised)
 
     async def _at_cut(self, cut: int) -> None:
         """Where all go back to a state of this member, who asks may be quicker. Raises RequestError."""

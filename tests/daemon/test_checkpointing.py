@@ -415,3 +415,16 @@ def test_who_is_still_listed_as_computing_when_it_asks_loads_until_it_has_rested
     for learning, lent in (((0, 1), True), ((0,), True), ((0, 1), False)):
         loans.entered(first.model_copy(update={"learning": learning}))
         assert loans.has(state) is lent, learning
+
+
+def test_who_is_promised_to_compute_when_its_next_process_asks_loads_until_it_has_rested() -> None:
+    """X3: the process before it was ready and has died; that generation is entered all the same."""
+    first = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+    loading = first.model_copy(update={"learning": (0,), "counted": (0,)})
+    loans: Loans[object] = Loans()
+    state = object()
+    loans.entered(loading)
+    loans.give(MEMBERS[1].device, state, first)  # promised, and not entered yet
+    for learning, lent in (((0, 1), True), ((0,), True), ((0, 1), False)):
+        loans.entered(first.model_copy(update={"learning": learning}))
+        assert loans.has(state) is lent, learning

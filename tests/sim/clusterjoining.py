@@ -210,7 +210,7 @@ class LearnerLife:
 
     def _give(self, asked: AskState, reply: Callable[[Answer], None], state: State) -> None:
         self._given = state
-        self.loans.give(asked.device, state, self._daemon.generation)
+        self.loans.give(asked.device, state, self._daemon.machine.promised)
         reply(state)
 
 
