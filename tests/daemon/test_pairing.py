@@ -796,13 +796,14 @@ async def relaying(relay: Identity, host_port: int, pretended_host: Identity | N
             if pretended_host is not None:
                 offered = offered.model_copy(update={"host_seen": pretended_host.device_id})
             await send(host_writer, offered)
-            with contextlib.suppress(OSError):
-                await asyncio.wait(
-                    [
-                        asyncio.get_running_loop().create_task(pump(reader, host_writer)),
-                        asyncio.get_running_loop().create_task(pump(host_reader, writer)),
-                    ]
-                )
+            ways = ((reader, host_writer), (host_reader, writer))
+            pumps = [asyncio.get_running_loop().create_task(pump(*way)) for way in ways]
+            try:
+                await asyncio.wait(pumps)
+            finally:  # whoever waits may be cancelled, and nobody else would end them
+                for task in pumps:
+                    task.cancel()
+                await asyncio.gather(*pumps, return_exceptions=True)
         writer.transport.abort()
 
     async with listening(serve, tls_of(relay)) as port:
