@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import pytest
@@ -790,7 +790,10 @@ async def relaying(relay: Identity, host_port: int, pretended_host: Identity | N
             writer.write(data)
             await writer.drain()
 
+    serving: set[asyncio.Task[None]] = set()  # nobody else holds them once both ends are closed
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.add(cast("asyncio.Task[None]", asyncio.current_task()))
         async with dialled(host_port) as (host_reader, host_writer):
             offered = await receive(reader, Offer)
             if pretended_host is not None:
@@ -808,3 +811,6 @@ async def relaying(relay: Identity, host_port: int, pretended_host: Identity | N
 
     async with listening(serve, tls_of(relay)) as port:
         yield port
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
