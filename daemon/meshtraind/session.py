@@ -251,6 +251,7 @@ class Session:
             log.warning("job %s: rank %d takes part no more: %s", self.job.spec.job, rank, end.reason)
             self._failed_elsewhere[rank] = end.reason
             self.passage.goes(rank)
+            self._tasks.spawn(self._check_over_later(), "hear whether others go on")
         elif end.outcome == "succeeded" and rank not in self._over:
             self._over.add(rank)
             self._check_over()
@@ -275,6 +276,18 @@ class Session:
     async def _check_over_later(self) -> None:
         await asyncio.sleep(self._node.patience_s)
         self._check_over(waited=True)
+        self._check_abandoned()
+
+    def _check_abandoned(self) -> None:
+        """Ends the part of a device that asks in where nobody could take it in: each of the others, which are linked,
+        has given the job up or asks in itself."""
+        job, generations = self.job, self.passage.generations
+        if job.ending or not self._failed_elsewhere or generations is None or not self.passage.is_out:
+            return
+        ask_in = self._node.links.keys() - generations.elsewhere
+        left = {rank for rank, member in enumerate(job.members) if member.device not in ask_in}
+        if not left - {job.rank} - self._failed_elsewhere.keys():
+            self.end("failed", next(iter(self._failed_elsewhere.values())), now=True, tell=False)
 
     def _succeed(self) -> None:
         """The others' learners have all ended well."""

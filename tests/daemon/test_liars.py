@@ -111,6 +111,9 @@ class Hearer:
     def _check_over(self, *, waited: bool = False) -> None:
         Session._check_over(cast(Any, self), waited=waited)
 
+    def _check_abandoned(self) -> None:
+        Session._check_abandoned(cast(Any, self))
+
     async def _check_over_later(self) -> None:
         pass
 
@@ -125,6 +128,24 @@ def test_a_person_ends_a_job_from_anywhere_and_a_failure_is_its_members_own() ->
     founding = Hearer(learning=(0, 1, 2, 3))
     founding.passage.founding = True
     assert founding.hears(1, "failed") == ["failed"], "it begins with all, or not at all"
+
+
+def test_who_asks_in_ends_where_nobody_is_left_that_could_take_it_in() -> None:
+    """G10: all others are here, and have given the job up, or ask in themselves."""
+    asks = Hearer(learning=(), out=True)
+    asks.passage.generations.elsewhere = frozenset({f"{3:064x}"})
+    assert asks.hears(1, "failed") == ["without 1"]
+    asks._check_abandoned()
+    assert asks.did == ["without 1"], "rank 2 goes on"
+    asks.passage.generations.elsewhere = frozenset()
+    gone = f"{4:064x}"
+    asks.linked.discard(gone)
+    del asks._node.links[gone]
+    asks._check_abandoned()
+    assert asks.did == ["without 1"], "rank 3 may go on where it cannot be heard"
+    asks._node.links[gone] = None
+    asks._check_abandoned()
+    assert asks.did == ["without 1", "failed"]
 
 
 def test_success_is_what_all_that_count_say_of_themselves() -> None:
