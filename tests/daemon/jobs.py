@@ -58,13 +58,6 @@ UNTIL_STOPPED = TRAIN.replace(
     "for epoch in range(int(sys.argv[1]) if len(sys.argv) > 1 else 2):", "while not os.path.exists(sys.argv[1]):"
 )
 
-# Its model has another part every 50 rounds, of which the first ten train that part alone.
-GROWING = UNTIL_STOPPED.replace(
-    "model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))",
-    "stages = [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8)) for _ in range(30)]\n"
-    "model = mt.Progressive(stages, [torch.nn.Linear(8, 1) for _ in stages], every=50, warmup=10)",
-)
-
 
 def submission(folder: Path, text: str, /, **options: Any) -> Submit:
     """A job whose working directory holds `text` as train.py, and whatever lies in `folder` already.

@@ -12,7 +12,6 @@ from meshwire.layout import EncodedLayout
 from meshwire.manifest import ModelManifest, TensorSpec
 from meshwire.plan import plan_buckets
 from tests.daemon import jobs
-from tests.lab.chaosmesh import ChaosMesh
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -77,36 +76,3 @@ def test_a_void_round_is_taken_back_everywhere(mesh: LocalMesh, tmp_path: Path) 
     assert summary.state == "succeeded", summary.error
     assert summary.replicas_equal is True
     assert "nan" not in jobs.read(mesh.daemons[0], summary.job, "output", 0, "sub/weights.txt")
-
-
-def test_a_daemon_is_killed_and_returns(tmp_path: Path) -> None:
-    """C1, G6, J2: rounds that it has left half done run again with the same bytes, and its residuals begin at zero. T1:
-    also where the model has grown meanwhile, and its vectors with it. T3: its masks are those of the others, wherever
-    between two changes it comes back."""
-    stop = tmp_path / "stop"
-    with ChaosMesh(3) as mesh:
-        anna, lost = mesh.daemons["anna"], mesh.daemons["cleo"]
-        submitted = []
-        kinds = (("topk:0.05,gather", "0.5,every=3", jobs.UNTIL_STOPPED), ("int4", None, jobs.GROWING))
-        for codec, masks, script in kinds:
-            folder = tmp_path / codec.partition(":")[0]
-            folder.mkdir()
-            options = {"codec": codec, "masks": masks, "args": (str(stop),)}
-            submitted.append(jobs.submit(anna, folder, script, **options).job)
-        for id_ in submitted:
-            jobs.wait_for(anna, id_, lambda seen: seen.rounds >= 20, "round 20")
-        lost.kill()
-        for id_ in submitted:
-            jobs.wait_for(anna, id_, lambda seen: seen.present == (0, 1), "a generation without it")
-            jobs.go_on(anna, id_, 20, "rounds without it")
-        lost.start()
-        lost.wait()
-        for id_ in submitted:
-            jobs.wait_for(anna, id_, lambda seen: seen.learning == (0, 1, 2), "its return")
-            jobs.go_on(anna, id_, 20, "rounds with it")
-        stop.touch()
-        for id_ in submitted:
-            for daemon in mesh.daemons.values():
-                summary = jobs.ended(daemon, id_)
-                assert summary.state == "succeeded", summary.error
-                assert summary.replicas_equal is True
