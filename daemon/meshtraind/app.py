@@ -124,15 +124,7 @@ class App:
             try:
                 migrate(config.data_dir)
                 await self._run(rundir)
-            except (
-                FormatError,
-                IdentityError,
-                PinsError,
-                HistoryError,
-                BlobError,
-                ListenError,
-                EndpointError,
-            ) as error:
+            except UNUSABLE as error:
                 raise StartError(str(error)) from error
 
     async def _run(self, rundir: RunDir) -> None:

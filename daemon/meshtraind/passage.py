@@ -285,12 +285,13 @@ class Passage:
 
     def _computing(self) -> list[Connection]:
         generation = self._job.generation
-        ranks = generation.learning if generation is not None else ()
-        return [self._links[rank] for rank in ranks if rank in self._links]
+        return self._linked(generation.learning if generation is not None else ())
 
     def _others(self) -> list[Connection]:
         generation = self._job.generation
-        ranks = generation.ranks if generation is not None else ()
+        return self._linked(generation.ranks if generation is not None else ())
+
+    def _linked(self, ranks: tuple[int, ...]) -> list[Connection]:
         return [self._links[rank] for rank in ranks if rank in self._links]
 
     def holding(self) -> Holding:

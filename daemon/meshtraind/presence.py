@@ -31,7 +31,7 @@ class Reading:
 
 
 def read() -> Reading:
-    """Of this machine, now."""
+    """Looks at this machine's clocks and addresses as they are now."""
     now_s = time.monotonic()
     return Reading(now_s, _with_sleep_s(now_s) - now_s, own_addresses())
 

@@ -90,7 +90,7 @@ class ReplicaState:
         return len(self._singles) + bool(self._frozen) + 1
 
     def tensor(self, index: int) -> torch.Tensor:
-        """Of the model, by the manifest's index."""
+        """The model's tensor at an index of the manifest."""
         return self._tensors.places[index].tensor()
 
     def digests(self) -> tuple[bytes, ...]:

@@ -69,7 +69,7 @@ def sample_places(offset: int, size_bytes: int) -> range:
 
 
 def sample_digest(words: bytes) -> bytes:
-    """Of these words, back to back."""
+    """Tells whether sampled words, given back to back, are still those of before."""
     return hashlib.blake2b(words, digest_size=16).digest()
 
 

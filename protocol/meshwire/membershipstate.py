@@ -294,10 +294,8 @@ class State:
             self.enter(now_s)
             return
         if reload:
-            if (
-                enter.way != "back"
-            ):  # else the own history counts until the saved state's is here: its source may be lost
-                self.entered = None
+            if enter.way != "back":
+                self.entered = None  # going back, the own history counts until the saved one is here: that may be lost
             self.wish.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))

@@ -42,7 +42,7 @@ class Refusals:
         return iter([device for device in self._known if device in self])
 
     def reason(self, device: str) -> str:
-        """Of its newest violation."""
+        """Why a device was refused last."""
         return self._known[device].reason
 
     def count(self, device: str) -> int:
