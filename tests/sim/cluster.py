@@ -160,6 +160,8 @@ class Cluster:
 
     def fail(self, reason: str) -> None:
         """The job ends: by a daemon that knows that nobody can go on."""
+        holding = [daemon.name for daemon in self.daemons if daemon.holds_base]
+        assert not holding, f"J3: the job ends, and {', '.join(holding)} holds the base"
         self.failed = self.failed or reason
 
     # What daemons tell.

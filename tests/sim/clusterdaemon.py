@@ -405,6 +405,11 @@ class Daemon(Node):
         computes = rounds is not None and generation is not None and self.rank in generation.learning
         return {*self.world.histories.path(rounds.history.chain)} if rounds and computes and self.alive else ()
 
+    @property
+    def holds_base(self) -> bool:
+        """A learner's process, or the memory that it has left, holds the model of this history."""
+        return self.alive and self.rounds is not None and self.life.holding().base
+
     # What others ask
 
     def _answer(self, what: object, reply: Callable[[Answer], None]) -> None:
