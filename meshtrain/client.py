@@ -11,12 +11,12 @@ from pathlib import Path
 
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
 from meshwire import limits
-from meshwire.header import control_frames
+from meshwire.frames.header import control_frames
+from meshwire.frames.parser import Broken, ControlReceived, FrameParser
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
-from meshwire.parser import Broken, ControlReceived, FrameParser
-from meshwire.wiretypes import Wire
 
 __all__ = ["Client", "ConnectionLost", "DaemonNotRunning", "OtherVersion", "RequestError"]
 

@@ -1,6 +1,6 @@
 """What can go wrong between a script or command and the mesh. Every text is for a person and says what to do."""
 
-from meshwire.header import WIRE_VERSION
+from meshwire.frames.header import WIRE_VERSION
 
 
 class MeshtrainError(Exception):

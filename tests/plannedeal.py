@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from meshwire.samples import cuts, rounds_per_epoch
+from meshwire.samples.epochs import cuts, rounds_per_epoch
 
 
 def deal(

@@ -241,13 +241,13 @@ def test_no_document_installs_a_strangers_package() -> None:
 
 
 def test_tasks_are_started_in_one_place() -> None:
-    """A task that nobody awaits can be collected and loses its error: only meshtraind.tasks starts one."""
+    """A task that nobody awaits can be collected and loses its error: only meshtraind.runtime.tasks starts one."""
     starters = {"create_task", "ensure_future"}
     found = [
         f"{path}:{node.lineno}"
         for package in PACKAGES
         for path, tree in modules(package)
-        if path != "daemon/meshtraind/tasks.py"
+        if path != "daemon/meshtraind/runtime/tasks.py"
         for node in ast.walk(tree)
         if (isinstance(node, ast.Attribute) and node.attr in starters)
         or (isinstance(node, ast.Name) and node.id in starters)

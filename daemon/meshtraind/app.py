@@ -12,27 +12,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobError
-from meshtraind.board import Board
-from meshtraind.datafolder import FormatError, check, migrate
-from meshtraind.endpoint import Endpoint, EndpointError
-from meshtraind.history import HistoryError, JobHistory
-from meshtraind.identity import IdentityError, load_or_create
-from meshtraind.interfaces import InterfaceError, usable_interfaces
-from meshtraind.links import Links, ListenError
-from meshtraind.localside import LocalSide
-from meshtraind.mesh import Mesh, MeshSettings
-from meshtraind.node import Node
-from meshtraind.peerside import PeerSide
-from meshtraind.pins import PinsError, PinTable
-from meshtraind.questions import Questions
-from meshtraind.rundir import RunDir, RunDirError
-from meshtraind.software import installed_software, memory_bytes
-from meshtraind.tls import Trust
+from meshtraind.api.endpoint import Endpoint, EndpointError
+from meshtraind.api.local_handler import LocalSide
+from meshtraind.api.peer_handler import PeerSide
+from meshtraind.api.rundir import RunDir, RunDirError
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.learner.software import installed_software, memory_bytes
+from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
+from meshtraind.peers.links import Links, ListenError
+from meshtraind.peers.mesh import Mesh, MeshSettings
+from meshtraind.peers.node import Node
+from meshtraind.runtime.data_folder import FormatError, check, migrate
+from meshtraind.storage.blob_writer import BlobError
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.job_history import HistoryError, JobHistory
+from meshtraind.trust.identity import IdentityError, load_or_create
+from meshtraind.trust.pins import PinsError, PinTable
+from meshtraind.trust.tls import Trust
 from meshwire import limits
-from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address, split_host_port
+from meshwire.discovery.addressbook import AddressBook
 from meshwire.messages.link import Hello
 
 log = logging.getLogger(__name__)

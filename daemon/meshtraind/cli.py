@@ -13,12 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.app import App, Config, StartError
-from meshtraind.logfile import open_log
-from meshtraind.loglimit import LimitedHandler
-from meshtraind.tasks import TaskSet
+from meshtraind.runtime.log_file import open_log
+from meshtraind.runtime.log_limit import LimitedHandler
+from meshtraind.runtime.tasks import TaskSet
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
-from meshwire.local import DATA_DIR_VARIABLE
+from meshwire.memory.shared_slots import DATA_DIR_VARIABLE
 
 EXIT_FAILED = 1
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     _add_replay(commands)
     options = parser.parse_args(arguments)
     if options.command == "replay":
-        from meshtraind.replay import run as run_replay
+        from meshtraind.replay.replay import run as run_replay
 
         return run_replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it

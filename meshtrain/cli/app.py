@@ -2,20 +2,20 @@
 
 import typer
 
-from meshtrain.cli.bench import bench
-from meshtrain.cli.checkpoints import checkpoints
-from meshtrain.cli.codecs import codecs
-from meshtrain.cli.daemon import down, up
-from meshtrain.cli.demo import demo
-from meshtrain.cli.get import get
-from meshtrain.cli.init import init
-from meshtrain.cli.jobs import cancel, jobs, leave
-from meshtrain.cli.logs import logs
-from meshtrain.cli.mesh import pair, peers, status, unpair
-from meshtrain.cli.options import Grouped, examples
-from meshtrain.cli.submit import submit
-from meshtrain.cli.top import top
-from meshtrain.cli.version import version
+from meshtrain.cli.commands.bench import bench
+from meshtrain.cli.commands.checkpoints import checkpoints
+from meshtrain.cli.commands.codecs import codecs
+from meshtrain.cli.commands.daemon import down, up
+from meshtrain.cli.commands.demo import demo
+from meshtrain.cli.commands.get import get
+from meshtrain.cli.commands.init import init
+from meshtrain.cli.commands.jobs import cancel, jobs, leave
+from meshtrain.cli.commands.logs import logs
+from meshtrain.cli.commands.mesh import pair, peers, status, unpair
+from meshtrain.cli.commands.submit import submit
+from meshtrain.cli.commands.top import top
+from meshtrain.cli.commands.version import version
+from meshtrain.cli.ui.options import Grouped, examples
 
 SETTINGS = {"help_option_names": ["--help", "-h"]}
 

@@ -12,10 +12,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
-from meshtrain.train.alone import Alone
 from meshtrain.train.environment import Environment
 from meshtrain.train.measure import Measuring
 from meshtrain.train.session import Session
+from meshtrain.train.single import Alone
 
 _world: Alone | Session | None = None
 

@@ -1,12 +1,12 @@
-"""What a daemon tells its learner when it spawns it (`meshwire.local`)."""
+"""What a daemon tells its learner when it spawns it (`meshwire.memory.shared_slots`)."""
 
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from meshtrain.errors import UsageError
-from meshwire.keptstate import KEPT_FD_VARIABLE
-from meshwire.local import (
+from meshwire.memory.kept_state import KEPT_FD_VARIABLE
+from meshwire.memory.shared_slots import (
     ENDPOINT_VARIABLE,
     JOB_VARIABLE,
     MEMORY_FD_VARIABLE,

@@ -6,13 +6,15 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from meshtrain.train import handover, optimizers, progressive, signs, tensors
-from meshtrain.train.alone import Alone
-from meshtrain.train.memory import model_size
-from meshwire.codec import CodecSpec, parse_codec
-from meshwire.footprint import Measurement
-from meshwire.local import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
-from meshwire.syncmode import SyncSettings, sync_settings
+from meshtrain.train.model import optimizers, progressive, tensors
+from meshtrain.train.model.memory import model_size
+from meshtrain.train.optim import momentum_handover as handover
+from meshtrain.train.optim import sign_sgd as signs
+from meshtrain.train.single import Alone
+from meshwire.codecs.registry import CodecSpec, parse_codec
+from meshwire.memory.footprint import Measurement
+from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.sync.mode import SyncSettings, sync_settings
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741

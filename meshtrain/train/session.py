@@ -17,26 +17,28 @@ from torch.utils.data import DataLoader
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
-from meshtrain.train import handover, masked, optimizers, progressive, signs, tensors
-from meshtrain.train.alone import local_data_dir
-from meshtrain.train.channel import Channel
-from meshtrain.train.clipping import checked, refusal_to_clip
-from meshtrain.train.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.loader import DealtLoader, dealable
 from meshtrain.train.device import best_device, move_model
-from meshtrain.train.drawn import DrawnSamples
-from meshtrain.train.engine import Engine, EngineSettings
 from meshtrain.train.environment import Environment
-from meshtrain.train.kept import Kept, Unkept
-from meshtrain.train.loader import DealtLoader, dealable
-from meshtrain.train.means import Means
-from meshtrain.train.memory import learner_bytes
-from meshtrain.train.outer import outer_optimizer
-from meshtrain.train.scaling import Scaling
-from meshtrain.train.slots import Slots
-from meshtrain.train.state import Progress, ReplicaState
+from meshtrain.train.link.channel import Channel
+from meshtrain.train.link.shared_slots import Slots
+from meshtrain.train.model import masks as masked
+from meshtrain.train.model import optimizers, progressive, tensors
+from meshtrain.train.model.kept_state import Kept, Unkept
+from meshtrain.train.model.memory import learner_bytes
+from meshtrain.train.model.state import Progress, ReplicaState
+from meshtrain.train.optim import momentum_handover as handover
+from meshtrain.train.optim import sign_sgd as signs
+from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.optim.clipping import checked, refusal_to_clip
+from meshtrain.train.optim.outer_optimizer import outer_optimizer
+from meshtrain.train.single import local_data_dir
+from meshtrain.train.step.engine import Engine, EngineSettings
+from meshtrain.train.step.means import Means
+from meshtrain.train.step.step_samples import DrawnSamples
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.masks import NOT_BOTH
+from meshwire.codecs.registry import parse_codec
 from meshwire.messages.learner import (
     BarrierPassed,
     EpochOver,
@@ -53,11 +55,12 @@ from meshwire.messages.learner import (
     StepLost,
 )
 from meshwire.messages.local import Attach
-from meshwire.plan import plan_buckets
-from meshwire.roundplans import RoundPlans
-from meshwire.samples import epoch_seed
-from meshwire.syncmode import own_coefficient
-from meshwire.travel import refusal
+from meshwire.model.masks import NOT_BOTH
+from meshwire.model.plan import plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
+from meshwire.model.schedule import refusal
+from meshwire.samples.epochs import epoch_seed
+from meshwire.sync.mode import own_coefficient
 
 log = logging.getLogger("meshtrain")
 

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator
 
 from meshwire import limits
-from meshwire.wiretypes import Wire
+from meshwire.message_base import Wire
 
 # Unassigned by IANA, and below the range from which Linux (32768) and others (49152) take ports for outgoing
 # connections, so that no such connection can hold it when the daemon starts.

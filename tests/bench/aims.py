@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalDaemon, LocalMesh, LocalMeshError
+from meshtrain.demo.localmesh import LocalDaemon, LocalMesh, LocalMeshError
 from meshwire.messages.local import GetPeers, Peers
 from tests.daemon import jobs
 

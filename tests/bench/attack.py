@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalMeshError
+from meshtrain.demo.localmesh import LocalMeshError
 from tests.bench import attackliar, attacklocal, attackmutations, attackunpaired
 from tests.bench.attackscene import ATTACKER, ATTACKS, RATE_MBIT, Attack, LeftOutError, NotHeldError, Scene
 from tests.bench.soak import interruptible

@@ -18,12 +18,13 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from meshtraind.fetch import output_folder
-from meshtraind.identity import FILE_NAME, FOLDER_NAME
+from meshtraind.storage.fetch import output_folder
+from meshtraind.trust.identity import FILE_NAME, FOLDER_NAME
 from meshwire import limits
 from meshwire.addresses import Address
-from meshwire.files import FileEntry, FileManifest
-from meshwire.jobs import job_number, new_job_id
+from meshwire.jobs.files import FileEntry, FileManifest
+from meshwire.jobs.lifecycle import job_number, new_job_id
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound
 from meshwire.messages.job import (
@@ -47,7 +48,6 @@ from meshwire.messages.job import (
 from meshwire.messages.link import Addresses, KnownPeer
 from meshwire.messages.local import Cancel, PairHost, Shutdown, Submit, Unpair
 from meshwire.messages.rounds import Call, Null
-from meshwire.wiretypes import Wire
 from tests.bench.attackscene import (
     NAMES,
     Bounds,

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 
 from meshtrain.client import Client, ConnectionLost, RequestError
-from meshwire.local import ENDPOINT_VARIABLE, JOB_VARIABLE, TOKEN_VARIABLE
+from meshwire.memory.shared_slots import ENDPOINT_VARIABLE, JOB_VARIABLE, TOKEN_VARIABLE
+from meshwire.message_base import Wire
 from meshwire.messages.job import Fetch
 from meshwire.messages.local import (
     Attach,
@@ -27,7 +28,6 @@ from meshwire.messages.local import (
     Shutdown,
     Unpair,
 )
-from meshwire.wiretypes import Wire
 from tests.bench.attackscene import LeftOutError, NotHeldError, Scene, attack
 from tests.bench.soakwatch import SHARED_MEMORY
 

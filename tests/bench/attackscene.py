@@ -21,12 +21,12 @@ from typing import Self
 import psutil
 
 from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
-from meshtrain.localmesh import LocalDaemon, LocalMeshError
-from meshtraind.identity import Identity, load_or_create
-from meshtraind.pins import Pin, PinTable
+from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
+from meshtraind.trust.identity import Identity, load_or_create
+from meshtraind.trust.pins import Pin, PinTable
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT, Address
-from meshwire.files import human_bytes
+from meshwire.jobs.files import human_bytes
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, Shutdown, Status
 from tests.bench.liar import Liar, LiarLink, Serve

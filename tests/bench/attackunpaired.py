@@ -16,20 +16,20 @@ from zeroconf._protocol.outgoing import DNSOutgoing
 from zeroconf.asyncio import AsyncServiceInfo
 
 from meshtrain.client import Client, RequestError
-from meshtraind.discovery import INSTANCE_CHARS, MDNS_PORT, SERVICE_TYPE
-from meshtraind.identity import Identity, load_or_create
-from meshtraind.pairchannel import receive, send
-from meshtraind.pairing import PairedDevice, PairingError
-from meshtraind.pairjoin import Guest, Target, pair_with
-from meshtraind.pairproof import Answer, Exchange, Role, offer
-from meshtraind.tls import PAIRING_ALPN
+from meshtraind.peers.mdns import INSTANCE_CHARS, MDNS_PORT, SERVICE_TYPE
+from meshtraind.trust.identity import Identity, load_or_create
+from meshtraind.trust.pairing_channel import receive, send
+from meshtraind.trust.pairing_guest import Guest, Target, pair_with
+from meshtraind.trust.pairing_host import PairedDevice, PairingError
+from meshtraind.trust.pairing_proof import Answer, Exchange, Role, offer
+from meshtraind.trust.tls import PAIRING_ALPN
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope
 from meshwire.messages.envelope import Role as MessageRole
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import PairCode, Paired, PairHost, PairJoin
-from meshwire.wiretypes import Wire
 from tests.bench.attackscene import NAMES, LeftOutError, NotHeldError, Scene, Victim, attack, in_thread
 from tests.bench.liar import frame
 

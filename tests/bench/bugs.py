@@ -10,8 +10,8 @@ class Bug:
     """One bug.
 
     Attributes:
-        module, function: where it is, e.g. "meshtraind.turn" and "Turn.fenced". The function is looked for elsewhere if
-            it is not there any more.
+        module, function: where it is, e.g. "meshtraind.rounds.learner_turn" and "Turn.fenced". The function is looked
+            for elsewhere if it is not there any more.
         old, new: a text that stands once in that function, and what stands there instead.
         test: that fails with it: a module or node of pytest, perhaps with " -k WORDS" behind it.
     """
@@ -28,7 +28,7 @@ BUGS: tuple[Bug, ...] = (
     # Shells of the daemon: what decides is proved in virtual time, that it is asked and obeyed only there.
     Bug(
         "crossing-machine-not-fenced",
-        "meshtraind.crossing",
+        "meshtraind.rounds.generation_change",
         "Crossing.fence",
         "self._performer.perform(self._machine.fence(self._loop.time()))",
         "pass",
@@ -36,7 +36,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "crossing-executor-not-fenced",
-        "meshtraind.crossing",
+        "meshtraind.rounds.generation_change",
         "Crossing.fence",
         "self._executor.fence()",
         "pass",
@@ -44,7 +44,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "performer-not-fenced",
-        "meshtraind.crossing",
+        "meshtraind.rounds.generation_change",
         "Crossing.fence",
         "self._performer.fence()",
         "pass",
@@ -52,7 +52,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "first-waiting-message-only",
-        "meshtraind.performer",
+        "meshtraind.rounds.effects",
         "Performer.send_waiting",
         "for message in unsent:",
         "for message in unsent[:1]:",
@@ -60,7 +60,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "sends-before-all-have-entered",
-        "meshtraind.crossing",
+        "meshtraind.rounds.generation_change",
         "Crossing.enter",
         "performer.stage = Stage.ENTERED",
         "performer.stage = Stage.RUNNING",
@@ -68,7 +68,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "stale-generation-accepted",
-        "meshtraind.rounds",
+        "meshtraind.rounds.driver",
         "Rounds.takes",
         "generation == self._performer.generation and self._performer.stage is not Stage.FENCED",
         "self._performer.stage is not Stage.FENCED",
@@ -76,7 +76,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "taken-while-fenced",
-        "meshtraind.rounds",
+        "meshtraind.rounds.driver",
         "Rounds.takes",
         "generation == self._performer.generation and self._performer.stage is not Stage.FENCED",
         "generation == self._performer.generation",
@@ -84,7 +84,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "stale-message-reaches-rounds",
-        "meshtraind.memberside",
+        "meshtraind.session.member_handler",
         "MemberSide.notice",
         "elif rounds is not None and rounds.takes(header.generation):",
         "elif rounds is not None:",
@@ -92,7 +92,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "stale-report-counts",
-        "meshtraind.memberside",
+        "meshtraind.session.member_handler",
         "MemberSide.notice",
         "if rounds.takes(header.generation):",
         "if True:",
@@ -100,7 +100,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "timer-not-armed-again",
-        "meshtraind.performer",
+        "meshtraind.rounds.effects",
         "Performer.perform",
         "self._arm()",
         "pass",
@@ -108,7 +108,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "timer-never-rearmed-after-it-fired",
-        "meshtraind.performer",
+        "meshtraind.rounds.effects",
         "Performer._timer_fired",
         "self.perform(self._machine.timer(self._loop.time()))",
         "self._pending.extend(self._machine.timer(self._loop.time()))",
@@ -116,7 +116,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "link-of-another-incarnation",
-        "meshtraind.generations",
+        "meshtraind.session.membership_driver",
         "Generations._use_links",
         "if link is not None and link.hello.incarnation == member.incarnation:",
         "if link is not None:",
@@ -124,7 +124,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "decoded-before-a-change-is-given",
-        "meshtraind.turn",
+        "meshtraind.rounds.learner_turn",
         "Turn.fenced",
         "self._decoded = min(self._decoded, complete)",
         "pass",
@@ -132,7 +132,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "turn-not-told-of-the-fence",
-        "meshtraind.crossing",
+        "meshtraind.rounds.generation_change",
         "Crossing.fence",
         "self._turn.fenced(self._machine.complete)",
         "pass",
@@ -140,7 +140,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "both-sides-keep-their-history",
-        "meshwire.lineage",
+        "meshwire.membership.lineage",
         "keeps_history",
         "return strength(own, own_samples) > strength(other, other_samples)",
         "return strength(own, own_samples)[0] >= strength(other, other_samples)[0]",
@@ -149,7 +149,7 @@ BUGS: tuple[Bug, ...] = (
     # Who is entitled to go on: never two parts apart.
     Bug(
         "entitled-gone-always-helps",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "_has_quorum",
         "everybody = {rank for rank, _ in vote.counted} | {*vote.gone}",
         "everybody = {rank for rank, incarnation in vote.counted if not is_gone(part, rank, incarnation, gone)}",
@@ -157,7 +157,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-gone-never-helps",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "_has_quorum",
         "return all(rank in here or is_gone(part, rank, incarnation, gone) for rank, incarnation in vote.counted)",
         "return False",
@@ -165,7 +165,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-half-without-the-lowest",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "_has_quorum",
         "(2 * len(here) == len(everybody) and min(everybody, default=-1) in here)",
         "2 * len(here) == len(everybody)",
@@ -173,7 +173,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-promises-forgotten",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "Votes.promise",
         "if not generation.provisional:",
         "if False:",
@@ -181,7 +181,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-promises-never-resolved",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "is_entitled",
         "vote.entered or not _came_to_nothing(vote, part, standings)",
         "True",
@@ -189,7 +189,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-by-a-restarted-daemon",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "_has_quorum",
         "here = {rank for rank, incarnation in vote.counted if part.get(rank) == incarnation}",
         "here = {rank for rank, _ in vote.counted if rank in part}",
@@ -197,7 +197,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-without-the-newest-history",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "is_entitled",
         "if history is None or history.number < root:",
         "if history is None:",
@@ -205,7 +205,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "entitled-forgets-what-is-too-much",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "is_entitled",
         "if any(standing.forgot >= root for standing in standings.values()):",
         "if False:",
@@ -213,7 +213,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "provisional-settles-promises",
-        "meshwire.entitled",
+        "meshwire.membership.entitled",
         "Votes.enter",
         "if not generation.provisional:",
         "if True:",
@@ -221,7 +221,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "withdrawn-proposal-hangs",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._withdraw",
         "self._state.votes.withdraw(self.proposal.generation)",
         "pass",
@@ -229,7 +229,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "provisional-taken-for-entitled",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._propose",
         "if not entitled:",
         "if False:",
@@ -237,7 +237,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "promises-do-not-decide",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._misjudged",
         "if entitled == generation.provisional:",
         "if False:",
@@ -245,7 +245,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "waiter-never-joins",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._yields",
         "if not state.ahead:",
         "if True:",
@@ -253,7 +253,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "sleeper-goes-on-at-once",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._may_have_missed",
         "if now_s >= state.back_until_s:",
         "if True:",
@@ -261,7 +261,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "ahead-counts-as-here",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._is_here",
         "return state.links.holds(member) and not any(elsewhere)",
         "return state.links.holds(member)",
@@ -269,7 +269,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "goodbye-is-no-goodbye",
-        "meshwire.membership",
+        "meshwire.membership.machine",
         "Membership.receive",
         'if message.kind == "leave" and not message.returns:',
         "if False:",
@@ -277,7 +277,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "giving-up-is-a-goodbye",
-        "meshwire.membership",
+        "meshwire.membership.machine",
         "Membership.receive",
         'if message.kind == "leave" and not message.returns:',
         'if message.kind == "leave":',
@@ -285,7 +285,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "settled-by-samples",
-        "meshwire.lineage",
+        "meshwire.membership.lineage",
         "relation",
         "if other.root != own.root:",
         "if False:",
@@ -293,7 +293,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "newcomers-decide",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._electorate",
         "counted = {rank for rank, _ in base.counted} - gone",
         "counted = {*roll.learning}",
@@ -302,7 +302,7 @@ BUGS: tuple[Bug, ...] = (
     # What is written, and what is heard.
     Bug(
         "unit-files-not-synced",
-        "meshtraind.checkpoints",
+        "meshtraind.storage.checkpoint_store",
         "CheckpointStore.finish",
         "synced=True",
         "synced=False",
@@ -310,7 +310,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "manifest-not-synced",
-        "meshtraind.checkpoints",
+        "meshtraind.storage.checkpoint_store",
         "CheckpointStore._write_manifest",
         "os.fsync(handle)",
         "pass",
@@ -318,7 +318,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "checkpoint-name-not-synced",
-        "meshtraind.checkpoints",
+        "meshtraind.storage.checkpoint_store",
         "CheckpointStore._name",
         "_sync_folder(self.path)",
         "pass",
@@ -326,7 +326,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "own-sleep-is-the-peers-silence",
-        "meshtraind.links",
+        "meshtraind.peers.links",
         "Links._keep_alive",
         "silent_s >= patience_s and now_s - began_s < wait_s + interval_s and not connection.closing",
         "silent_s >= patience_s and not connection.closing",
@@ -335,7 +335,7 @@ BUGS: tuple[Bug, ...] = (
     # Memory and disk that are given back, and what is caught up.
     Bug(
         "catch-up-takes-another-history",
-        "meshtraind.catchup",
+        "meshtraind.rounds.catchup",
         "fetch_rounds",
         "if rounds.crossing.standing().chains[-1] != enter.chain:",
         "if False:",
@@ -343,7 +343,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "forwarder-keeps-rounds",
-        "meshtraind.performer",
+        "meshtraind.rounds.effects",
         "Performer._forget",
         "self._turn.forget(round_)",
         "pass",
@@ -351,7 +351,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "lent-states-stay",
-        "meshtraind.donor",
+        "meshtraind.recovery.state_donor",
         "Donor.entered",
         "self._give_up()",
         "pass",
@@ -359,7 +359,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "lent-state-deleted-too-early",
-        "meshtraind.donor",
+        "meshtraind.recovery.state_donor",
         "Loans.entered",
         "(computes and not loan.computes)",
         "computes",
@@ -367,7 +367,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "half-a-state-stays",
-        "meshtraind.donor",
+        "meshtraind.recovery.state_donor",
         "Donor._saved",
         "await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)",
         "pass",
@@ -375,7 +375,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "ended-job-keeps-its-session",
-        "meshtraind.session",
+        "meshtraind.session.session",
         "Session.close",
         "self.job.on_odd = lambda _round, _odd: None",
         "pass",
@@ -383,7 +383,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "residuals-stay-after-the-end",
-        "meshtraind.executor",
+        "meshtraind.executor.executor",
         "Executor.close",
         "self._feedback.close()",
         "pass",
@@ -392,7 +392,7 @@ BUGS: tuple[Bug, ...] = (
     # Rules of rounds, of histories and of samples.
     Bug(
         "age-not-checked",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable.bind",
         "if not 0 <= age <= bound:",
         "if age < 0:",
@@ -400,7 +400,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "base-from-the-future",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable.bind",
         "if bind.base > self.settled(self._rank):",
         "if False:",
@@ -408,7 +408,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "null-beyond-reach",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable.null",
         "if null.round > self._reachable():",
         "if False:",
@@ -416,7 +416,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "call-without-contribution",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable.call",
         "if call.round not in self._rounds or rank not in self._rounds[call.round].binds:",
         "if False:",
@@ -424,7 +424,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "complete-beyond-own-part",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable.announce",
         "if complete > self.settled(self._rank):",
         "if False:",
@@ -432,7 +432,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "round-of-another-history-served",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable.served",
         "if ranks := state.differs_from(done):",
         "if ranks := []:",
@@ -440,7 +440,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "old-gradient-binds",
-        "meshwire.rounds",
+        "meshwire.rounds.machine",
         "RoundMachine.bucket_ready",
         "if age > self.settings.staleness:",
         "if age > self.settings.staleness + 1:",
@@ -448,7 +448,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "machine-completes-while-fenced",
-        "meshwire.roundcore",
+        "meshwire.rounds.core",
         "RoundCore._settle",
         "if not self._fenced:\n            self._complete_rounds()",
         "if True:\n            self._complete_rounds()",
@@ -456,7 +456,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "machine-hears-while-fenced",
-        "meshwire.rounds",
+        "meshwire.rounds.machine",
         "RoundMachine.receive",
         "if self._fenced:",
         "if False:",
@@ -464,7 +464,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "null-not-told-again",
-        "meshwire.roundcore",
+        "meshwire.rounds.core",
         "RoundCore._tell_again",
         "self._tell_null(round_)",
         "pass",
@@ -472,7 +472,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "null-told-again-is-no-call",
-        "meshwire.roundcore",
+        "meshwire.rounds.core",
         "RoundCore._tell_again",
         "self._calls.heard(round_)",
         "pass",
@@ -480,7 +480,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "null-heard-is-no-call",
-        "meshwire.rounds",
+        "meshwire.rounds.machine",
         "RoundMachine.receive",
         "wrong = self._table.null(rank, message)\n                called = message.round",
         "wrong = self._table.null(rank, message)",
@@ -488,7 +488,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "void-round-not-void",
-        "meshwire.roundstate",
+        "meshwire.rounds.round",
         "Round.verdict",
         "if reasons:",
         "if False:",
@@ -496,7 +496,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "weights-not-compared",
-        "meshwire.roundstate",
+        "meshwire.rounds.round",
         "Round.dispute",
         "if not math.isclose(result.weight, weight, rel_tol=WEIGHT_TOLERANCE):",
         "if False:",
@@ -504,7 +504,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "chain-without-generation",
-        "meshwire.chain",
+        "meshwire.rounds.chain",
         "chain",
         'digest.update(struct.pack("<Q", generation))',
         "pass",
@@ -512,7 +512,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "chain-without-poisons",
-        "meshwire.chain",
+        "meshwire.rounds.chain",
         "chain",
         "[(rank, poison.pack()) for rank, poison in sorted(done.poisons.items())],",
         "",
@@ -520,7 +520,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "returned-samples-lost",
-        "meshwire.supply",
+        "meshwire.samples.pool",
         "Supply.put_back",
         "self._returned = _joined(sorted([*self._returned, *blocks], key=place))",
         "pass",
@@ -528,7 +528,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "lost-step-keeps-its-samples",
-        "meshtrain.train.deal",
+        "meshtrain.train.data.deal",
         "Deal.step_lost",
         "self._queue.extendleft(reversed(bound.batches))",
         "pass",
@@ -536,7 +536,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "drawn-in-vain-is-lost",
-        "meshtrain.train.deal",
+        "meshtrain.train.data.deal",
         "Deal.give_back",
         "self._queue.extendleft(reversed(self._in_hand))",
         "pass",
@@ -545,7 +545,7 @@ BUGS: tuple[Bug, ...] = (
     # What was left out, what strangers send, and what is kept.
     Bug(
         "residual-in-wrong-units",
-        "meshtraind.feedback",
+        "meshtraind.parts.error_feedback",
         "Residual._factor",
         "return np.float32(float(self._decay) * (weight / left_by))",
         "return self._decay",
@@ -553,7 +553,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "void-round-keeps-residual",
-        "meshtraind.feedback",
+        "meshtraind.parts.error_feedback",
         "Residual.settle",
         "if void:",
         "if False:",
@@ -561,7 +561,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "owner-not-rewound",
-        "meshtraind.feedback",
+        "meshtraind.parts.error_feedback",
         "Feedback.enter",
         "self.owner.rewind(cut)",
         "pass",
@@ -569,7 +569,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "header-reserved-bytes",
-        "meshwire.header",
+        "meshwire.frames.header",
         "decode_header",
         "if reserved != RESERVED:",
         "if False:",
@@ -577,7 +577,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "header-payload-limit",
-        "meshwire.header",
+        "meshwire.frames.header",
         "decode_header",
         "if payload_bytes > limits.FRAME_PAYLOAD_BYTES_MAX:",
         "if False:",
@@ -585,7 +585,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "header-weight-not-finite",
-        "meshwire.header",
+        "meshwire.frames.header",
         "decode_header",
         'if not 0.0 <= weight < float("inf"):',
         "if weight < 0.0:",
@@ -593,7 +593,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "path-goes-up",
-        "meshwire.files",
+        "meshwire.jobs.files",
         "_check_part",
         'if part in (".", ".."):',
         'if part == ".":',
@@ -601,7 +601,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "path-is-absolute",
-        "meshwire.files",
+        "meshwire.jobs.files",
         "check_path",
         'if path.startswith("/"):',
         "if False:",
@@ -609,7 +609,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "pin-of-another-certificate",
-        "meshtraind.pins",
+        "meshtraind.trust.pins",
         "PinTable.add",
         "if _device_id(pin.certificate_pem) != pin.device_id:",
         "if False:",
@@ -617,7 +617,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "unpaired-device-verified",
-        "meshtraind.tls",
+        "meshtraind.trust.tls",
         "Trust.verify_peer",
         "if device_id not in self._pinned:",
         "if False:",
@@ -625,7 +625,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "tls-1-2-accepted",
-        "meshtraind.tls",
+        "meshtraind.trust.tls",
         "Trust._context",
         "ssl.TLSVersion.TLSv1_3",
         "ssl.TLSVersion.TLSv1_2",
@@ -633,7 +633,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "rotten-blob-written-out",
-        "meshtraind.blobs",
+        "meshtraind.storage.blobs",
         "BlobStore._write_out",
         "if sha.digest() != entry.sha256:",
         "if False:",
@@ -641,7 +641,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "held-blob-deleted",
-        "meshtraind.blobs",
+        "meshtraind.storage.blobs",
         "BlobStore._delete",
         "if held or sha256 in self._receiving:",
         "if sha256 in self._receiving:",
@@ -649,7 +649,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "areas-used-again-after-a-fence",
-        "meshtraind.roundmemory",
+        "meshtraind.executor.round_buffers",
         "RoundMemory.fence",
         "areas.retire()",
         "pass",
@@ -657,7 +657,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "applies-what-it-was-not-given",
-        "meshtraind.learnermoves",
+        "meshtraind.rounds.learner_inputs",
         "LearnerMoves.applied",
         "if not self._turn.holds(round_):",
         "if False:",
@@ -665,7 +665,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "state-of-another-history-loaded",
-        "meshtraind.joining",
+        "meshtraind.recovery.join_requests",
         "Joining._check_history",
         "if own != saved.chain:",
         "if False:",
@@ -674,7 +674,7 @@ BUGS: tuple[Bug, ...] = (
     # Versions that meet, and what earlier ones have left.
     Bug(
         "other-version-breaks-the-protocol",
-        "meshtraind.connection",
+        "meshtraind.transport.connection",
         "Connection._take",
         "self.refuse(self.on_other_version(version))",
         "self._violated(event.reason)",
@@ -682,7 +682,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "other-version-told-at-every-dial",
-        "meshtraind.links",
+        "meshtraind.peers.links",
         "Links.speaks",
         "self._refused.get(device) != told",
         "True",
@@ -690,7 +690,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "other-version-blamed-on-the-wrong-side",
-        "meshwire.header",
+        "meshwire.frames.header",
         "versions_differ",
         "theirs < WIRE_VERSION",
         "theirs > WIRE_VERSION",
@@ -698,7 +698,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "updated-device-still-called-old",
-        "meshtraind.links",
+        "meshtraind.peers.links",
         "Links._link",
         "self._refused.pop(device, None)",
         "pass",
@@ -706,7 +706,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "strangers-version-believed",
-        "meshtraind.greeting",
+        "meshtraind.peers.handshake",
         "Greeting._speaks",
         "self._links.verify(self.connection)",
         "pass",
@@ -714,7 +714,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "version-changes-in-a-link",
-        "meshtraind.greeting",
+        "meshtraind.peers.handshake",
         "Greeting.notice",
         "conn.on_other_version = None",
         "pass",
@@ -722,7 +722,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "members-version-not-on-the-jobs-screen",
-        "meshtrain.cli.peernews",
+        "meshtrain.cli.ui.peernews",
         "news",
         "if why not in unlinkable(before)",
         "if False",
@@ -730,7 +730,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "down-kills-whoever-the-lock-names",
-        "meshtrain.cli.daemon",
+        "meshtrain.cli.commands.daemon",
         "_terminate",
         "fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)",
         "raise BlockingIOError",
@@ -738,7 +738,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "up-starts-a-second-daemon",
-        "meshtrain.cli.daemon",
+        "meshtrain.cli.commands.daemon",
         "_status",
         "except OtherVersion:\n        raise",
         "except OtherVersion:\n        return None",
@@ -746,7 +746,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "job-taken-by-a-daemon-whose-files-were-replaced",
-        "meshtraind.software",
+        "meshtraind.learner.software",
         "installed_anew",
         "_traits() != _AT_START",
         "False",
@@ -762,7 +762,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "newer-folder-taken",
-        "meshtraind.datafolder",
+        "meshtraind.runtime.data_folder",
         "check",
         "if number > FORMAT:",
         "if False:",
@@ -770,7 +770,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "older-versions-not-locked-out",
-        "meshtraind.datafolder",
+        "meshtraind.runtime.data_folder",
         "_from_1",
         "_lock_out(data_dir / name, 2)",
         "pass",
@@ -778,7 +778,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "format-written-before-the-steps",
-        "meshtraind.datafolder",
+        "meshtraind.runtime.data_folder",
         "migrate",
         "_STEPS[step](data_dir)",
         '_write(data_dir / NAME, f"{FORMAT} written by x\\n"); _STEPS[step](data_dir)',
@@ -786,7 +786,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "format-file-in-place-before-it-is-whole",
-        "meshtraind.datafolder",
+        "meshtraind.runtime.data_folder",
         "_write",
         'path.with_name(f"{NAME}.part")',
         "path",
@@ -794,7 +794,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "manifests-spelled-as-they-were",
-        "meshtraind.checkpoints",
+        "meshtraind.storage.checkpoint_store",
         "CheckpointStore.respell",
         "if spelled != data:",
         "if False:",
@@ -802,7 +802,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "manifest-spelled-in-place",
-        "meshtraind.checkpoints",
+        "meshtraind.storage.checkpoint_store",
         "CheckpointStore.respell",
         'path.with_name(f"{MANIFEST_FILE}.part")',
         "path",
@@ -810,7 +810,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "everything-lacking-is-all",
-        "meshtrain.cli.get",
+        "meshtrain.cli.commands.get",
         "get",
         "if len(lacking) == len(targets):",
         "if False:",
@@ -819,7 +819,7 @@ BUGS: tuple[Bug, ...] = (
     # Members that lie: who finds it, whom it names, and what follows.
     Bug(
         "liars-norm-not-checked",
-        "meshtraind.arithmetic",
+        "meshtraind.executor.ring_and_sharded",
         "Arithmetic._take_final",
         "check_norm(work.squared_norm, squared_norm)",
         "pass",
@@ -827,7 +827,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-weight-not-checked",
-        "meshwire.exchange",
+        "meshwire.collectives.exchange",
         "Exchange.unlike",
         "if not math.isclose(header.weight, weight, rel_tol=WEIGHT_TOLERANCE):",
         "if False:",
@@ -835,7 +835,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-chunks-do-not-wait-for-binds",
-        "meshtraind.executor",
+        "meshtraind.executor.executor",
         "Executor._take",
         "return False",
         "bound = header.contributors, header.weight",
@@ -843,7 +843,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-poison-for-a-broken-part",
-        "meshtraind.arithmetic",
+        "meshtraind.executor.ring_and_sharded",
         "Arithmetic._check",
         "part.check(index, self._sum[: segment.count])",
         "pass",
@@ -851,7 +851,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-are-still-heard",
-        "meshtraind.passage",
+        "meshtraind.session.membership_host",
         "Passage.hears",
         "return rank not in self._refusing and not refused",
         "return True",
@@ -859,7 +859,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-gone-for-nobody",
-        "meshwire.membershipstate",
+        "meshwire.membership.state",
         "State.gone",
         "return self.departed(members) | refused",
         "return self.departed(members)",
@@ -867,7 +867,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-pardoned-always",
-        "meshwire.refusals",
+        "meshwire.membership.refusals",
         "Refusals.pardon",
         "if known.count >= limits.VIOLATIONS_MAX or now_s < known.until_s:",
         "if now_s < known.until_s:",
@@ -875,7 +875,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-believed-twice",
-        "meshwire.refusals",
+        "meshwire.membership.refusals",
         "Refusals.speaks_alone",
         "return alone[0] if alone and not others and device not in self.own() else None",
         "return None",
@@ -883,7 +883,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-both-go-on",
-        "meshwire.proposer",
+        "meshwire.membership.proposer",
         "Proposer._rival",
         "if roll.ranks != (state.rank,):",
         "if True:",
@@ -891,7 +891,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-end-for-all",
-        "meshtraind.session",
+        "meshtraind.session.session",
         "Session._member_ended",
         "and self.passage.founding",
         "",
@@ -899,7 +899,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-counter-holds-others-up",
-        "meshwire.roundtable",
+        "meshwire.rounds.table",
         "RoundTable._holds",
         "max(self._complete[rank], round_)",
         "self._complete[rank]",
@@ -907,7 +907,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "liars-slow-links-stall",
-        "meshwire.stall",
+        "meshwire.rounds.stall",
         "StallWatch.look",
         "known[:2] != (round_, come)",
         "known[0] != round_",

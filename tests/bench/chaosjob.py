@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from meshtrain.localmesh import LocalDaemon
-from meshtraind.fetch import output_folder
+from meshtrain.demo.localmesh import LocalDaemon
+from meshtraind.storage.fetch import output_folder
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs
 from tests.daemon import jobs

@@ -6,7 +6,7 @@ import platform
 import sys
 
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
-from meshwire.codec import parse_codec
+from meshwire.codecs.registry import parse_codec
 
 COMMAND = "python -m tests.bench.codec_speed > tests/bench/results/codec_speed.md"
 LIMIT_S = 0.06  # encode, decode and add 11.7 million values; a step of ResNet-18 took 135 ms there

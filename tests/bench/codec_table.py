@@ -18,9 +18,9 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from meshtrain.demo.localmesh import LocalDaemon, LocalMesh, LocalMeshError
 from meshtrain.examples.digits import DigitsError
-from meshtrain.localmesh import LocalDaemon, LocalMesh, LocalMeshError
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.bench.codecjob import MODELS, write_data
 from tests.bench.codecreport import tables
 from tests.bench.codecruns import ResultFile, ResultFileError, Run, train

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 
-from meshtrain.localmesh import LocalDaemon
+from meshtrain.demo.localmesh import LocalDaemon
 from meshwire.messages.job import JobSummary
 from tests.daemon import jobs
 from tests.lab.chaosmesh import ChaosDaemon

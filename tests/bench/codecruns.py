@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalDaemon, LocalMeshError
+from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
-from meshwire.syncmode import sync_settings
+from meshwire.sync.mode import sync_settings
 from tests.bench import codecjob
 from tests.bench.codeckills import lose_and_return
 from tests.daemon import jobs

@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from meshtrain.demo import CURVE_STEPS, TEXT_BYTES, DemoSettings
+from meshtrain.demo.run import CURVE_STEPS, TEXT_BYTES, DemoSettings
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
-from meshtrain.train.tensors import build
-from meshwire.codec import FAMILIES, parse_codec
-from meshwire.plan import plan_buckets
+from meshtrain.train.model.tensors import build
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.model.plan import plan_buckets
 
 RUN_TIMEOUT_S = 600.0
 LEARNT_NATS = 0.2  # below the entropy of the characters alone

@@ -22,12 +22,12 @@ from meshtrain.examples.cnn import CNN
 from meshtrain.examples.digits import read_digits
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
-from meshtrain.train.encodertraining import train_encoder
-from meshtraind.autoencoder import Autoencoder, starting_weights
+from meshtrain.train.lgc.training import train_encoder
 from meshtraind.codecs import codec_named
+from meshtraind.projection.lgc.autoencoder import Autoencoder, starting_weights
 from meshwire import limits
-from meshwire.autoencoder import GROUP_VALUES, Architecture
-from meshwire.sharedplaces import block_values
+from meshwire.layout.lgc import block_values
+from meshwire.layout.lgc_autoencoder import GROUP_VALUES, Architecture
 
 Values = NDArray[np.float32]
 Places = NDArray[np.int64]

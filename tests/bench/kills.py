@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalMeshError
-from meshtraind.fetch import output_folder
+from meshtrain.demo.localmesh import LocalMeshError
+from meshtraind.storage.fetch import output_folder
 from meshwire.messages.job import JobSummary
 from tests.bench.chaosjob import summary_on
 from tests.bench.soak import interruptible, say

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from meshtraind.identity import Identity
-from meshtraind.pins import PinTable
-from meshtraind.tls import Trust
+from meshtraind.trust.identity import Identity
+from meshtraind.trust.pins import PinTable
+from meshtraind.trust.tls import Trust
 from meshwire.addresses import Address
-from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
+from meshwire.frames.header import HEADER_BYTES, Header, Kind, decode_header
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import Fetch
 from meshwire.messages.link import Heartbeat, Hello, Software
-from meshwire.wiretypes import Wire
 
 ANSWER_TIMEOUT_S = 15.0
 LINK_TIMEOUT_S = 10.0

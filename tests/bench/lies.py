@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalMesh, LocalMeshError
+from meshtrain.demo.localmesh import LocalMesh, LocalMeshError
 from meshwire.messages.job import JobSummary
 from tests.bench.soak import interruptible, say
 from tests.daemon import jobs

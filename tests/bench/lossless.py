@@ -18,7 +18,7 @@ from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Terms
-from meshtraind.lossless import LinkRate, Lossless, unpack_into
+from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
 from meshwire import limits
 
 Values = NDArray[np.float32]

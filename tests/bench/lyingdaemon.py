@@ -8,11 +8,11 @@ import sys
 from typing import Any
 
 from meshtraind.cli import main
-from meshtraind.connection import Connection
-from meshwire.header import Header, Kind
+from meshtraind.transport.connection import Connection
+from meshwire.frames.header import Header, Kind
+from meshwire.message_base import Wire
 from meshwire.messages.generation import AskIn
 from meshwire.messages.rounds import Bind
-from meshwire.wiretypes import Wire
 from tests.daemon.liarmesh import Lie, at_round
 from tests.daemon.lies import LIES
 

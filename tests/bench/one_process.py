@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Sampler
 
 from meshtrain.examples import train_gpt
-from meshwire.samples import epoch_seed, rounds_per_epoch
+from meshwire.samples.epochs import epoch_seed, rounds_per_epoch
 from tests.plannedeal import deal
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 from statistics import median
 
 from meshtrain.client import Client, ConnectionLost, RequestError
-from meshtrain.localmesh import LocalDaemon, LocalMeshError
+from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
 from meshwire import limits
-from meshwire.codec import FAMILIES, parse_codec
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.message_base import Wire
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import GetPeers, PairCode, PairHost, PairJoin, Peers, Watch, Watched
-from meshwire.plan import BUCKET_BYTES, VALUE_BYTES, Plan, plan_buckets
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import BUCKET_BYTES, VALUE_BYTES, Plan, plan_buckets
 from tests.daemon import jobs
 from tests.lab.lab import Lab, LabError, lab_unavailable
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from meshtrain.localmesh import LocalDaemon
+from meshtrain.demo.localmesh import LocalDaemon
 from tests.daemon import jobs
 
 SCRIPT = """

@@ -15,7 +15,7 @@ from itertools import product
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalMeshError
+from meshtrain.demo.localmesh import LocalMeshError
 from meshwire import limits
 from meshwire.messages.local import Cancel
 from tests.bench.chaosjob import ChaosJob, missing, repeated

@@ -26,7 +26,7 @@ from types import FrameType
 import psutil
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalMeshError
+from meshtrain.demo.localmesh import LocalMeshError
 from meshwire.messages.local import Cancel
 from tests.bench.chaosjob import ChaosJob
 from tests.bench.soakhost import DISK_BYTES, Host, HostError, can_mount, clock_library

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
+from meshtrain.demo.localmesh import LocalMesh, LocalMeshError
 from meshtrain.examples.text import stdlib_text
-from meshtrain.localmesh import LocalMesh, LocalMeshError
 from meshwire.messages.job import JobSummary
 from tests.daemon import jobs
 

@@ -14,10 +14,10 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 from meshtrain.client import ConnectionLost, RequestError
-from meshtrain.localmesh import LocalMeshError
+from meshtrain.demo.localmesh import LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
-from meshwire.steptimes import StepTimes
+from meshwire.rounds.step_times import StepTimes
 from tests.bench import paced
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
 from tests.daemon import jobs

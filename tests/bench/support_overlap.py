@@ -22,8 +22,8 @@ from meshtrain.examples.digits import FILE_NAME, fetch_digits, read_digits
 from meshtrain.examples.gpt import GPT, GPTConfig
 from meshtrain.examples.text import stdlib_text
 from meshtraind.codecs import codec_named
-from meshwire.plan import values_per_segment
-from meshwire.sketchcodec import sketch_bytes
+from meshwire.codecs.sketch import sketch_bytes
+from meshwire.model.plan import values_per_segment
 
 Values = NDArray[np.float32]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
-from meshwire.jobs import JOB_ID_PATTERN, job_number, new_job_id
+from meshwire.frames.header import HEADER_BYTES, Header, Kind, decode_header
+from meshwire.jobs.lifecycle import JOB_ID_PATTERN, job_number, new_job_id
 from meshwire.messages.envelope import decode
 from tests.bench import attack
 from tests.bench.attackmutations import ENDS_JOBS, Mutants
@@ -39,13 +39,13 @@ def test_a_log_tells_of_tracebacks_and_errors_that_came_since(path: Path) -> Non
     log = Log(path)
     log.read()
     assert (log.written_bytes, log.tracebacks, log.errors) == (0, 0, 0)
-    said = b"10:00 ERROR meshtraind.tasks: it failed\n" + BROKEN
+    said = b"10:00 ERROR meshtraind.runtime.tasks: it failed\n" + BROKEN
     for at in range(0, len(said), 7):  # as a writer is met half-way
         append(path, said[at : at + 7])
         log.read()
     assert (log.written_bytes, log.tracebacks, log.errors) == (len(said), 1, 1)
     assert log.error == "IndexError: pop from an empty deque"
-    assert log.first_error == "meshtraind.tasks: it failed"
+    assert log.first_error == "meshtraind.runtime.tasks: it failed"
 
 
 def test_a_log_that_is_rotated_is_read_on(path: Path) -> None:

@@ -131,12 +131,12 @@ def test_a_sample_that_counts_twice_is_noticed() -> None:
 # --- what logs and traces tell ---
 
 LOG = """\
-2026-11-21 15:46:14,185 INFO meshtraind.links: lost cleo (498b73f5): silent for 2.0 s
+2026-11-21 15:46:14,185 INFO meshtraind.peers.links: lost cleo (498b73f5): silent for 2.0 s
 Traceback (most recent call last):
-2026-11-21 15:46:14,685 INFO meshtraind.generations: job 3f9c2a1b04de: generation 2 entered after 0.120 s: members \
-anna, bert (loading); cut 17
-2026-11-21 15:46:14,700 INFO meshtraind.generations: job 000000000000: generation 9 entered after 0.120 s: members \
-anna; cut 17
+2026-11-21 15:46:14,685 INFO meshtraind.session.membership_driver: job 3f9c2a1b04de: generation 2 entered after 0.120 \
+s: members anna, bert (loading); cut 17
+2026-11-21 15:46:14,700 INFO meshtraind.session.membership_driver: job 000000000000: generation 9 entered after 0.120 \
+s: members anna; cut 17
 """
 
 

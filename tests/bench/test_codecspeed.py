@@ -1,7 +1,7 @@
 """The page of `codec_speed`."""
 
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.bench.codec_speed import REASONS, page
 
 

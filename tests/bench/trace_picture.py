@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from meshtraind.replay import DifferenceError, Replayed, replay
-from meshtraind.replaysummary import Waits
-from meshtraind.tracefile import TraceError, TraceFile
+from meshtraind.replay.replay import DifferenceError, Replayed, replay
+from meshtraind.replay.summary import Waits
+from meshtraind.replay.trace_file import TraceError, TraceFile
 from meshwire.messages.rounds import Bind, Null
-from meshwire.roundevents import Broadcast, LearnerCutOff, RoundComplete, StepDropped
-from meshwire.roundlearner import Phase, RoundSettings
+from meshwire.rounds.effects import Broadcast, LearnerCutOff, RoundComplete, StepDropped
+from meshwire.rounds.learner import Phase, RoundSettings
 
 SVG_BYTES_MAX = 60_000
 STEPS_SHOWN = 12  # of the median learner, when no --seconds is given

@@ -11,9 +11,9 @@ from functools import partial
 
 import numpy as np
 
-from meshtraind.connection import Connection
-from meshwire.exchange import Part
-from meshwire.header import Header
+from meshtraind.transport.connection import Connection
+from meshwire.collectives.exchange import Part
+from meshwire.frames.header import Header
 from tests.daemon.executorring import PLAN, FakeLink, Member, Offer, Opening, Ring, ring_mean
 
 HALF = 0.5  # how often a chunk comes in two pieces, with anything in between

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from meshtraind.connection import Connection, RequestError
-from meshtraind.identity import load_or_create
-from meshtraind.pins import Pin, PinTable
-from meshtraind.tls import Trust
-from meshwire.header import Header, Kind
+from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.trust.identity import load_or_create
+from meshtraind.trust.pins import Pin, PinTable
+from meshtraind.trust.tls import Trust
+from meshwire.frames.header import Header, Kind
+from meshwire.message_base import Wire
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
-from meshwire.wiretypes import Wire
 
 if os.name == "posix":
     import uvloop

@@ -18,22 +18,22 @@ from zeroconf._protocol.incoming import DNSIncoming
 from zeroconf._protocol.outgoing import DNSOutgoing
 from zeroconf.asyncio import AsyncServiceInfo
 
+from meshtraind.api.endpoint import Endpoint, _Guard
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError
-from meshtraind.connection import Connection, RequestError
-from meshtraind.discovery import SERVICE_TYPE, parse_sighting
-from meshtraind.endpoint import Endpoint, _Guard
-from meshtraind.identity import CertificateError, Identity, check_certificate, load_or_create
-from meshtraind.learnertokens import LearnerTokens
-from meshtraind.pairchannel import ProtocolError, loaded, profile_of, receive_plain
-from meshtraind.pairproof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
+from meshtraind.peers.mdns import SERVICE_TYPE, parse_sighting
+from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.trust.identity import CertificateError, Identity, check_certificate, load_or_create
+from meshtraind.trust.learner_tokens import LearnerTokens
+from meshtraind.trust.pairing_channel import ProtocolError, loaded, profile_of, receive_plain
+from meshtraind.trust.pairing_proof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
 from meshwire import limits
-from meshwire.codec import SEGMENT_FAMILIES
-from meshwire.header import Header
+from meshwire.codecs.registry import SEGMENT_FAMILIES
+from meshwire.frames.header import Header
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, encode
 from meshwire.messages.envelope import Role as MessageRole
 from meshwire.messages.local import Attach
-from meshwire.wiretypes import Wire
 from tests.wire.decoders import framed
 from tests.wire.fuzzing import Decoder, Refused
 from tests.wire.wirevalues import control_messages, messages

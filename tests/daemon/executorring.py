@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
-from meshtraind.connection import Connection
-from meshtraind.executor import Executor
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.header import Header
-from meshwire.manifest import ModelManifest, Momentum, TensorSpec
-from meshwire.plan import plan_buckets
-from meshwire.topology import bucket_shards
+from meshtraind.executor.executor import Executor
+from meshtraind.transport.connection import Connection
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.exchange import Part
+from meshwire.collectives.topology import bucket_shards
+from meshwire.frames.header import Header
+from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
+from meshwire.model.plan import plan_buckets
 
 Values = NDArray[np.float32]
 Opening = Literal["early", "late", "any"]

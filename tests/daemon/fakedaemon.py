@@ -12,15 +12,15 @@ from typing import Any
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
-from meshwire.files import FileManifest
-from meshwire.header import WIRE_VERSION, Header, Kind
-from meshwire.jobs import JobState
+from meshwire.frames.header import WIRE_VERSION, Header, Kind
+from meshwire.frames.parser import Broken, ChunkAnnounced, ControlReceived, FrameParser
+from meshwire.jobs.files import FileManifest
+from meshwire.jobs.lifecycle import JobState
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import Found, JobSummary, Member
 from meshwire.messages.link import Software
 from meshwire.messages.local import Attach, Status, Submit, SubmitProgress, Submitted
-from meshwire.parser import Broken, ChunkAnnounced, ControlReceived, FrameParser
-from meshwire.wiretypes import Wire
 
 ANNA, BERT = "ab" * 32, "cd" * 32
 JOB = "1kx3000000aa"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from meshtrain.localmesh import LocalDaemon
-from meshtrain.packing import scan, scan_data
+from meshtrain.demo.localmesh import LocalDaemon
+from meshtrain.packing.tree import scan, scan_data
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched, Found, JobSummary
 from meshwire.messages.local import GetJobs, Submit, Submitted, Watch, Watched

@@ -14,17 +14,17 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.board import Board
-from meshtraind.job import Job
-from meshtraind.memberside import MemberSide
-from meshtraind.memory import SharedMemory
-from meshtraind.passage import LearnerWishes, Passage
-from meshtraind.tasks import TaskSet
-from meshwire.header import Header, Kind
-from meshwire.jobs import JobEvent, job_number, new_job_id
-from meshwire.local import MemoryLayout
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.membershipevents import Message as OfMembership
+from meshtraind.jobs.registry import Board
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.membership_host import LearnerWishes, Passage
+from meshtraind.storage.job_record import Job
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
+from meshwire.membership.effects import Message as OfMembership
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, Metrics, RankReport
 from meshwire.messages.learner import (
     LearnerApplied,
@@ -34,10 +34,10 @@ from meshwire.messages.learner import (
     RoundDone,
     Start,
 )
-from meshwire.plan import plan_buckets
-from meshwire.stall import StallWatch
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
+from meshwire.rounds.stall import StallWatch
+from meshwire.sync.mode import sync_settings
 
 Values = NDArray[np.float32]
 Frame = tuple[Header, bytes | Wire | None]

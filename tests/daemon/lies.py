@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from meshwire.header import Header
+from meshwire.frames.header import Header
+from meshwire.message_base import Wire
 from meshwire.messages.rounds import Bind, Null, Seal
-from meshwire.wiretypes import Wire
 from tests.daemon.liarmesh import Frame, Lie, header_of, of_chunks
 
 LIAR = 1  # the rank

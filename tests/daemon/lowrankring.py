@@ -1,7 +1,7 @@
 """Executors of a codec that builds on earlier results, on a ring, while members are lost and come. As `shardedmesh`."""
 
-from meshwire.codec import parse_codec
-from meshwire.transforms import builds_on
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.projections import builds_on
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import Member, Offer
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
-from meshtraind.feedback import Residual
-from meshwire.codec import Reduction, parse_codec
-from meshwire.header import Header
-from meshwire.roundlayouts import RoundLayouts
+from meshtraind.parts.error_feedback import Residual
+from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.frames.header import Header
+from meshwire.layout.by_round import RoundLayouts
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import PLAN, Offer, Values
 

@@ -9,14 +9,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.connection import Connection
-from meshtraind.executor import Executor
-from meshtraind.segments import Forms
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.header import HEADER_BYTES, Flags, Header
-from meshwire.manifest import ModelManifest, Momentum, TensorSpec
-from meshwire.plan import Plan, plan_buckets
+from meshtraind.executor.executor import Executor
+from meshtraind.parts.segments import Forms
+from meshtraind.transport.connection import Connection
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.exchange import Part
+from meshwire.frames.header import HEADER_BYTES, Flags, Header
+from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
+from meshwire.model.plan import Plan, plan_buckets
 from tests.daemon.connectionpair import Recorder, pair, until
 
 Values = NDArray[np.float32]

@@ -9,20 +9,20 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind import startstate
-from meshtraind.agreement import Agreement
-from meshtraind.blobs import BlobStore
-from meshtraind.connection import ConnectionLost, RequestError
-from meshtraind.founding import Founding
-from meshtraind.tasks import TaskSet, told_elsewhere
-from meshwire.chain import START
-from meshwire.jobs import new_job_id
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.founding import Model, StateIndex, StateOffer, StateReady, StateWant
+from meshtraind.runtime.tasks import TaskSet, told_elsewhere
+from meshtraind.startup import start_state as startstate
+from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.before_round_one import Founding
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshwire.jobs.lifecycle import new_job_id
+from meshwire.message_base import Wire
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import BlobRef, Generation, Member, ResumePoint
 from meshwire.messages.learner import StateTask
-from meshwire.wiretypes import Wire
+from meshwire.messages.startup import Model, StateIndex, StateOffer, StateReady, StateWant
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.rounds.chain import START
 
 JOB = new_job_id(bytes(8))
 MEMBERS = tuple(Member(device=letter * 64, incarnation=1, name=letter) for letter in "abc")

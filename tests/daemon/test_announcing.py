@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshtraind.announcing import Announced, announce, default_places, heard, largest_places
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Values
+from meshtraind.projection.lgc.leader import Announced, announce, default_places, heard, largest_places
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.roundlayouts import RoundLayouts
-from meshwire.sharedplaces import Chosen
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.lgc import Chosen
 from tests.daemon.executorring import PLAN
 
 CODECS = (

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from meshtraind.app import App, Config, StartError
-from meshtraind.connection import RequestError
-from meshtraind.job import Job
-from meshtraind.tls import Trust
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import RequestError
+from meshtraind.trust.tls import Trust
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
+from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
+from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import PairCode, PairJoin, Unpair
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.sync.mode import sync_settings
 
 TIMEOUT_S = 15.0
 

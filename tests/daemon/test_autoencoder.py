@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from meshtraind.autoencoder import Autoencoder, check_weights, starting_weights
 from meshtraind.codecs.base import CodecError, Values
-from meshwire.autoencoder import (
+from meshtraind.projection.lgc.autoencoder import Autoencoder, check_weights, starting_weights
+from meshwire.layout.lgc_autoencoder import (
     BLOCK_VALUES,
     GROUP_VALUES,
     HIDDEN,

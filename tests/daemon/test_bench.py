@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from meshtrain.cli.bench import bench
+from meshtrain.cli.commands.bench import bench
 from meshtraind.bench import vectors
 from meshtraind.bench.report import Memory, Ratio, Report, Series
 from meshtraind.bench.settings import BenchError, Settings, plan_of

@@ -10,12 +10,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from meshtrain.cli.bench import bench
+from meshtrain.cli.commands.bench import bench
 from meshtraind.bench.codecreport import CodecFigures, CodecReport
 from meshtraind.bench.codecs import all_codecs, gradient, measure
 from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import RESNET18, resnet_shapes
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codecs.registry import FAMILIES, parse_codec
 
 
 def figures(

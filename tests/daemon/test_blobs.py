@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from meshtraind import diskspace
-from meshtraind.blobs import BlobBusyError, BlobDamagedError, BlobError, BlobStore
-from meshtraind.blobwriter import SEALED_NS
+from meshtraind.storage import disk_space as diskspace
+from meshtraind.storage.blob_writer import SEALED_NS
+from meshtraind.storage.blobs import BlobBusyError, BlobDamagedError, BlobError, BlobStore
 from meshwire import limits
-from meshwire.files import FileEntry, FileManifest
+from meshwire.jobs.files import FileEntry, FileManifest
 
 CONTENT = b"0123456789" * 1000
 SHA = hashlib.sha256(CONTENT).digest()
@@ -307,7 +307,8 @@ def test_a_full_disk_is_named_and_receiving_resumes_after_it(tiny_disk: Path, mo
     with pytest.raises(BlobError, match=r"not enough space.*195\.3 KiB needed.*free.*--data-dir") as caught:
         writer.write(memoryview(content))
     assert str(tiny_disk) in str(caught.value)
-    monkeypatch.setattr("meshtraind.blobs.require", lambda *_: None)  # others fill the disk between looking and writing
+    # Others fill the disk between looking and writing.
+    monkeypatch.setattr("meshtraind.storage.blobs.require", lambda *_: None)
     with pytest.raises(BlobError, match=r"No space left on device.*195\.3 KiB needed.*free.*--data-dir"):
         store.writer(sha256, len(content)).write(memoryview(content))
     monkeypatch.undo()

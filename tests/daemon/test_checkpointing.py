@@ -10,24 +10,24 @@ import msgpack
 import pytest
 import pytest_asyncio
 
-from meshtraind import checkpointing
-from meshtraind.blobs import BlobStore
-from meshtraind.checkpointing import ROUNDS_AHEAD, Checkpointing
-from meshtraind.checkpoints import CHECKPOINTS, Checkpoint, CheckpointStore
-from meshtraind.cleanup import STATE
-from meshtraind.connection import RequestError
-from meshtraind.donor import Donor, Loans
-from meshtraind.roundhistory import Entry
-from meshtraind.saving import Saving
-from meshtraind.tasks import TaskSet, told_elsewhere
-from meshwire.checkpoint import unit_file
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.messages.founding import Model
+from meshtraind.recovery import checkpointer as checkpointing
+from meshtraind.recovery.checkpointer import ROUNDS_AHEAD, Checkpointing
+from meshtraind.recovery.state_donor import Donor, Loans
+from meshtraind.recovery.state_requests import Saving
+from meshtraind.rounds.history import Entry
+from meshtraind.runtime.tasks import TaskSet, told_elsewhere
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import CHECKPOINTS, Checkpoint, CheckpointStore
+from meshtraind.storage.cleanup import STATE
+from meshtraind.transport.connection import RequestError
+from meshwire.checkpoints.manifest import unit_file
 from meshwire.messages.generation import AskState, DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
 from meshwire.messages.link import Software
-from meshwire.syncmode import sync_settings
+from meshwire.messages.startup import Model
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.sync.mode import sync_settings
 
 JOB = "1kx3m9q2v7bd"
 SOFTWARE = Software(meshtrain="0.1.0", python="3.11.7", torch="2.13.0", system="Linux x86_64")

@@ -13,25 +13,25 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from meshtraind.blobs import BlobStore
-from meshtraind.board import Board
-from meshtraind.checkpoints import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
-from meshtraind.checkpointtransfer import fetch_state, offer, store_state
-from meshtraind.cleanup import clean_up
-from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.courtesy import Courtesy
-from meshtraind.fetch import serve
-from meshtraind.node import Node
-from meshtraind.questions import Questions
-from meshtraind.threads import Stopped
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.peers.node import Node
+from meshtraind.runtime.threads import Stopped
+from meshtraind.storage.background_pacing import Courtesy
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
+from meshtraind.storage.cleanup import clean_up
+from meshtraind.storage.fetch import serve
+from meshtraind.storage.state_transfer import fetch_state, offer, store_state
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
 from meshwire import limits
-from meshwire.checkpoint import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
+from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
+from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Checkpoints, CheckpointSummary, Fetch, Generation, ListCheckpoints, Member
 from meshwire.messages.learner import SampleSpace, Waiting
 from meshwire.messages.link import Software
 from meshwire.messages.rounds import SampleBlock
-from meshwire.wiretypes import Wire
 
 JOB = "1kx3m9q2v7bd"
 UNITS = (b"a weight and its momentum", b"a running mean", b"options")

@@ -18,14 +18,15 @@ import pytest
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
-from meshtrain.cli.followview import View, prefixes, status_text
-from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines
-from meshtrain.cli.terminal import human_seconds, printable_lines
+from meshtrain.cli.ui.followview import View, prefixes, status_text
+from meshtrain.cli.ui.logpieces import LINE_CHARS_MAX, Lines
+from meshtrain.cli.ui.terminal import human_seconds, printable_lines
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
-from meshwire.codec import FAMILIES, parse_codec
-from meshwire.files import FileManifest
-from meshwire.jobs import EXIT_CODES, JobState
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.jobs.files import FileManifest
+from meshwire.jobs.lifecycle import EXIT_CODES, JobState
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Failure
 from meshwire.messages.job import (
     Checkpoints,
@@ -62,7 +63,6 @@ from meshwire.messages.local import (
 )
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
-from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import (
     ANNA,
     BERT,
@@ -486,7 +486,7 @@ def test_a_job_of_other_devices_is_cancelled_when_somebody_has_said_yes(
     assert f"try: meshtrain cancel --yes {JOB}" in shown.stderr
     shown = run("cancel", "--yes", JOB)
     assert (shown.exit_code, shown.stdout, cancelled()) == (0, f"{JOB}\n", 1)
-    monkeypatch.setattr("meshtrain.cli.jobs.at_terminal", lambda: True)
+    monkeypatch.setattr("meshtrain.cli.commands.jobs.at_terminal", lambda: True)
     for answer, ends in (("y\n", True), ("n\n", False), ("\n", False), ("", False)):
         shown = CliRunner().invoke(app, ["cancel", JOB], input=answer, catch_exceptions=False)
         assert (shown.exit_code == 0, cancelled() == 1) == (ends, ends), answer

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from meshtraind.connection import Connection
-from meshwire.codec import FAMILIES, CodecSpec, Reduction, parse_codec
-from meshwire.codecspec import EXCHANGE
+from meshtraind.transport.connection import Connection
+from meshwire.codecs.registry import FAMILIES, CodecSpec, Reduction, parse_codec
+from meshwire.codecs.spec import EXCHANGE
 from tests.daemon.codectrips import heavy
 from tests.daemon.tcpmembers import manifest_of, members, placed
 

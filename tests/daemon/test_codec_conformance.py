@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
-from meshwire.codec import SEGMENT_FAMILIES, parse_codec
-from meshwire.quantcodecs import ONEBIT_COLUMN
-from meshwire.sparsecodecs import INT4_BUCKET, kept_in_round
+from meshwire.codecs.quantizers import ONEBIT_COLUMN
+from meshwire.codecs.registry import SEGMENT_FAMILIES, parse_codec
+from meshwire.codecs.sparsifiers import INT4_BUCKET, kept_in_round
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
 
 MORE = (

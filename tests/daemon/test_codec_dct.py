@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs.base import Terms
 from meshtraind.codecs.cosines import Cosines, exact_secants
-from meshtraind.feedback import Residual
+from meshtraind.parts.error_feedback import Residual
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.sparsecodecs import square_chunks
+from meshwire.codecs.registry import parse_codec
+from meshwire.codecs.sparsifiers import square_chunks
 from tests.daemon.codectrips import Values, codec, encoded, heavy, round_trip
 
 FULL = limits.SEGMENT_VALUES_MAX

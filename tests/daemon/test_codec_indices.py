@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshtraind.codecs.base import CodecError
 from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
 from meshwire import limits
-from meshwire.sparsecodecs import GAP_WIDTHS, bitmap_bytes, gap_bytes, index_bytes_max
+from meshwire.codecs.sparsifiers import GAP_WIDTHS, bitmap_bytes, gap_bytes, index_bytes_max
 
 FULL = limits.SEGMENT_VALUES_MAX
 

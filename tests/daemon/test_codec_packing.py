@@ -16,7 +16,7 @@ from meshtraind.codecs.packing import (
     unpack_planes,
     unpack_trits,
 )
-from meshwire.quantcodecs import nibble_bytes, plane_bytes, quad_bytes, trit_bytes
+from meshwire.codecs.quantizers import nibble_bytes, plane_bytes, quad_bytes, trit_bytes
 
 COUNTS = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 100, 1009, 65536]
 

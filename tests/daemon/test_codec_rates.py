@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.base import Terms
-from meshtraind.executor import Executor
-from meshwire.codec import parse_codec
-from meshwire.sparsecodecs import chosen_bytes_max, kept_values
+from meshtraind.executor.executor import Executor
+from meshwire.codecs.registry import parse_codec
+from meshwire.codecs.sparsifiers import chosen_bytes_max, kept_values
 from tests.daemon.codectrips import Values, codec, decoded, heavy
 from tests.daemon.executorring import PLAN
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers

@@ -15,7 +15,7 @@ from meshtraind.codecs import sidco
 from meshtraind.codecs.base import Terms
 from meshtraind.codecs.cosines import Cosines
 from meshwire import limits
-from meshwire.manifest import Momentum
+from meshwire.model.manifest import Momentum
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy, round_trip
 from tests.daemon.tcpmembers import manifest_of, members
 from tests.daemon.test_momentum import Worker

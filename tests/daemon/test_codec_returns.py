@@ -11,11 +11,11 @@ from functools import cache
 import numpy as np
 import pytest
 
-from meshwire.codec import FAMILIES, CodecSpec, Reduction, parse_codec
-from meshwire.codecspec import EXCHANGE
-from meshwire.manifest import Momentum
-from meshwire.modecodec import codec_of
-from meshwire.syncmode import sync_settings
+from meshwire.codecs.registry import FAMILIES, CodecSpec, Reduction, parse_codec
+from meshwire.codecs.spec import EXCHANGE
+from meshwire.model.manifest import Momentum
+from meshwire.sync.codec_for_mode import codec_of
+from meshwire.sync.mode import sync_settings
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing

@@ -14,12 +14,12 @@ from meshtraind.codecs.keptvalues import FORMS
 from meshtraind.codecs.randomk import drawn_places
 from meshtraind.codecs.selection import largest, largest_of_each
 from meshtraind.codecs.sidco import exponential, gamma, pareto
-from meshtraind.feedback import Residual
+from meshtraind.parts.error_feedback import Residual
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.modecodec import codec_of
-from meshwire.sparsecodecs import SIDCO_EXCESS, kept_values, values_bytes
-from meshwire.syncmode import sync_settings
+from meshwire.codecs.registry import parse_codec
+from meshwire.codecs.sparsifiers import SIDCO_EXCESS, kept_values, values_bytes
+from meshwire.sync.codec_for_mode import codec_of
+from meshwire.sync.mode import sync_settings
 from tests.daemon.codectrips import Values, codec, encoded, heavy, refused, round_trip
 
 FULL = limits.SEGMENT_VALUES_MAX

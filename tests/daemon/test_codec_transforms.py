@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.daemon.codectrips import heavy
 from tests.daemon.tcpmembers import Members, Values, manifest_of, members, placed
 

@@ -14,7 +14,7 @@ from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError
 from meshtraind.codecs.fp16 import EXPONENT_MAX, EXPONENT_MIN
 from meshwire import limits
-from meshwire.codec import SEGMENT_FAMILIES, Reduction
+from meshwire.codecs.registry import SEGMENT_FAMILIES, Reduction
 
 Values = NDArray[np.float32]
 

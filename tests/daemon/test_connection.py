@@ -10,18 +10,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from meshtraind import connection as connection_module
-from meshtraind.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport import connection as connection_module
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, Header, Kind
-from meshwire.jobs import new_job_id
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.frames.header import HEADER_BYTES, Header, Kind
+from meshwire.jobs.lifecycle import new_job_id
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Role, encode
-from meshwire.messages.founding import Model
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
-from meshwire.wiretypes import Wire
+from meshwire.messages.startup import Model
+from meshwire.model.manifest import ModelManifest, TensorSpec
 from tests.daemon.connectionpair import DEADLINE_S, Recorder, chunk, every_transport, pair, run, until
 
 

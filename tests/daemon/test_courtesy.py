@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from meshtraind.courtesy import PRICE_MAX, Courtesy, Share
-from meshtraind.fetch import PIECES_IN_FLIGHT
-from meshtraind.tasks import TaskSet
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.storage.background_pacing import PRICE_MAX, Courtesy, Share
+from meshtraind.storage.fetch import PIECES_IN_FLIGHT
 from meshwire import limits
 
 LINK_BYTES_PER_S = 50e6 / 8

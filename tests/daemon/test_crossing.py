@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.memberside import MemberSide
-from meshtraind.session import Session
-from meshwire.header import Header, Kind
+from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.session import Session
+from meshwire.frames.header import Header, Kind
+from meshwire.message_base import Wire
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation, RankReport
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone
 from meshwire.messages.rounds import Bind, Call, Null, Seal
-from meshwire.wiretypes import Wire
 from tests.daemon.test_learner_notices import JOB, PLAN, Desk, kinds, stepped
 
 SEALED = LearnerSealed(step=1, used=b"\x01", integers=())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind.loglimit import (
+from meshtraind.runtime.log_limit import (
     INTERVAL_MAX_S,
     INTERVAL_S,
     LINES_MAX,
@@ -155,7 +155,7 @@ def test_no_kind_is_forgotten_before_its_interval_is_over() -> None:
 FLOODED = """
 import logging, os, sys
 from meshtraind import loglimit
-from meshtraind.logfile import open_log
+from meshtraind.runtime.log_file import open_log
 from meshwire import limits
 from pathlib import Path
 limits.LOG_FILE_BYTES_MAX = 20_000

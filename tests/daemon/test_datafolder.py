@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind import datafolder
 from meshtraind.app import App, Config, StartError
-from meshtraind.blobs import BlobStore
-from meshtraind.checkpoints import Checkpoint, CheckpointStore, Rejected
-from meshtraind.checkpointsearch import ship, spec_of
-from meshtraind.datafolder import FORMAT, FormatError, check, migrate
-from meshtraind.identity import load_or_create
-from meshtraind.jobfile import load_all
-from meshwire.checkpoint import CheckpointManifest, CheckpointName, unit_file
+from meshtraind.jobs.checkpoint_search import ship, spec_of
+from meshtraind.runtime import data_folder as datafolder
+from meshtraind.runtime.data_folder import FORMAT, FormatError, check, migrate
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, Rejected
+from meshtraind.storage.resume_file import load_all
+from meshtraind.trust.identity import load_or_create
+from meshwire.checkpoints.manifest import CheckpointManifest, CheckpointName, unit_file
 
 JOB = "5skaevsrmvw9"
 ROUND = 100

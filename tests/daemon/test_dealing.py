@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshtraind.dealing import LOOK_EVERY_BINDS, Dealing
-from meshwire.ledger import FIRST_BATCHES
+from meshtraind.rounds.sample_grants import LOOK_EVERY_BINDS, Dealing
+from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
-from meshwire.roundevents import RoundComplete
-from meshwire.supply import Batch
-from meshwire.syncmode import Shares, SyncSettings
-from meshwire.wiretypes import Wire
+from meshwire.rounds.effects import RoundComplete
+from meshwire.samples.ledger import FIRST_BATCHES
+from meshwire.samples.pool import Batch
+from meshwire.sync.mode import Shares, SyncSettings
 
 
 class Member:

@@ -15,9 +15,9 @@ from zeroconf._dns import DNSPointer
 from zeroconf._protocol.outgoing import DNSOutgoing
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from meshtraind import discovery
-from meshtraind.discovery import SERVICE_TYPE, Discovery, Sighting, parse_sighting
-from meshtraind.interfaces import Interface, usable_interfaces
+from meshtraind.peers import mdns as discovery
+from meshtraind.peers.interfaces import Interface, usable_interfaces
+from meshtraind.peers.mdns import SERVICE_TYPE, Discovery, Sighting, parse_sighting
 from meshwire import limits
 
 DEADLINE_S = 10.0

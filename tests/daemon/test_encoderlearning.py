@@ -5,11 +5,11 @@ import logging
 import numpy as np
 import pytest
 
-from meshtraind.autoencoder import starting_weights
 from meshtraind.codecs.base import Values
-from meshtraind.encoderlearning import ROUNDS_BETWEEN, ROWS_AT_ONCE, ROWS_MAX, EncoderLearning
+from meshtraind.projection.lgc.autoencoder import starting_weights
+from meshtraind.projection.lgc.training import ROUNDS_BETWEEN, ROWS_AT_ONCE, ROWS_MAX, EncoderLearning
 from meshwire import limits
-from meshwire.autoencoder import GROUP_VALUES, WEIGHT_MAX, Architecture
+from meshwire.layout.lgc_autoencoder import GROUP_VALUES, WEIGHT_MAX, Architecture
 from meshwire.messages.envelope import Envelope, Role, encode
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 

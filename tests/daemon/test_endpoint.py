@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-import meshtraind.endpoint
-from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.endpoint import Endpoint, EndpointError
-from meshtraind.rundir import RunDir
+import meshtraind.api.endpoint
+from meshtraind.api.endpoint import Endpoint, EndpointError
+from meshtraind.api.rundir import RunDir
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
 from meshwire import limits
-from meshwire.header import Header, Kind
+from meshwire.frames.header import Header, Kind
+from meshwire.message_base import Wire
 from meshwire.messages import learner
 from meshwire.messages.envelope import Done
 from meshwire.messages.learner import LearnerApplied, LearnerReady, Stop
 from meshwire.messages.local import Attach, GetJobs, Shutdown
-from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0
 JOB = "1kx3m9q2v7bd"
@@ -201,7 +201,7 @@ async def test_nothing_is_heard_before_attach(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_who_says_nothing_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meshtraind.endpoint, "ATTACH_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(meshtraind.api.endpoint, "ATTACH_TIMEOUT_S", 0.1)
     async with (
         serving(tmp_path) as (endpoint, _, token),
         connected(endpoint) as (silent, client),

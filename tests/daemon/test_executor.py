@@ -10,9 +10,9 @@ import pytest
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Values
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.layout import EncodedLayout
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.exchange import Part
+from meshwire.layout.encoded import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, SEGMENTS, Offer, Opening, Ring, offers, ring_mean
 from tests.tiers import mostly_slow
 
@@ -89,7 +89,7 @@ async def test_each_final_segment_is_decoded_once(
         monkeypatch.setattr(made, "decode_into", count)
         return made
 
-    monkeypatch.setattr("meshtraind.segments.codec_named", counting)
+    monkeypatch.setattr("meshtraind.parts.segments.codec_named", counting)
     ring = Ring(3, codec, staleness=2, seed=1)
     await ring.play({number: offers(3, seed=number) for number in range(1, 5)}, opening)
     for member in ring.members:

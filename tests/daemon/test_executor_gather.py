@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from meshwire.codec import parse_codec
-from meshwire.footprint import retained_bytes
-from meshwire.layout import EncodedLayout
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.memory.footprint import retained_bytes
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
 

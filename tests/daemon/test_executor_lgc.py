@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshtraind.feedback import Residual
-from meshtraind.latents import Basis, Convolved
-from meshtraind.learnedgradients import LearnedGradients
-from meshtraind.segments import Forms
-from meshtraind.transforms import transform_for
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.roundlayouts import RoundLayouts
-from meshwire.sharedplaces import Chosen, lag
+from meshtraind.executor.projections import transform_for
+from meshtraind.parts.error_feedback import Residual
+from meshtraind.parts.segments import Forms
+from meshtraind.projection.lgc.latents import Basis, Convolved
+from meshtraind.projection.lgc.projection import LearnedGradients
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.exchange import Part
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.lgc import Chosen, lag
 from tests.daemon.executorring import PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing
 from tests.daemon.shardedmesh import Wide, constant_offers, in_units

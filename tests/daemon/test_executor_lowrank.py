@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.base import CodecError
-from meshwire.codec import parse_codec
-from meshwire.lowrank import rank_of
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.powersgd import rank_of
 from tests.daemon.executorring import MANIFEST, NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing
 from tests.daemon.shardedmesh import constant_offers, in_units

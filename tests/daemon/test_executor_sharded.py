@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.base import CodecError
-from meshwire.codec import parse_codec
+from meshwire.codecs.registry import parse_codec
 from tests.daemon.churnring import offers_of
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers

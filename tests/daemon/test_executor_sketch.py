@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.homomorphic import Recovered
-from meshtraind.sketchpart import SketchPart
-from meshwire.codec import parse_codec
-from meshwire.header import Header
-from meshwire.layout import EncodedLayout
+from meshtraind.parts.sketch import SketchPart
+from meshwire.codecs.registry import parse_codec
+from meshwire.frames.header import Header
+from meshwire.layout.encoded import EncodedLayout
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, FakeLink, Offer
 from tests.daemon.shardedmesh import constant_offers, in_units
 from tests.daemon.sketchring import SketchRing

@@ -9,12 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Values
-from meshtraind.executor import Executor
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.plan import plan_buckets
-from meshwire.roundplans import RoundPlans
-from meshwire.travel import Stretch, Travel
+from meshtraind.executor.executor import Executor
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.exchange import Part
+from meshwire.model.plan import plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
+from meshwire.model.schedule import Stretch, Travel
 from tests.daemon.executorring import MANIFEST, FakeLink
 
 WHOLE_EVERY = 4

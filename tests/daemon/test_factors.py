@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from meshtraind.factors import left_factor, orthonormal, product_into, right_factor, subtract_product
+from meshtraind.projection.orthonormal import left_factor, orthonormal, product_into, right_factor, subtract_product
 
 Values = NDArray[np.float32]
 

@@ -11,35 +11,37 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from meshtraind import enlisting, joining, learnerlife
-from meshtraind import generations as generations_module
-from meshtraind import passage as passage_module
-from meshtraind.agreement import Agreement
-from meshtraind.board import Board
-from meshtraind.catchup import Beginning, FalseRoundError, fetch_rounds
-from meshtraind.connection import ConnectionLost, RequestError
-from meshtraind.enlisting import Enlisting
-from meshtraind.generations import Generations
-from meshtraind.job import Job, Way
-from meshtraind.joining import Joining, Sources
-from meshtraind.learnerlife import LearnerLife
-from meshtraind.learnertokens import LearnerTokens
-from meshtraind.memory import SharedMemory, SharedMemoryError
-from meshtraind.passage import Passage
-from meshtraind.roundhistory import Entry
-from meshtraind.tasks import TaskSet
-from meshwire import footprint
-from meshwire.codec import parse_codec
-from meshwire.jobs import JobEvent, JobState
-from meshwire.membershipevents import CatchUpFrom, Effect, LeftOut
-from meshwire.messages.founding import Model
+from meshtraind.jobs import admission as enlisting
+from meshtraind.jobs.admission import Enlisting
+from meshtraind.jobs.registry import Board
+from meshtraind.learner import supervisor as learnerlife
+from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
+from meshtraind.learner.supervisor import LearnerLife
+from meshtraind.recovery import join_requests as joining
+from meshtraind.recovery.join_requests import Joining, Sources
+from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_rounds
+from meshtraind.rounds.history import Entry
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session import membership_driver as generations_module
+from meshtraind.session import membership_host as passage_module
+from meshtraind.session.membership_driver import Generations
+from meshtraind.session.membership_host import Passage
+from meshtraind.startup.agreement import Agreement
+from meshtraind.storage.job_record import Job, Way
+from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.trust.learner_tokens import LearnerTokens
+from meshwire.codecs.registry import parse_codec
+from meshwire.jobs.lifecycle import JobEvent, JobState
+from meshwire.membership.effects import CatchUpFrom, Effect, LeftOut
+from meshwire.memory import footprint
+from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
-from meshwire.plan import plan_buckets
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.messages.startup import Model
+from meshwire.model.plan import plan_buckets
+from meshwire.sync.mode import sync_settings
 from tests.daemon.test_learner_notices import JOB, MANIFEST, PLAN, Desk, Peer, turns
 from tests.daemon.test_session_edges import job_of
 

@@ -3,9 +3,9 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
-from meshtraind.generations import Generations
-from meshtraind.rounds import Rounds
-from meshwire.membership import Membership
+from meshtraind.rounds.driver import Rounds
+from meshtraind.session.membership_driver import Generations
+from meshwire.membership.machine import Membership
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts
 

@@ -11,16 +11,16 @@ from typing import IO, Any, cast
 
 import pytest
 
-from meshtraind.board import Board
-from meshtraind.connection import ConnectionLost
-from meshtraind.fetch import list_outputs
-from meshtraind.node import Node
-from meshtraind.questions import Questions
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.peers.node import Node
+from meshtraind.storage.fetch import list_outputs
+from meshtraind.transport.connection import ConnectionLost
 from meshwire import limits
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import Fetch, Fetched, ListOutputs, OutputFile, Outputs
 from meshwire.messages.local import GetJobs
-from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import JOB, MEMBERS, Emit, Endpoint, known_jobs, member, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind.identity import load_or_create
-from meshtraind.pins import Pin, PinTable
-from meshtraind.presence import Presence, Reading
-from meshtraind.refusal import refuses
+from meshtraind.peers.presence import Presence, Reading
+from meshtraind.peers.refused_dial import refuses
+from meshtraind.trust.identity import load_or_create
+from meshtraind.trust.pins import Pin, PinTable
 from meshwire.addresses import Address
 from tests.daemon.test_links import Device, Relay, devices, linked, until
 
@@ -163,7 +163,7 @@ async def test_who_may_be_elsewhere_is_not_gone(tmp_path: Path, how: str, monkey
 
         there = bert.address
         answered = asyncio.Event()
-        monkeypatch.setattr("meshtraind.links.refuses", noted)
+        monkeypatch.setattr("meshtraind.peers.links.refuses", noted)
         anna.dial(bert.address)
         await until(lambda: linked(anna, bert), "the link")
         link = anna.link(bert)
@@ -208,7 +208,7 @@ async def test_a_machine_that_slept_knows_it_before_it_hears_of_a_loss(tmp_path:
 @pytest.mark.asyncio
 async def test_silence_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where nobody listens behind it any more: this side has closed the link, and knows no more than that."""
-    monkeypatch.setattr("meshtraind.links.HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr("meshtraind.peers.links.HEARTBEAT_INTERVAL_S", 0.02)
     async with devices(tmp_path, "anna", "bert", patience_s=0.3) as (anna, bert), Relay(bert.address) as relay:
         gone: list[str] = []
         anna.links.on_gone = lambda device, _: gone.append(device)

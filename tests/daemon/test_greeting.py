@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.connection import Connection
-from meshtraind.greeting import Greeting
-from meshtraind.links import Links
-from meshtraind.tls import Trust
-from meshwire.addressbook import AddressBook
+from meshtraind.peers.handshake import Greeting
+from meshtraind.peers.links import Links
+from meshtraind.transport.connection import Connection
+from meshtraind.trust.tls import Trust
 from meshwire.addresses import Address
-from meshwire.header import HEADER_BYTES, Header, Kind
+from meshwire.discovery.addressbook import AddressBook
+from meshwire.frames.header import HEADER_BYTES, Header, Kind
 from meshwire.messages.envelope import Envelope, Role, encode
 from meshwire.messages.link import Hello, Software
 

@@ -10,23 +10,23 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind import enlisting
-from meshtraind import job as jobs_here
-from meshtraind.datafolder import FORMAT
-from meshtraind.enlisting import Enlisting
-from meshtraind.history import (
+from meshtraind.jobs import admission as enlisting
+from meshtraind.jobs.admission import Enlisting
+from meshtraind.jobs.queries import RETURNS, Questions
+from meshtraind.runtime.data_folder import FORMAT
+from meshtraind.storage import job_record as jobs_here
+from meshtraind.storage.job_history import (
     AmbiguousJobError,
     HistoryError,
     JobHistory,
     UnknownJobError,
 )
-from meshtraind.job import Job, Way, summary_of
-from meshtraind.jobfile import JobFile, load_all
-from meshtraind.questions import RETURNS, Questions
+from meshtraind.storage.job_record import Job, Way, summary_of
+from meshtraind.storage.resume_file import JobFile, load_all
 from meshwire import limits
-from meshwire.jobs import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
+from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
 from meshwire.messages.job import BlobRef, GivenUp, JobSpec, Member, Metrics, RankReport
-from meshwire.syncmode import sync_settings
+from meshwire.sync.mode import sync_settings
 
 DEVICE = "ab" * 32
 

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-import meshtraind.links
-from meshtraind import connection as connection_module
+import meshtraind.peers.links
 from meshtraind.app import App
-from meshtraind.pins import Pin
+from meshtraind.transport import connection as connection_module
+from meshtraind.trust.pins import Pin
 from meshwire import limits
 from meshwire.addresses import Address
-from meshwire.header import HEADER_BYTES, Header, Kind, decode_header
-from meshwire.jobs import JobState, job_number
+from meshwire.frames.header import HEADER_BYTES, Header, Kind, decode_header
+from meshwire.jobs.lifecycle import JobState, job_number
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
 from meshwire.messages.learner import LEARNER_ASKS
 from meshwire.messages.link import Refuse
@@ -69,9 +69,9 @@ async def test_a_flood_of_connections_leaves_the_loop_to_others(
     async with devices(tmp_path, "anna") as (anna,):
         handle = [loop.call_soon(turn)]
         with contextlib.ExitStack() as flood:
-            for _ in range(meshtraind.links.BACKLOG):  # all are there before the first is accepted
+            for _ in range(meshtraind.peers.links.BACKLOG):  # all are there before the first is accepted
                 flood.enter_context(socket.create_connection(("127.0.0.1", anna.links.port)))
-            await until(lambda: len(accepted_at) == meshtraind.links.BACKLOG, "all to be accepted")
+            await until(lambda: len(accepted_at) == meshtraind.peers.links.BACKLOG, "all to be accepted")
         handle[0].cancel()
     assert len(set(accepted_at)) == len(accepted_at)
 
@@ -98,7 +98,7 @@ async def test_a_flood_from_one_address_takes_only_its_own_places(tmp_path: Path
 @pytest.mark.asyncio
 async def test_hosts_that_never_answer_a_dial_delay_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gossip may name anybody: one says nothing, one drips; both are given up, and bert is linked meanwhile."""
-    monkeypatch.setattr(meshtraind.links, "DIAL_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(meshtraind.peers.links, "DIAL_TIMEOUT_S", 0.3)
     lost = 0
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

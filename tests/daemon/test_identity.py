@@ -14,7 +14,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from meshtraind.identity import (
+from meshtraind.trust.identity import (
     CertificateError,
     Identity,
     IdentityError,
@@ -78,8 +78,9 @@ def test_the_certificate_is_a_leaf_that_outlives_the_machine_and_bears_a_wrong_c
 def test_an_ordinary_start_does_not_load_cryptography(identity: Identity, tmp_path: Path) -> None:
     """An idle daemon stays under 60 MB: the package costs 10 of them."""
     script = (
-        "import pathlib, sys, meshtraind.identity, meshtraind.tls, meshtraind.pairing, meshtraind.pairjoin\n"
-        "identity = meshtraind.identity.load_or_create(pathlib.Path(sys.argv[1]), 'laptop')\n"
+        "import pathlib, sys\n"
+        "from meshtraind.trust import identity as own, pairing_guest, pairing_host, tls\n"
+        "identity = own.load_or_create(pathlib.Path(sys.argv[1]), 'laptop')\n"
         "print(identity.device_id, *({'cryptography', 'spake2'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)

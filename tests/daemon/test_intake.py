@@ -12,20 +12,20 @@ from typing import cast
 
 import pytest
 
-from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import COPY_BYTES
-from meshtraind.cleanup import clean_up, clean_up_all, discard
-from meshtraind.connection import Connection, RequestError
-from meshtraind.fetch import fetch_blob, serve
-from meshtraind.fetchwindow import PIECES_PER_PEER
-from meshtraind.intake import Intake
-from meshtraind.jobspec import ingest
-from meshtraind.threads import in_thread
+from meshtraind.jobs.file_intake import Intake
+from meshtraind.jobs.spec import ingest
+from meshtraind.runtime.threads import in_thread
+from meshtraind.storage.blob_writer import COPY_BYTES
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.cleanup import clean_up, clean_up_all, discard
+from meshtraind.storage.fetch import fetch_blob, serve
+from meshtraind.storage.fetch_window import PIECES_PER_PEER
+from meshtraind.transport.connection import Connection, RequestError
 from meshwire import limits
-from meshwire.files import FileEntry, FileManifest
+from meshwire.jobs.files import FileEntry, FileManifest
+from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, Fetch, JobSpec
-from meshwire.syncmode import SyncSettings
-from meshwire.wiretypes import Wire
+from meshwire.sync.mode import SyncSettings
 
 JOB = "0" * 12
 CONTENT = bytes(range(256)) * 4096  # several pieces
@@ -131,7 +131,7 @@ async def test_two_jobs_that_want_one_blob_receive_it_once(store: BlobStore, pee
 async def test_waiting_for_a_busy_blob_has_a_deadline(
     store: BlobStore, peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("meshtraind.fetch.BUSY_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("meshtraind.storage.fetch.BUSY_TIMEOUT_S", 0.0)
     with store.writer(BLOB.sha256, BLOB.size_bytes), pytest.raises(TimeoutError, match="for another job to receive"):
         await fetch_blob(peer.connection, JOB, BLOB, store)
 
@@ -243,7 +243,7 @@ async def test_an_intake_that_is_given_up_while_it_writes_stops_and_leaves_nothi
     store: BlobStore, peer: Peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that has ended is not written out to its end; the submitter hears of progress meanwhile."""
-    monkeypatch.setattr("meshtraind.threads.POLL_S", 0.01)
+    monkeypatch.setattr("meshtraind.runtime.threads.POLL_S", 0.01)
     spec = make_spec(peer.store, {"train.py": b"print()", "b": b"b"})
     made = BlobStore.materialise
 

@@ -5,8 +5,8 @@ from collections import namedtuple
 import psutil
 import pytest
 
-from meshtraind import interfaces
-from meshtraind.interfaces import (
+from meshtraind.peers import interfaces
+from meshtraind.peers.interfaces import (
     Interface,
     InterfaceError,
     likely_addresses,

@@ -8,27 +8,28 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind import enlisting, inviting
-from meshtraind.blobwriter import BlobError
-from meshtraind.board import Board
-from meshtraind.choice import choose_members
-from meshtraind.connection import ConnectionLost, RequestError
-from meshtraind.enlisting import Enlisting
-from meshtraind.history import UnknownJobError
-from meshtraind.inviting import Inviting
-from meshtraind.job import Job, Way
-from meshtraind.questions import Questions
-from meshtraind.tasks import TaskSet
+from meshtraind.jobs import admission as enlisting
+from meshtraind.jobs.admission import Enlisting
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.peers.selection import choose_members
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session import invitations as inviting
+from meshtraind.session.invitations import Inviting
+from meshtraind.storage.blob_writer import BlobError
+from meshtraind.storage.job_history import UnknownJobError
+from meshtraind.storage.job_record import Job, Way
+from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
-from meshwire.jobs import JobEvent, JobState
+from meshwire.jobs.lifecycle import JobEvent, JobState
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
 from meshwire.messages.generation import AskIn, Invite
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, OfferReply
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.messages.local import Cancel
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.sync.mode import sync_settings
 
 JOB = "j" + "0" * 11
 ANNA, BERT, CLEO, DORA = (

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from meshtrain.client import RequestError as Refused
-from meshtrain.localmesh import LocalMesh
+from meshtrain.demo.localmesh import LocalMesh
 from meshwire import limits
 from tests.daemon import jobs
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwire.codec import FAMILIES, parse_codec
+from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.daemon.tcpmembers import Values, manifest_of, members, placed
 
 EPOCH, BATCH, LAST_BATCH = 12, 64.0, 2.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshtraind.codecs.base import Values
-from meshtraind.latents import AsTheyAre, Basis, Learning, smooth_rows
+from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Learning, smooth_rows
 from tests.daemon.codectrips import heavy
 
 VALUES = 16  # of a block

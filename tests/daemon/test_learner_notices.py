@@ -8,18 +8,18 @@ from typing import Any, Self, cast
 
 import pytest
 
-from meshtraind.agreement import Agreement
-from meshtraind.learnerlink import LearnerLink, Place
-from meshtraind.memory import SharedMemory
-from meshtraind.metrics import MetricsKeeper
-from meshtraind.roundhistory import Entry
-from meshtraind.rounds import Rounds
-from meshtraind.roundsmaker import RoundsMaker
-from meshtraind.tasks import TaskSet
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.rounds.driver import Rounds
+from meshtraind.rounds.history import Entry
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.learner_handler import LearnerLink, Place
+from meshtraind.session.metrics import MetricsKeeper
+from meshtraind.session.rounds_factory import RoundsMaker
+from meshtraind.startup.agreement import Agreement
 from meshwire import limits
-from meshwire.jobs import new_job_id
-from meshwire.local import MemoryLayout
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.jobs.lifecycle import new_job_id
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.message_base import Wire
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -35,11 +35,11 @@ from meshwire.messages.learner import (
     Waiting,
 )
 from meshwire.messages.rounds import Bind, Call, Null, Seal
-from meshwire.plan import plan_buckets
-from meshwire.roundevents import RoundComplete
-from meshwire.roundlearner import Phase
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
+from meshwire.rounds.effects import RoundComplete
+from meshwire.rounds.learner import Phase
+from meshwire.sync.mode import sync_settings
 
 MANIFEST = ModelManifest(
     tensors=(

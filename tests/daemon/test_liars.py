@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from meshtraind.codecs import codec_named
-from meshtraind.gatherarithmetic import GatherArithmetic
-from meshtraind.memberpart import BrokenPartError
-from meshtraind.passage import Passage
-from meshtraind.segments import Segment
-from meshtraind.session import Session
-from meshwire.exchange import Work
-from meshwire.header import Header
-from meshwire.jobs import job_number
+from meshtraind.executor.gather import GatherArithmetic
+from meshtraind.parts.received import BrokenPartError
+from meshtraind.parts.segments import Segment
+from meshtraind.session.membership_host import Passage
+from meshtraind.session.session import Session
+from meshwire.collectives.exchange import Work
+from meshwire.frames.header import Header
+from meshwire.jobs.lifecycle import job_number
+from meshwire.message_base import Wire
 from meshwire.messages.job import End
 from meshwire.messages.rounds import Seal
-from meshwire.wiretypes import Wire
 from tests.daemon.executorring import PLAN, Ring, offers
 from tests.daemon.liarmesh import JOB, Frame, LiarMesh, at_round
 from tests.daemon.lies import LIAR, LIES, RING

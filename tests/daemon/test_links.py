@@ -15,24 +15,25 @@ from typing import Any, cast
 
 import pytest
 
-import meshtraind.links
-from meshtraind import connection as connection_module
-from meshtraind import loglimit
-from meshtraind.connection import Connection, ConnectionLost, RequestError
-from meshtraind.identity import load_or_create
-from meshtraind.links import Link, Links, ListenError
-from meshtraind.loglimit import LimitedHandler
-from meshtraind.pins import Pin, PinTable
-from meshtraind.tls import Trust
-from meshwire import addressbook, limits
-from meshwire.addressbook import AddressBook, Source
+import meshtraind.peers.links
+from meshtraind.peers.links import Link, Links, ListenError
+from meshtraind.runtime import log_limit as loglimit
+from meshtraind.runtime.log_limit import LimitedHandler
+from meshtraind.transport import connection as connection_module
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.trust.identity import load_or_create
+from meshtraind.trust.pins import Pin, PinTable
+from meshtraind.trust.tls import Trust
+from meshwire import limits
 from meshwire.addresses import Address
-from meshwire.header import HEADER_BYTES, WIRE_VERSION, Header, Kind
+from meshwire.discovery import addressbook
+from meshwire.discovery.addressbook import AddressBook, Source
+from meshwire.frames.header import HEADER_BYTES, WIRE_VERSION, Header, Kind
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Role, encode
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Addresses, Heartbeat, Hello, Software
 from meshwire.messages.local import GetJobs
-from meshwire.wiretypes import Wire
 
 DEADLINE_S = 10.0
 
@@ -239,7 +240,7 @@ async def test_identity_is_the_key_and_not_the_address(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_false_addresses_do_not_delay_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes connections and says nothing for longer than the test waits; the right one comes after them all."""
-    monkeypatch.setattr(meshtraind.links, "DIAL_TIMEOUT_S", 10 * DEADLINE_S)
+    monkeypatch.setattr(meshtraind.peers.links, "DIAL_TIMEOUT_S", 10 * DEADLINE_S)
     async with devices(tmp_path, "anna", "bert") as (anna, bert), AsyncExitStack() as stack:
         silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
         false = [Address(host="127.0.0.1", port=holder.getsockname()[1]) for holder in silent]
@@ -354,7 +355,7 @@ async def test_a_peer_that_falls_silent_is_lost_after_the_patience(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A laptop lid closes: no socket is closed, nothing is said any more; both sides notice, and link again later."""
-    monkeypatch.setattr(meshtraind.links, "HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(meshtraind.peers.links, "HEARTBEAT_INTERVAL_S", 0.02)
     async with devices(tmp_path, "anna", "bert", patience_s=0.4) as (anna, bert):
         relay = Relay(bert.address)
         async with relay as address:
@@ -390,8 +391,8 @@ async def test_silence_while_this_device_stood_still_is_its_own(
         closed.append(reason)
         connection.closing = True
 
-    monkeypatch.setattr(meshtraind.links, "time", SimpleNamespace(monotonic=lambda: now_s))
-    monkeypatch.setattr(meshtraind.links, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(meshtraind.peers.links, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(meshtraind.peers.links, "asyncio", SimpleNamespace(sleep=sleep))
     said: list[Wire] = []
     connection = SimpleNamespace(closing=False, last_received_s=now_s, notify=said.append, close=close)
     tasks = SimpleNamespace(spawn=lambda _measure, _name: SimpleNamespace(done=lambda: False))
@@ -435,7 +436,7 @@ async def test_no_link_is_made_while_the_others_are_being_closed(tmp_path: Path)
 @pytest.mark.asyncio
 async def test_a_busy_peer_is_still_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peer that refuses one more request lives; when it falls silent later, that is still noticed."""
-    monkeypatch.setattr(meshtraind.links, "HEARTBEAT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(meshtraind.peers.links, "HEARTBEAT_INTERVAL_S", 0.02)
     async with devices(tmp_path, "anna", "bert", patience_s=0.4) as (anna, bert):
         relay = Relay(bert.address)
         async with relay as address:
@@ -620,7 +621,7 @@ async def test_the_first_message_must_be_a_hello(tmp_path: Path, first: bytes) -
 async def test_peers_are_told_of_a_new_address_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cleo has moved, and bert's network hides it: its link to anna is an old one, and no link is made by which he
     would learn of it. Whoever changes addresses without end is told of once in a while."""
-    monkeypatch.setattr(meshtraind.links, "GOSSIP_INTERVAL_S", 0.2)
+    monkeypatch.setattr(meshtraind.peers.links, "GOSSIP_INTERVAL_S", 0.2)
     async with devices(tmp_path, "anna", "bert") as (anna, bert):
         cleo = Device(tmp_path, "cleo")
         for one in (anna, bert):

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshtraind.lossless import GAIN_MIN, PAYLOAD_BYTES_MIN, RATE_BYTES_PER_S_MAX, LinkRate, Lossless, unpack_into
+from meshtraind.transport.compression import (
+    GAIN_MIN,
+    PAYLOAD_BYTES_MIN,
+    RATE_BYTES_PER_S_MAX,
+    LinkRate,
+    Lossless,
+    unpack_into,
+)
 from meshwire import limits
 from tests.daemon.connectionpair import chunk, every_transport, pair, run, until
 

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec
-from meshtraind.feedback import feedback_of
-from meshtraind.momentum import correction_of
-from meshtraind.ownpart import Compensated, Compensation
-from meshtraind.segments import Forms, Segment
+from meshtraind.parts.contribution import Compensated, Compensation
+from meshtraind.parts.error_feedback import feedback_of
+from meshtraind.parts.momentum import correction_of
+from meshtraind.parts.segments import Forms, Segment
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, Momentum, TensorSpec
-from meshwire.plan import plan_buckets
-from meshwire.sparsecodecs import kept_in_round, kept_values
+from meshwire.codecs.registry import parse_codec
+from meshwire.codecs.sparsifiers import kept_in_round, kept_values
+from meshwire.collectives.exchange import Part
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
+from meshwire.model.plan import plan_buckets
 from tests.daemon.codectrips import Values, encoded, heavy
 
 SHAPES = ((60, 50), (40,), (30, 30), (7,), (200, 20))

@@ -10,18 +10,20 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-import meshtraind.submission
-from meshtraind import enlisting, software
-from meshtraind.blobs import BlobStore
-from meshtraind.board import Board
-from meshtraind.connection import RequestError
-from meshtraind.history import JobHistory
-from meshtraind.job import Job
-from meshtraind.submission import Submission
-from meshwire import header, limits
-from meshwire.jobs import JobState, new_job_id
+import meshtraind.jobs.submission
+from meshtraind.jobs import admission as enlisting
+from meshtraind.jobs.registry import Board
+from meshtraind.jobs.submission import Submission
+from meshtraind.learner import software
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.job_history import JobHistory
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import RequestError
+from meshwire import limits
+from meshwire.frames import header
+from meshwire.jobs.lifecycle import JobState, new_job_id
+from meshwire.message_base import Wire
 from meshwire.messages.job import FilesProgress, JobSpec, Member, Offer, OfferReply
-from meshwire.wiretypes import Wire
 from tests.daemon.test_intake import Peer, make_spec
 
 ANNA, BERT = (Member(device=letter * 64, incarnation=1, name=name) for letter, name in (("a", "anna"), ("b", "bert")))
@@ -166,8 +168,8 @@ async def test_a_submission_repeats_its_offer_while_others_receive_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And says why when a member does not stand by it any more."""
-    monkeypatch.setattr(meshtraind.submission, "OFFER_REPEAT_S", 0.0)
-    monkeypatch.setattr(meshtraind.submission, "PROGRESS_INTERVAL_S", 0.01)
+    monkeypatch.setattr(meshtraind.jobs.submission, "OFFER_REPEAT_S", 0.0)
+    monkeypatch.setattr(meshtraind.jobs.submission, "PROGRESS_INTERVAL_S", 0.01)
     replies = [OfferReply(refusal=None)] * 3 + [OfferReply(refusal="its offer has expired after 180 s")]
     asked: list[Wire] = []
 

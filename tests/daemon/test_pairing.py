@@ -17,12 +17,13 @@ from typing import Any, cast
 import msgpack
 import pytest
 
-import meshtraind.pairjoin
-from meshtraind.connection import Connection
-from meshtraind.identity import Identity, load_or_create
-from meshtraind.links import Links
-from meshtraind.pairchannel import receive, send
-from meshtraind.pairing import (
+import meshtraind.trust.pairing_guest
+from meshtraind.peers.links import Links
+from meshtraind.transport.connection import Connection
+from meshtraind.trust.identity import Identity, load_or_create
+from meshtraind.trust.pairing_channel import receive, send
+from meshtraind.trust.pairing_guest import Guest, Target, pair_at, pair_with
+from meshtraind.trust.pairing_host import (
     CodeExpiredError,
     CodeSpentError,
     NotPairingError,
@@ -33,8 +34,7 @@ from meshtraind.pairing import (
     UnreachableError,
     WrongCodeError,
 )
-from meshtraind.pairjoin import Guest, Target, pair_at, pair_with
-from meshtraind.pairproof import (
+from meshtraind.trust.pairing_proof import (
     Answer,
     CodeError,
     Exchange,
@@ -48,14 +48,14 @@ from meshtraind.pairproof import (
     normalised_code,
     offer,
 )
-from meshtraind.pins import Pin, PinTable
-from meshtraind.tls import PAIRING_ALPN, Trust
+from meshtraind.trust.pins import Pin, PinTable
+from meshtraind.trust.tls import PAIRING_ALPN, Trust
 from meshwire import limits
-from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
+from meshwire.discovery.addressbook import AddressBook
+from meshwire.frames.parser import FrameParser
 from meshwire.messages import envelope
 from meshwire.messages.link import Hello, Software
-from meshwire.parser import FrameParser
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
@@ -407,7 +407,7 @@ def test_an_address_that_cannot_be_reached_yet_is_tried_again(
     run: Run, ada: Identity, bob: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A radio that wakes up, a daemon that starts: it is said once, and the code is good all the same."""
-    monkeypatch.setattr(meshtraind.pairjoin, "RETRY_S", 0.02)
+    monkeypatch.setattr(meshtraind.trust.pairing_guest, "RETRY_S", 0.02)
     said: list[str] = []
 
     async def work() -> None:
@@ -431,7 +431,7 @@ def test_an_address_that_cannot_be_reached_yet_is_tried_again(
 def test_another_version_is_named(run: Run, ada: Identity, bob: Identity, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with showing(ada) as (host, port):
-            monkeypatch.setattr("meshtraind.pairproof.PROTOCOL", "meshtrain-pair-2")
+            monkeypatch.setattr("meshtraind.trust.pairing_proof.PROTOCOL", "meshtrain-pair-2")
             with pytest.raises(NotPairingError, match="same version"):
                 await join(port, host.code, bob)
 

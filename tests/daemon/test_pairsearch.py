@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from meshtraind.discovery import Sighting
-from meshtraind.identity import Identity, load_or_create
-from meshtraind.pairchannel import receive, send
-from meshtraind.pairing import PairingError, PairingHost
-from meshtraind.pairjoin import Guest
-from meshtraind.pairproof import Answer, Exchange, Offer, Profile, Proof, Role
-from meshtraind.pairsearch import PairingSearch
+from meshtraind.peers.mdns import Sighting
+from meshtraind.peers.pairing_search import PairingSearch
+from meshtraind.trust.identity import Identity, load_or_create
+from meshtraind.trust.pairing_channel import receive, send
+from meshtraind.trust.pairing_guest import Guest
+from meshtraind.trust.pairing_host import PairingError, PairingHost
+from meshtraind.trust.pairing_proof import Answer, Exchange, Offer, Profile, Proof, Role
 from meshwire import limits
 from tests.daemon.test_pairing import daemon, listening, other_code, showing, tls_of
 
@@ -34,7 +34,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PAIRING_ANSWER_DELAY_S", 0.01)
     monkeypatch.setattr(limits, "PAIRING_SEARCH_S", 5.0)
     monkeypatch.setattr(limits, "PAIRING_SEARCH_MORE_S", 0.3)
-    monkeypatch.setattr("meshtraind.pairsearch.POLL_S", 0.01)
+    monkeypatch.setattr("meshtraind.peers.pairing_search.POLL_S", 0.01)
 
 
 def sighting(device: str, port: int, *hosts: str, name: str = "laptop") -> Sighting:
@@ -170,7 +170,7 @@ async def test_a_device_that_shows_its_code_later_is_found(
     people: list[Identity], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Right after `up` nothing has been seen yet: it is said that it is looked for, and found when it is there."""
-    monkeypatch.setattr("meshtraind.pairsearch.SAY_AFTER_S", 0.05)
+    monkeypatch.setattr("meshtraind.peers.pairing_search.SAY_AFTER_S", 0.05)
     ada, bob, *_ = people
     async with showing(ada) as (host, port):
         search = Search(bob, host.code)

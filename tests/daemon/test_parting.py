@@ -14,24 +14,29 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from meshtraind import checkpointing, cli, learnerlife, parting, passage
-from meshtraind.blobs import BlobStore
-from meshtraind.board import Board
-from meshtraind.checkpoints import Checkpoint, CheckpointStore
-from meshtraind.connection import RequestError
-from meshtraind.generations import Generations
-from meshtraind.job import Job
-from meshtraind.learnertokens import LearnerTokens
-from meshtraind.parting import TOO_LATE
-from meshtraind.session import Session
-from meshtraind.tasks import TaskSet
+from meshtraind import cli
+from meshtraind.jobs.registry import Board
+from meshtraind.learner import supervisor as learnerlife
+from meshtraind.recovery import checkpointer as checkpointing
+from meshtraind.recovery import parting
+from meshtraind.recovery.parting import TOO_LATE
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session import membership_host as passage
+from meshtraind.session.membership_driver import Generations
+from meshtraind.session.session import Session
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import RequestError
+from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
-from meshwire.checkpoint import CheckpointName, unit_file
-from meshwire.codec import parse_codec
-from meshwire.header import Header, Kind
-from meshwire.jobs import JobEvent, job_number, new_job_id
-from meshwire.local import MemoryLayout
-from meshwire.membershipevents import EnterGeneration, Fence, LeftOut, Send
+from meshwire.checkpoints.manifest import CheckpointName, unit_file
+from meshwire.codecs.registry import parse_codec
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
+from meshwire.membership.effects import EnterGeneration, Fence, LeftOut, Send
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.message_base import Wire
 from meshwire.messages.generation import AskIn, Where, Wish
 from meshwire.messages.job import BlobRef, Generation, GivenUp, JobSpec, Member
 from meshwire.messages.learner import (
@@ -49,10 +54,9 @@ from meshwire.messages.learner import (
     StepLost,
 )
 from meshwire.messages.link import Software
-from meshwire.plan import plan_buckets
-from meshwire.roundlearner import Phase
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.model.plan import plan_buckets
+from meshwire.rounds.learner import Phase
+from meshwire.sync.mode import sync_settings
 from tests.daemon.test_app import config
 from tests.daemon.test_checkpointing import Desk as Checkpoints
 from tests.daemon.test_generation_edges import catch_up, generations, where

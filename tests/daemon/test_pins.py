@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind.datafolder import FORMAT
-from meshtraind.identity import load_or_create
-from meshtraind.pins import AmbiguousPeerError, Pin, PinsError, PinTable, UnknownPeerError
+from meshtraind.runtime.data_folder import FORMAT
+from meshtraind.trust.identity import load_or_create
+from meshtraind.trust.pins import AmbiguousPeerError, Pin, PinsError, PinTable, UnknownPeerError
 from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.text import printable

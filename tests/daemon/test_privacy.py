@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from meshtrain.client import Client
-from meshtraind.privacy import PrivacyError, make_private, protect_data
-from meshtraind.rundir import RunDir, RunDirError
+from meshtraind.api.rundir import RunDir, RunDirError
+from meshtraind.runtime.privacy import PrivacyError, make_private, protect_data
 from meshwire.messages.local import GetStatus, Status
 from tests.daemon.test_app import config, running
 

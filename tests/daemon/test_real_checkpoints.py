@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshtraind.checkpoints import Checkpoint, CheckpointStore
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
 from meshwire.messages.local import Resubmit, ResumeFrom, Submitted
 from tests.bench import chaosjob
 from tests.daemon import jobs

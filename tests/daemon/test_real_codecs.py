@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from meshtrain.localmesh import LocalMesh
-from meshwire.codec import parse_codec
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import plan_buckets
+from meshtrain.demo.localmesh import LocalMesh
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
 from tests.daemon import jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]

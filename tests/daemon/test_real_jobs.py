@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from meshtrain.client import RequestError
-from meshtrain.localmesh import LocalMesh
+from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import Checkpoints, ListCheckpoints, ListOutputs, Outputs
 from meshwire.messages.local import Cancel, GetStatus, Leave, Status
 from tests.daemon import jobs

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain.localmesh import LocalMesh
+from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.local import Cancel
 from tests.daemon import jobs
 

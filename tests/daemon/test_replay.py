@@ -13,18 +13,18 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshtraind import tracefile
 from meshtraind.cli import main
-from meshtraind.recorder import FORMAT, SIGNATURES, RecordedMachine, round_machine
-from meshtraind.replay import DifferenceError, replay, run
-from meshtraind.trace import Trace
-from meshtraind.tracefile import TraceFile
-from meshwire.header import Header, Kind
+from meshtraind.replay import trace_file as tracefile
+from meshtraind.replay.replay import DifferenceError, replay, run
+from meshtraind.replay.trace_file import TraceFile
+from meshtraind.rounds.trace import Trace
+from meshtraind.rounds.trace_recorder import FORMAT, SIGNATURES, RecordedMachine, round_machine
+from meshwire.frames.header import Header, Kind
 from meshwire.messages.rounds import Bind, Call, Null
-from meshwire.roundevents import Effect, Message
-from meshwire.roundlearner import RoundSettings
-from meshwire.rounds import RoundMachine
-from meshwire.syncmode import sync_settings
+from meshwire.rounds.effects import Effect, Message
+from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.machine import RoundMachine
+from meshwire.sync.mode import sync_settings
 from tests.bench import trace_picture
 from tests.sim import clusterrounds
 from tests.sim.clusterfaults import random_schedule

@@ -13,15 +13,15 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.blobs import BlobStore
-from meshtraind.board import Board
-from meshtraind.connection import RequestError
-from meshtraind.history import JobHistory
-from meshtraind.job import summary_of
-from meshtraind.questions import Questions
-from meshtraind.results import expire
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.job_history import JobHistory
+from meshtraind.storage.job_record import summary_of
+from meshtraind.storage.results import expire
+from meshtraind.transport.connection import RequestError
 from meshwire import limits
-from meshwire.jobs import JobState
+from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import Fetch, ListOutputs
 from meshwire.messages.local import GetJobs
 from tests.daemon.fakedaemon import Endpoint, known_jobs, run, summary
@@ -113,8 +113,8 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
             asked.append(threading.current_thread() is threading.main_thread())
             return disk_usage(path)
 
-        monkeypatch.setattr("meshtraind.board.shutil.disk_usage", watched)
-        monkeypatch.setattr("meshtraind.board.results_bytes_max", lambda _disk_bytes: 0)
+        monkeypatch.setattr("meshtraind.jobs.registry.shutil.disk_usage", watched)
+        monkeypatch.setattr("meshtraind.jobs.registry.results_bytes_max", lambda _disk_bytes: 0)
         await board.expire_results()
         assert asked == [False], "the loop does not wait for a disk"
         assert left(jobs) == {running.id, "backup"}

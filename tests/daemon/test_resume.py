@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.blobs import BlobStore
-from meshtraind.checkpoints import Checkpoint, CheckpointStore, list_checkpoints
-from meshtraind.checkpointsearch import CheckpointSearch, Resumed, ship
-from meshtraind.cleanup import RESUME
-from meshtraind.connection import ConnectionLost, RequestError
-from meshtraind.fetch import serve
-from meshtraind.intake import Intake
-from meshtraind.jobspec import make_spec, spec_again
-from meshtraind.resuming import Resuming
-from meshwire.checkpoint import CheckpointFacts, CheckpointName, GenerationRecord, unit_file
-from meshwire.files import FileEntry, FileManifest
-from meshwire.manifest import Momentum
+from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed, ship
+from meshtraind.jobs.file_intake import Intake
+from meshtraind.jobs.spec import make_spec, spec_again
+from meshtraind.startup.resume import Resuming
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, list_checkpoints
+from meshtraind.storage.cleanup import RESUME
+from meshtraind.storage.fetch import serve
+from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshwire.checkpoints.manifest import CheckpointFacts, CheckpointName, GenerationRecord, unit_file
+from meshwire.jobs.files import FileEntry, FileManifest
+from meshwire.message_base import Wire
 from meshwire.messages.job import (
     AskCheckpoint,
     BlobRef,
@@ -33,8 +33,8 @@ from meshwire.messages.job import (
 )
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
-from meshwire.syncmode import sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import Momentum
+from meshwire.sync.mode import sync_settings
 from tests.daemon import jobs
 from tests.daemon.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
 

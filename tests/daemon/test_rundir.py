@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import meshtraind.rundir
-from meshtraind.rundir import SOCKET_PATH_BYTES_MAX, RunDir, RunDirError
+import meshtraind.api.rundir
+from meshtraind.api.rundir import SOCKET_PATH_BYTES_MAX, RunDir, RunDirError
 
 AS_ROOT = os.name == "posix" and os.geteuid() == 0
 
@@ -62,14 +62,15 @@ def test_a_killed_daemon_leaves_nothing_in_the_way(tmp_path: Path) -> None:
     code = (
         "import os, socket, sys\n"
         "from pathlib import Path\n"
-        "from meshtraind.rundir import RunDir\n"
+        "from meshtraind.api.rundir import RunDir\n"
         "run = RunDir(Path(sys.argv[1]))\n"
         "run.announce(listen='x', endpoint='y')\n"
         "socket.socket(socket.AF_UNIX).bind(str(run.socket_path))\n"
         "print(run.socket_path, flush=True)\n"
         "os.kill(os.getpid(), 9)\n"
     )
-    paths = os.pathsep.join(str(Path(meshtraind.rundir.__file__).parents[2] / part) for part in ("daemon", "protocol"))
+    root = Path(meshtraind.api.rundir.__file__).parents[3]
+    paths = os.pathsep.join(str(root / part) for part in ("daemon", "protocol"))
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "data")],
         capture_output=True,

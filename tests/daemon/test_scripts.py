@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from meshtrain.cli.logpieces import ScriptErrors
-from meshtraind import learner
-from meshtraind.learner import INHERITED, Learner
-from meshtraind.learnerenvironment import learner_environment
-from meshtraind.learnerlife import RESTARTS_MAX, Ending, LearnerLife, pause_s
-from meshtraind.scripterror import CHARS_MAX, ScriptError, explain_end
-from meshwire.scriptlog import ERROR_BEGINS, ERROR_ENDS
+from meshtrain.cli.ui.logpieces import ScriptErrors
+from meshtraind.learner import process as learner
+from meshtraind.learner.environment import learner_environment
+from meshtraind.learner.process import INHERITED, Learner
+from meshtraind.learner.script_error import CHARS_MAX, ScriptError, explain_end
+from meshtraind.learner.supervisor import RESTARTS_MAX, Ending, LearnerLife, pause_s
+from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 
 TIMEOUT_S = 30.0
 
@@ -119,7 +119,7 @@ def test_an_error_is_the_persons_file_and_line_and_the_whole_traceback_is_in_the
     seen = Ended(tmp_path, IN_A_HELPER)
     assert seen.told == "parts/loss.py, line 3, in total: KeyError: 'loss'\n    return json.loads(row['loss'])"
     assert seen.shown == ["begins"]
-    assert "scriptrun" not in seen.log
+    assert "script_run" not in seen.log
     lines = seen.log.splitlines()
     assert lines[1:3] == [ERROR_BEGINS, "Traceback (most recent call last):"]
     assert lines[-2:] == ["KeyError: 'loss'", ERROR_ENDS]

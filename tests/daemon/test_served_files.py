@@ -16,27 +16,27 @@ from typing import Any, cast
 
 import pytest
 
-import meshtraind.below
-import meshtraind.fetch
-from meshtraind.below import open_below
-from meshtraind.blobs import BlobStore
-from meshtraind.blobwriter import BlobError
-from meshtraind.checkpoints import CheckpointError, CheckpointStore
-from meshtraind.checkpointtransfer import lend, store_state
-from meshtraind.cleanup import remove_inputs
-from meshtraind.connection import RequestError
-from meshtraind.diskthreads import DiskThreads
-from meshtraind.fetch import list_outputs, serve
-from meshtraind.jobfile import NAME, load_all
-from meshtraind.learner import Learner
-from meshtraind.memory import SharedMemory
-from meshtraind.startstate import clear, ingest
-from meshtraind.tasks import TaskSet
-from meshtraind.threads import Check, Stopped
-from meshtraind.trace import Trace
+import meshtraind.runtime.open_below
+import meshtraind.storage.fetch
+from meshtraind.learner.process import Learner
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.rounds.trace import Trace
+from meshtraind.runtime.disk_threads import DiskThreads
+from meshtraind.runtime.open_below import open_below
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.runtime.threads import Check, Stopped
+from meshtraind.startup.start_state import clear, ingest
+from meshtraind.storage.blob_writer import BlobError
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import CheckpointError, CheckpointStore
+from meshtraind.storage.cleanup import remove_inputs
+from meshtraind.storage.fetch import list_outputs, serve
+from meshtraind.storage.resume_file import NAME, load_all
+from meshtraind.storage.state_transfer import lend, store_state
+from meshtraind.transport.connection import RequestError
 from meshwire import limits
-from meshwire.checkpoint import unit_file
-from meshwire.files import check_path
+from meshwire.checkpoints.manifest import unit_file
+from meshwire.jobs.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched
 
 JOB = "1kx3m9q2v7bd"
@@ -181,7 +181,7 @@ async def test_a_folder_that_is_exchanged_for_a_link_in_the_middle_of_a_walk_lea
     job: Path, store: BlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secrets = job.parents[1] / "identity"
-    opened = meshtraind.below.open_folder
+    opened = meshtraind.runtime.open_below.open_folder
 
     def swap_after(folder: int, name: str) -> int:
         handle = opened(folder, name)
@@ -192,7 +192,7 @@ async def test_a_folder_that_is_exchanged_for_a_link_in_the_middle_of_a_walk_lea
 
     (job / "out/0/runs/device.pem").write_bytes(b"a file of the job's own")
     with monkeypatch.context() as patch:
-        patch.setattr(meshtraind.below, "open_folder", swap_after)
+        patch.setattr(meshtraind.runtime.open_below, "open_folder", swap_after)
         assert await output(job, store, "runs/device.pem") == b"a file of the job's own"
     with pytest.raises(RequestError, match="'runs' is no folder but a link"):
         await output(job, store, "runs/device.pem")
@@ -249,21 +249,21 @@ async def test_listing_looks_at_a_bounded_number_of_entries(job: Path, monkeypat
         return checked(path)
 
     monkeypatch.setattr(limits, "OUTPUT_ENTRIES_MAX", 10)
-    monkeypatch.setattr(meshtraind.fetch, "check_path", counted)
+    monkeypatch.setattr(meshtraind.storage.fetch, "check_path", counted)
     await listed(job)
     assert looked == 10
 
 
 @pytest.mark.asyncio
 async def test_a_folder_that_cannot_be_read_hides_no_other(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = meshtraind.below.open_folder
+    opened = meshtraind.runtime.open_below.open_folder
 
     def refuse(folder: int, name: str) -> int:
         if name == "runs":
             raise PermissionError(13, "Permission denied")
         return opened(folder, name)
 
-    monkeypatch.setattr(meshtraind.below, "open_folder", refuse)
+    monkeypatch.setattr(meshtraind.runtime.open_below, "open_folder", refuse)
     assert await listed(job) == ["model.pt"]
 
 
@@ -442,10 +442,10 @@ async def test_a_disk_that_hangs_is_named_in_time_and_holds_up_nothing_else(
         hangs.wait(30)
         raise OSError("it has been unplugged")
 
-    monkeypatch.setattr(meshtraind.fetch, "RESULT_READ_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(meshtraind.fetch, "_RESULTS", DiskThreads("hangs", 2))
+    monkeypatch.setattr(meshtraind.storage.fetch, "RESULT_READ_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(meshtraind.storage.fetch, "_RESULTS", DiskThreads("hangs", 2))
     with monkeypatch.context() as patch:
-        patch.setattr(meshtraind.fetch, "open_below", hang)
+        patch.setattr(meshtraind.storage.fetch, "open_below", hang)
         asked = [output(job, store, "model.pt") for _ in range(5)]
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(answer, RequestError), answer
@@ -521,13 +521,13 @@ def test_the_end_of_the_process_does_not_wait_for_a_disk_that_hangs() -> None:
     """What SIGTERM needs: neither the event loop nor the interpreter joins these threads."""
     code = (
         "import asyncio, time\n"
-        "from meshtraind.diskthreads import DiskThreads\n"
+        "from meshtraind.runtime.disk_threads import DiskThreads\n"
         "async def main():\n"
         "    asyncio.ensure_future(DiskThreads('x', 1).run(lambda _: time.sleep(60), timeout_s=60, name='x'))\n"
         "    await asyncio.sleep(0.05)\n"
         "asyncio.run(main())\n"
     )
-    root = Path(meshtraind.fetch.__file__).parents[2]
+    root = Path(meshtraind.storage.fetch.__file__).parents[2]
     paths = os.pathsep.join(str(root / part) for part in ("daemon", "protocol"))
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=30, check=True)
 

@@ -16,26 +16,26 @@ import pytest
 
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
-from meshtrain.localmesh import LocalDaemon, LocalMesh
-from meshtraind import learnerlife
-from meshtraind import session as session_module
-from meshtraind.agreement import Agreement
-from meshtraind.blobs import BlobStore
-from meshtraind.board import Board
-from meshtraind.connection import Connection, RequestError
-from meshtraind.job import HashBoard, Job
-from meshtraind.learnertokens import LearnerTokens
-from meshtraind.links import Links
-from meshtraind.session import Session
-from meshtraind.tasks import TaskSet
+from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
+from meshtraind.jobs.registry import Board
+from meshtraind.learner import supervisor as learnerlife
+from meshtraind.peers.links import Links
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session import session as session_module
+from meshtraind.session.session import Session
+from meshtraind.startup.agreement import Agreement
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.job_record import HashBoard, Job
+from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
-from meshwire.addressbook import AddressBook
 from meshwire.addresses import Address
-from meshwire.codec import parse_codec
-from meshwire.header import Header, Kind
-from meshwire.jobs import JobEvent, job_number, new_job_id
-from meshwire.local import MemoryLayout
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.codecs.registry import parse_codec
+from meshwire.discovery.addressbook import AddressBook
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.message_base import Wire
 from meshwire.messages.job import (
     BarrierReached,
     BaseHash,
@@ -62,10 +62,10 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.link import Hello, Software
 from meshwire.messages.local import Cancel, GetJobs
-from meshwire.plan import plan_buckets
-from meshwire.syncmode import sync_settings
-from meshwire.travel import Stretch, Travel
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
+from meshwire.model.schedule import Stretch, Travel
+from meshwire.sync.mode import sync_settings
 from tests.daemon import jobs
 
 JOB = new_job_id(bytes(8))

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import CodecError, Terms
 from meshtraind.codecs.homomorphic import Homomorphic, Recovered
 from meshtraind.codecs.sketch import cells_of, peel, poured
-from meshtraind.segments import Segment
-from meshtraind.sketchpart import Shares
-from meshwire.codec import parse_codec
+from meshtraind.parts.segments import Segment
+from meshtraind.parts.sketch import Shares
+from meshwire.codecs.registry import parse_codec
+from meshwire.codecs.sketch import LIMIT, STEP, cells_for
 from meshwire.limits import MEMBERS_MAX
-from meshwire.sketchcodec import LIMIT, STEP, cells_for
 from tests.daemon.codectrips import Values
 
 CODEC = Homomorphic(parse_codec("homomorphic:0.05"))

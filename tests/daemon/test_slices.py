@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from meshtraind import slices
-from meshtraind.slices import Slices
+from meshtraind.runtime import timeslice as slices
+from meshtraind.runtime.timeslice import Slices
 
 
 @pytest.mark.asyncio

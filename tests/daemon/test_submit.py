@@ -11,18 +11,17 @@ from typing import Any
 import psutil
 import pytest
 
-from meshtrain.cli import measuring
-from meshtrain.cli.dryrun import PARTS, Memory
-from meshtrain.cli.errors import CliError
-from meshtrain.cli.measuring import NotMeasured, measure
-from meshtrain.cli.progress import Stages
-from meshtrain.cli.shipping import data_place, pack
-from meshtraind.submission import Submission
-from meshwire.codec import FAMILIES, FP32, parse_codec
-from meshwire.files import FileManifest
-from meshwire.footprint import Measurement, ModelSize
-from meshwire.jobs import JobState
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshtrain.cli.submission import measuring
+from meshtrain.cli.submission.dryrun import PARTS, Memory
+from meshtrain.cli.submission.measuring import NotMeasured, measure
+from meshtrain.cli.submission.shipping import data_place, pack
+from meshtrain.cli.ui.errors import CliError
+from meshtrain.cli.ui.progress import Stages
+from meshtraind.jobs.submission import Submission
+from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
+from meshwire.jobs.files import FileManifest
+from meshwire.jobs.lifecycle import JobState
+from meshwire.memory.footprint import Measurement, ModelSize
 from meshwire.messages.job import Member
 from meshwire.messages.local import (
     GetJobs,
@@ -35,7 +34,8 @@ from meshwire.messages.local import (
     Submit,
     Submitted,
 )
-from meshwire.syncmode import sync_settings
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.sync.mode import sync_settings
 from tests.daemon.fakedaemon import BERT, JOB, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, known_jobs, run, summary
 from tests.daemon.jobs import submission
 
@@ -72,7 +72,7 @@ def test_secrets_stay_here_are_named_and_can_be_included(
         (project / path).write_text("hunter2")
     seen: dict[str, FileManifest] = {}
     endpoint.answers[Submit] = accepting(seen)
-    monkeypatch.setattr("meshtrain.cli.submit.measure", not_measured)
+    monkeypatch.setattr("meshtrain.cli.commands.submit.measure", not_measured)
 
     def submitted(*more: str) -> tuple[str, set[str]]:
         seen.clear()

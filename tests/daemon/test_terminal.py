@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from meshtrain.cli import follow
-from meshtrain.cli.followview import View, status_text
-from meshtrain.cli.jobs import outcome_lines
-from meshtrain.cli.logpieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
-from meshtrain.cli.terminal import COLOUR_CHARS_MAX, say, script_text
-from meshwire.jobs import JobState
+from meshtrain.cli.commands.jobs import outcome_lines
+from meshtrain.cli.ui import follow
+from meshtrain.cli.ui.followview import View, status_text
+from meshtrain.cli.ui.logpieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
+from meshtrain.cli.ui.terminal import COLOUR_CHARS_MAX, say, script_text
+from meshwire.jobs.lifecycle import JobState
+from meshwire.message_base import Wire
 from meshwire.messages.job import Fetch, Fetched, Metrics, RankReport
 from meshwire.messages.local import GetJobs, Watch, Watched
-from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import JOB, Emit, Endpoint, known_jobs, run, summary
 from tests.daemon.test_cli import serving
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from meshtraind.identity import Identity, load_or_create
-from meshtraind.pins import Pin, PinTable
-from meshtraind.tls import NotPinnedError, Trust
+from meshtraind.trust.identity import Identity, load_or_create
+from meshtraind.trust.pins import Pin, PinTable
+from meshtraind.trust.tls import NotPinnedError, Trust
 
 DEADLINE_S = 10.0
 

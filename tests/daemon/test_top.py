@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshtrain.cli.followview import View
-from meshtrain.cli.peertable import COLUMNS, peer_rows, render_peers, with_names
-from meshwire.jobs import JobState
+from meshtrain.cli.ui.followview import View
+from meshtrain.cli.ui.peertable import COLUMNS, peer_rows, render_peers, with_names
+from meshwire.jobs.lifecycle import JobState
+from meshwire.message_base import Wire
 from meshwire.messages.job import JobSummary, Metrics, RankReport
 from meshwire.messages.local import Cancel, GetJobs, GetStatus, Watch, Watched
-from meshwire.wiretypes import Wire
 from tests.daemon.fakedaemon import JOB, MEMBERS, STATUS, Emit, Endpoint, known_jobs, run, summary
 
 pytestmark = pytest.mark.usefixtures("plain_environment")

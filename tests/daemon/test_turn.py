@@ -5,10 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.turn import Turn
+from meshtraind.rounds.learner_turn import Turn
+from meshwire.message_base import Wire
 from meshwire.messages.learner import BarrierPassed, RoundDone, Start
-from meshwire.roundlearner import Phase
-from meshwire.wiretypes import Wire
+from meshwire.rounds.learner import Phase
 
 
 @dataclass

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-import meshtraind.rundir
-from meshtrain.cli.peernews import news
-from meshtraind.endpoint import Endpoint as DaemonsEndpoint
-from meshtraind.rundir import RunDir
-from meshwire.header import WIRE_VERSION, Header, Kind, other_version
-from meshwire.jobs import JobState
+import meshtraind.api.rundir
+from meshtrain.cli.ui.peernews import news
+from meshtraind.api.endpoint import Endpoint as DaemonsEndpoint
+from meshtraind.api.rundir import RunDir
+from meshwire.frames.header import WIRE_VERSION, Header, Kind, other_version
+from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import RankReport
 from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, PeerSummary
 from tests.daemon.fakedaemon import BERT, JOB, STATUS, Endpoint, known_jobs, run, summary
@@ -25,7 +25,7 @@ SAID = "bert speaks wire version 7, anna 6: update meshtrain on anna"
 HOLDER = """
 import signal, sys
 from pathlib import Path
-from meshtraind.rundir import RunDir
+from meshtraind.api.rundir import RunDir
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 with RunDir(Path(sys.argv[1])):
     print("ready", flush=True)
@@ -51,7 +51,7 @@ def test_down_stops_a_daemon_of_another_version(endpoint: Endpoint) -> None:
     """It cannot read what this version asks; it ends by the signal as it does when it is asked."""
     described = (endpoint.data_dir / "run" / "daemon.json").read_text()
     token = (endpoint.data_dir / "run" / "token").read_text()
-    paths = [str(Path(meshtraind.rundir.__file__).parents[2] / part) for part in ("daemon", "protocol")]
+    paths = [str(Path(meshtraind.api.rundir.__file__).parents[2] / part) for part in ("daemon", "protocol")]
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(endpoint.data_dir)],
         stdout=subprocess.PIPE,

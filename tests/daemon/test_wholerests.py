@@ -5,15 +5,15 @@ import itertools
 import numpy as np
 import pytest
 
-from meshtraind.announcing import Places, default_places
 from meshtraind.codecs.base import Values
-from meshtraind.feedback import Residual
-from meshtraind.latents import Convolved
-from meshtraind.wholerests import Underway, WholeRests
-from meshwire.codec import parse_codec
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import plan_buckets
-from meshwire.sharedplaces import PIECE_BLOCKS, Chosen, chosen_of
+from meshtraind.parts.error_feedback import Residual
+from meshtraind.projection.lgc.latents import Convolved
+from meshtraind.projection.lgc.leader import Places, default_places
+from meshtraind.projection.lgc.residuals import Underway, WholeRests
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.lgc import PIECE_BLOCKS, Chosen, chosen_of
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
 
 SIDE = 700
 CODEC = parse_codec("lgc:0.01,conv+fp32")

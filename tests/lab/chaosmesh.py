@@ -24,12 +24,12 @@ from typing import Protocol, Self
 import psutil
 
 from meshtrain.client import Client, ConnectionLost, DaemonNotRunning, RequestError
-from meshtrain.localmesh import LocalDaemon, LocalMeshError
-from meshtraind.identity import Identity, load_or_create
-from meshtraind.pins import Pin, PinTable
+from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
+from meshtraind.trust.identity import Identity, load_or_create
+from meshtraind.trust.pins import Pin, PinTable
 from meshwire.addresses import Address
+from meshwire.message_base import Wire
 from meshwire.messages.local import GetPeers, Peers
-from meshwire.wiretypes import Wire
 from tests.lab.chaosproxy import ChaosProxy, HostPort, ProxyThread, Route
 
 PORT = 29_611  # below the range of outgoing connections

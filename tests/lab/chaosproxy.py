@@ -20,7 +20,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Self, TypeVar
 
-from meshtraind.tasks import TaskSet, told_elsewhere
+from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 
 CHUNK_BYTES = 64 * 1024
 QUEUE_BYTES_MAX = 4 * 1024 * 1024  # under way in one direction of one connection: 40 ms at 800 Mbit/s

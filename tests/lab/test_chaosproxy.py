@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, closing
 
 import pytest
 
-from meshtraind.refusal import refuses
+from meshtraind.peers.refused_dial import refuses
 from meshwire.addresses import Address
 from tests.lab.chaosproxy import ChaosProxy, Cut, HostPort, Pace, ProxyThread, Route, Way
 

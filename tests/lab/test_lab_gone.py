@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from meshtraind.refusal import refuses
+from meshtraind.peers.refused_dial import refuses
 from meshwire.addresses import Address
 from tests.lab.lab import Lab, lab_unavailable
 

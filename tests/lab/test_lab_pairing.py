@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from meshtrain.demo.localmesh import LocalDaemon
 from meshtrain.errors import RequestError
-from meshtrain.localmesh import LocalDaemon
 from meshwire.addresses import DEFAULT_PORT
+from meshwire.message_base import Wire
 from meshwire.messages.local import GetPeers, PairCode, Paired, PairHost, PairJoin, Peers
-from meshwire.wiretypes import Wire
 from tests.lab.lab import Lab, lab_unavailable
 
 pytestmark = pytest.mark.skipif(

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 
-from meshtraind.performer import Stage
-from meshwire import proposing
-from meshwire.entitled import electorate_of
-from meshwire.membershipstate import State
+from meshtraind.rounds.effects import Stage
+from meshwire.membership import proposals as proposing
+from meshwire.membership.entitled import electorate_of
+from meshwire.membership.own_request import OwnWish, Seat
+from meshwire.membership.requests import Kind
+from meshwire.membership.state import State
 from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
-from meshwire.ownparts import OwnParts
-from meshwire.ownwish import OwnWish, Seat
-from meshwire.petitions import Kind
-from meshwire.roundcore import RoundCore
-from meshwire.roundevents import Effect, RoundComplete
-from meshwire.roundlearner import Decision, Learner, Phase, RoundSettings
-from meshwire.rounds import RoundMachine
-from meshwire.roundtable import RoundTable
-from meshwire.supply import Supply
+from meshwire.rounds.core import RoundCore
+from meshwire.rounds.effects import Effect, RoundComplete
+from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
+from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.own_buckets import OwnParts
+from meshwire.rounds.table import RoundTable
+from meshwire.samples.pool import Supply
 from tests.sim.cluster import Cluster
 from tests.sim.clusterdaemon import Daemon
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from meshtraind.roundhistory import Entry
-from meshwire.chain import START
-from meshwire.lineage import Beginning
+from meshtraind.rounds.history import Entry
+from meshwire.membership.lineage import Beginning
 from meshwire.messages.generation import Enter, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
-from meshwire.roundevents import RoundComplete
-from meshwire.syncmode import SyncSettings
+from meshwire.rounds.chain import START
+from meshwire.rounds.effects import RoundComplete
+from meshwire.sync.mode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories

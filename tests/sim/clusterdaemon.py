@@ -1,6 +1,7 @@
 """One daemon of the cluster: the real membership machine with its rounds and its learner's processes.
 
-`_perform_one` and what it calls are `meshtraind.generations`; what is asked and answered is `meshtraind.passage`.
+`_perform_one` and what it calls are `meshtraind.session.membership_driver`; what is asked and answered is
+`meshtraind.session.membership_host`.
 """
 
 from collections.abc import Callable, Collection
@@ -8,10 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshtraind.roundhistory import Entry
-from meshwire.lineage import Ballot, Path, ballot, rank_of
-from meshwire.membership import Membership
-from meshwire.membershipevents import (
+from meshtraind.rounds.history import Entry
+from meshwire.membership.effects import (
     CatchUpFrom,
     Effect,
     EnterGeneration,
@@ -25,9 +24,11 @@ from meshwire.membershipevents import (
     Shunned,
     Waiting,
 )
+from meshwire.membership.lineage import Ballot, Path, ballot, rank_of
+from meshwire.membership.machine import Membership
+from meshwire.membership.requests import Kind
 from meshwire.messages.generation import DealState, Enter, Propose, ServedRound, Standing, Where
 from meshwire.messages.job import Generation, Member
-from meshwire.petitions import Kind
 from tests.sim.clusterexchange import Part, Result
 from tests.sim.clusterjoining import AskState, LearnerLife
 from tests.sim.clusterlearner import Learner

@@ -1,16 +1,16 @@
 """Late invitations in the virtual cluster (J1): devices that were never in the job, and the members that ask them.
 
-The machine that decides whom to ask is the real one (`meshwire.guests`). What a device answers is
-`meshtraind.enlisting`, without files: they take a while.
+The machine that decides whom to ask is the real one (`meshwire.membership.invitations`). What a device answers is
+`meshtraind.jobs.admission`, without files: they take a while.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from meshwire.guests import Guests
-from meshwire.membership import Membership
-from meshwire.membershipevents import Effect, TurnedAway
+from meshwire.membership.effects import Effect, TurnedAway
+from meshwire.membership.invitations import Guests
+from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation
 from tests.sim.cluster import Cluster, Setting

@@ -3,10 +3,10 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from meshwire.chain import START, chain
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import SampleSpace
-from meshwire.roundevents import RoundComplete
+from meshwire.rounds.chain import START, chain
+from meshwire.rounds.effects import RoundComplete
 from tests.sim.clusterexchange import Result
 
 

@@ -1,6 +1,7 @@
 """One daemon's learner processes, one after the other, and their way into a job that runs (J1, J3).
 
-The counterpart of `meshtraind.learnerlife`, `meshtraind.joining` and `meshtraind.donor`.
+The counterpart of `meshtraind.learner.supervisor`, `meshtraind.recovery.join_requests` and
+`meshtraind.recovery.state_donor`.
 """
 
 from collections.abc import Callable
@@ -8,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshtraind.donor import Loans
-from meshtraind.roundhistory import Entry
+from meshtraind.recovery.state_donor import Loans
+from meshtraind.rounds.history import Entry
+from meshwire.message_base import Wire
 from meshwire.messages.generation import Holding
-from meshwire.wiretypes import Wire
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Link
@@ -139,7 +140,7 @@ class LearnerLife:
             self.saved = self._entries.pop(round_)
 
     def holding(self) -> Holding:
-        """`meshtraind.passage.Passage.holding`."""
+        """`meshtraind.session.membership_host.Passage.holding`."""
         rounds, learner, saved = self._daemon.rounds, self.learner, self.saved
         if rounds is None:
             return Holding(loads_after=0)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, RoundDone, Start, StepLost
 from meshwire.messages.rounds import Poison
-from meshwire.supply import Batch
-from meshwire.syncmode import SyncSettings
-from meshwire.wiretypes import Wire
+from meshwire.samples.pool import Batch
+from meshwire.sync.mode import SyncSettings
 
 if TYPE_CHECKING:
     from tests.sim.clusterrounds import Rounds
@@ -22,7 +22,7 @@ Saved = Callable[[int, bytes | None], None]  # the round after which the base wa
 
 
 class Deal:
-    """Batches that the learner holds, handed out as the loader does (`meshtrain.train.deal`)."""
+    """Batches that the learner holds, handed out as the loader does (`meshtrain.train.data.deal`)."""
 
     def __init__(self, sync: SyncSettings) -> None:
         self._sync = sync

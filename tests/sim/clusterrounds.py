@@ -1,6 +1,7 @@
 """All rounds of one daemon of the cluster: the real round machine, ledger, turn and history, called as the daemon does.
 
-`perform` and what follows it are `meshtraind.performer`, `fence` to `resume` are `meshtraind.crossing`.
+`perform` and what follows it are `meshtraind.rounds.effects`, `fence` to `resume` are
+`meshtraind.rounds.generation_change`.
 """
 
 from collections import deque
@@ -9,16 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from meshtraind.dealing import Dealing
-from meshtraind.performer import Stage
-from meshtraind.roundhistory import Entry, RoundHistory, completion
-from meshtraind.turn import Turn, round_done
-from meshwire.chain import chain
+from meshtraind.rounds.effects import Stage
+from meshtraind.rounds.history import Entry, RoundHistory, completion
+from meshtraind.rounds.learner_turn import Turn, round_done
+from meshtraind.rounds.sample_grants import Dealing
+from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import StepLost
 from meshwire.messages.rounds import Bind, Poison, SampleBlock
-from meshwire.roundevents import (
+from meshwire.rounds.chain import chain
+from meshwire.rounds.effects import (
     Broadcast,
     Committed,
     Contribute,
@@ -31,9 +33,8 @@ from meshwire.roundevents import (
     RoundComplete,
     StepDropped,
 )
-from meshwire.roundlearner import Phase, RoundSettings
-from meshwire.rounds import RoundMachine
-from meshwire.wiretypes import Wire
+from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.machine import RoundMachine
 from tests.sim.clusterexchange import Exchange, Part, Result
 from tests.sim.clusterlearner import BUCKETS
 

@@ -11,11 +11,21 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from meshwire.chain import START
-from meshwire.membership import Membership
-from meshwire.membershipevents import CatchUpFrom, Effect, EnterGeneration, Fence, LeftOut, Message, Phase, Resume, Send
+from meshwire.membership.effects import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    Message,
+    Phase,
+    Resume,
+    Send,
+)
+from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Standing
 from meshwire.messages.job import Generation, Member
+from meshwire.rounds.chain import START
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterline import Line
 

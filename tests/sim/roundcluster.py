@@ -15,7 +15,7 @@ from random import Random
 from typing import Literal, Self
 
 from meshwire.messages.rounds import Bind, Call, Null, Poison
-from meshwire.roundevents import (
+from meshwire.rounds.effects import (
     Broadcast,
     Committed,
     Contribute,
@@ -28,9 +28,9 @@ from meshwire.roundevents import (
     RoundComplete,
     StepDropped,
 )
-from meshwire.roundlearner import Phase, RoundSettings
-from meshwire.rounds import RoundMachine
-from meshwire.syncmode import Straggler, Visibility
+from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.machine import RoundMachine
+from meshwire.sync.mode import Straggler, Visibility
 
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 VIRTUAL_S_MAX = 10_000.0

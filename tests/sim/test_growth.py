@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
-from meshtraind.turn import Turn
+from meshtraind.rounds.learner_turn import Turn
 from meshwire.messages.learner import RoundDone
-from meshwire.syncmode import SyncSettings, sync_settings
+from meshwire.sync.mode import SyncSettings, sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall
 from tests.sim.clustergrowth import grown, kept

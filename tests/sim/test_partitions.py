@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from meshwire.syncmode import sync_settings
+from meshwire.sync.mode import sync_settings
 from tests.sim import cuts
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall

@@ -6,8 +6,8 @@ from random import Random
 import pytest
 
 from meshwire import limits
-from meshwire.membershipevents import Phase
-from meshwire.syncmode import sync_settings
+from meshwire.membership.effects import Phase
+from meshwire.sync.mode import sync_settings
 from tests.sim.cluster import Cluster, Setting
 
 PATIENCE_S = 5.0

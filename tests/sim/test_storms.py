@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from meshwire import proposer
+from meshwire.membership import proposer
 from tests.sim import brokenrules
 from tests.sim.clusterfaults import Fault, failure, run
 from tests.sim.clusterstorms import WAVES, harsh_schedule

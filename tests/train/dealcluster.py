@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from meshtrain.train.deal import Deal, Waits
-from meshtrain.train.drawn import DrawnSamples
-from meshtrain.train.loader import DealtLoader
-from meshwire.ledger import Ledger
+from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.loader import DealtLoader
+from meshtrain.train.step.step_samples import DrawnSamples
+from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, StepLost
 from meshwire.messages.rounds import Bind, SampleBlock
-from meshwire.syncmode import SyncSettings
-from meshwire.wiretypes import Wire
+from meshwire.samples.ledger import Ledger
+from meshwire.sync.mode import SyncSettings
 
 NULL_CHANCE = 0.3  # that a computing learner is passed over when the rules allow it
 OVERDUE_CHANCE = 0.03  # that it is taken for absent while it computes (R5)

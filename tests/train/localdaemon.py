@@ -16,10 +16,11 @@ import numpy as np
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.environment import Environment
 from meshtrain.train.session import Session
-from meshwire.codec import parse_codec
-from meshwire.header import Header, Kind
-from meshwire.local import MemoryLayout
-from meshwire.manifest import first_difference
+from meshwire.codecs.registry import parse_codec
+from meshwire.frames.header import Header, Kind
+from meshwire.frames.parser import Broken, ControlReceived, FrameParser
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import BlobRef, JobSpec, Member
 from meshwire.messages.learner import (
@@ -42,10 +43,9 @@ from meshwire.messages.learner import (
     Stop,
 )
 from meshwire.messages.local import Attach
-from meshwire.parser import Broken, ControlReceived, FrameParser
-from meshwire.plan import plan_buckets
-from meshwire.syncmode import SyncSettings, sync_settings
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import first_difference
+from meshwire.model.plan import plan_buckets
+from meshwire.sync.mode import SyncSettings, sync_settings
 from tests.train.localrounds import LocalRounds, Values
 
 JOB = "1kx3m9q2v7bd"

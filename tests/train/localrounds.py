@@ -12,9 +12,8 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwire.codec import parse_codec
-from meshwire.ledger import Ledger
-from meshwire.manifest import ModelManifest
+from meshwire.codecs.registry import parse_codec
+from meshwire.message_base import Wire
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -33,9 +32,10 @@ from meshwire.messages.learner import (
     StepLost,
 )
 from meshwire.messages.rounds import Bind, Poison
-from meshwire.plan import plan_buckets
-from meshwire.roundplans import RoundPlans
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest
+from meshwire.model.plan import plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
+from meshwire.samples.ledger import Ledger
 
 Values = NDArray[np.float32]
 

@@ -11,13 +11,13 @@ import pytest
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, OtherVersion, RequestError
-from meshwire.header import WIRE_VERSION, Header, Kind
+from meshwire.frames.header import WIRE_VERSION, Header, Kind
+from meshwire.frames.parser import ControlReceived, FrameParser
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.learner import Waiting
 from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach, GetStatus
-from meshwire.parser import ControlReceived, FrameParser
-from meshwire.wiretypes import Wire
 
 Answer = Callable[[Envelope], list[Envelope]]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
-from meshtrain.train.clipping import Clipping, Untouched, checked, covers, scale
+from meshtrain.train.optim.clipping import Clipping, Untouched, checked, covers, scale
 
 
 def with_gradients(seed: int = 0) -> nn.Sequential:

@@ -10,13 +10,13 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.deal import Deal, Waits
-from meshtrain.train.loader import DealtLoader
+from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.loader import DealtLoader
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
-from meshwire.samples import rounds_per_epoch
-from meshwire.supply import Batch
-from meshwire.syncmode import SyncSettings
+from meshwire.samples.epochs import rounds_per_epoch
+from meshwire.samples.pool import Batch
+from meshwire.sync.mode import SyncSettings
 from tests.plannedeal import deal as planned
 from tests.tiers import mostly_slow
 from tests.train.dealcluster import Cluster, Learner

@@ -20,14 +20,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from meshtrain.train.deal import Deal, Waits
-from meshtrain.train.loader import DealtLoader
-from meshtrain.train.ordering import LoaderOrder
+from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.loader import DealtLoader
+from meshtrain.train.data.ordering import LoaderOrder
 from meshtrain.train.session import Session
-from meshwire.ledger import Ledger
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
-from meshwire.syncmode import SyncSettings
+from meshwire.samples.ledger import Ledger
+from meshwire.sync.mode import SyncSettings
 from tests.train.localdaemon import LocalDaemon
 
 

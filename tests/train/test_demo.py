@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
-from meshtrain.demo import DemoResult, DemoSettings, mean_losses, peer_result
-from meshtrain.localmesh import remove_left_behind
+from meshtrain.demo.localmesh import remove_left_behind
+from meshtrain.demo.run import DemoResult, DemoSettings, mean_losses, peer_result
 from meshwire.messages.job import Metrics
 
 pytestmark = pytest.mark.timeout(240)
@@ -64,7 +64,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
 def test_a_demo_that_is_killed_leaves_no_daemon_and_the_next_one_clears_its_folder(tmp_path: Path) -> None:
     """Nobody tells the daemons: they see that whoever holds the other end of their standard input is gone."""
     script = (
-        "import time; from meshtrain.localmesh import LocalMesh\n"
+        "import time; from meshtrain.demo.localmesh import LocalMesh\n"
         "with LocalMesh(('anna',), print) as mesh: print(mesh.folder, flush=True); time.sleep(60)"
     )
     command, quiet = [sys.executable, "-c", script], {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)}
@@ -138,7 +138,7 @@ def result() -> DemoResult:
 @pytest.mark.parametrize("sync", ["bsp", "ssp:2"])
 def test_the_demo_ends_with_a_line_for_each_peer(sync: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ages only where there can be any: with s=0 every one is 0 (R7)."""
-    monkeypatch.setattr("meshtrain.demo.run_demo", lambda *_: result())
+    monkeypatch.setattr("meshtrain.demo.run.run_demo", lambda *_: result())
     monkeypatch.setattr("signal.signal", lambda *_: None)
     shown = CliRunner().invoke(app, ["demo", "--sync", sync], catch_exceptions=False)
     assert shown.exit_code == 0

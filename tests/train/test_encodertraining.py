@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from meshtrain.errors import UsageError
-from meshtrain.train.encodertasks import train_as_asked
-from meshtrain.train.encodertraining import (
+from meshtrain.train.lgc.tasks import train_as_asked
+from meshtrain.train.lgc.training import (
     EncoderTrainingError,
     decode,
     encode,
@@ -20,9 +20,9 @@ from meshtrain.train.encodertraining import (
     train_encoder,
 )
 from meshtrain.train.session import Session
-from meshtraind.autoencoder import Autoencoder, check_weights, starting_weights
+from meshtraind.projection.lgc.autoencoder import Autoencoder, check_weights, starting_weights
 from meshwire import limits
-from meshwire.autoencoder import BLOCK_VALUES, Architecture
+from meshwire.layout.lgc_autoencoder import BLOCK_VALUES, Architecture
 from meshwire.messages.learner import EncoderTask
 from tests.train.localdaemon import LocalDaemon
 

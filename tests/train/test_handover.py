@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import SGD
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.handover import WithoutMomentum, momentum_of
+from meshtrain.train.optim.momentum_handover import WithoutMomentum, momentum_of
 from meshtrain.train.session import Session
-from meshwire.manifest import Momentum
+from meshwire.model.manifest import Momentum
 from tests.train.localdaemon import LocalDaemon
 from tests.train.test_rounds_numerics import BATCH, Case, assert_equal, distance, mlp
 

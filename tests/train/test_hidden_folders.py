@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain.localmesh import LocalMesh
+from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import ListOutputs, Outputs
 from tests.daemon import jobs
 

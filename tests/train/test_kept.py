@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.kept import Kept
-from meshtrain.train.state import Progress
-from meshwire.keptstate import HEADER_BYTES, KeptHeader, kept_round
+from meshtrain.train.model.kept_state import Kept
+from meshtrain.train.model.state import Progress
+from meshwire.memory.kept_state import HEADER_BYTES, KeptHeader, kept_round
 from tests.train.localdaemon import LocalDaemon
 from tests.train.test_saving import (
     STEPS,

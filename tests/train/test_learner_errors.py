@@ -20,7 +20,7 @@ from meshtrain.errors import (
     RequestError,
     UsageError,
 )
-from meshtrain.train import channel
+from meshtrain.train.link import channel
 from meshtrain.train.session import Session
 from tests.train.localdaemon import LocalDaemon
 

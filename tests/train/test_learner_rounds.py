@@ -206,7 +206,7 @@ def test_one_learner_stops_early_and_the_other_goes_on() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_finite_check_sees_every_bad_value(value: float) -> None:
     """V1."""
-    from meshtrain.train.contribution import _finite
+    from meshtrain.train.step.contribution import _finite
 
     values = torch.zeros(1000)
     assert _finite(values)
@@ -215,7 +215,7 @@ def test_finite_check_sees_every_bad_value(value: float) -> None:
 
 
 def test_finite_check_takes_large_values_whose_squares_overflow_for_finite() -> None:
-    from meshtrain.train.contribution import _finite
+    from meshtrain.train.step.contribution import _finite
 
     values = torch.full((1000,), 1e30)
     values[-1] = torch.finfo(torch.float32).max

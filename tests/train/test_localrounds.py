@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.message_base import Wire
 from meshwire.messages.learner import (
     BarrierPassed,
     LearnerApplied,
@@ -20,7 +20,7 @@ from meshwire.messages.learner import (
     StepLost,
 )
 from meshwire.messages.rounds import Poison
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest, TensorSpec
 from tests.train.localdaemon import make_spec
 from tests.train.localrounds import LocalRounds
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshtrain.train.masks import largest, moved
+from meshtrain.train.model.mask_choice import largest, moved
 from meshtrain.train.session import Session
-from meshwire.masks import MaskSettings, split
+from meshwire.model.masks import MaskSettings, split
 from tests.train.localdaemon import LocalDaemon
 
 MEMBERS, ROUNDS = 2, 8

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshtrain.train import tensors
-from meshtrain.train.memory import learner_bytes, model_size
-from meshwire.footprint import Measurement
-from meshwire.local import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
-from meshwire.syncmode import sync_settings
+from meshtrain.train.model import tensors
+from meshtrain.train.model.memory import learner_bytes, model_size
+from meshwire.memory.footprint import Measurement
+from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.sync.mode import sync_settings
 from tests.tiers import mostly_slow
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain.localmesh import LocalDaemon, LocalMesh
+from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
 from tests.daemon import jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import NotSupported
+from meshtrain.train.optim.optimizer_clone import twin
 from meshtrain.train.session import Session
-from meshtrain.train.twin import twin
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from meshtrain import packing
-from meshtrain.packing import PackError, Progress, scan, scan_data
+from meshtrain.packing import tree as packing
+from meshtrain.packing.tree import PackError, Progress, scan, scan_data
 from meshwire import limits
-from meshwire.files import check_manifest
+from meshwire.jobs.files import check_manifest
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:

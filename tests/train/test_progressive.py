@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import meshtrain as mt
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.alone import Alone
-from meshtrain.train.progressive import Progressive
+from meshtrain.train.model.progressive import Progressive
 from meshtrain.train.session import Session
-from meshwire.plan import aligned
+from meshtrain.train.single import Alone
+from meshwire.model.plan import aligned
 from tests.train.localdaemon import LocalDaemon
 
 EVERY, WARMUP = 4, 2

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshtrain.localmesh import LocalMesh
-from meshwire.samples import epoch_seed, rounds_per_epoch
+from meshtrain.demo.localmesh import LocalMesh
+from meshwire.samples.epochs import epoch_seed, rounds_per_epoch
 from tests.daemon import jobs
 from tests.plannedeal import deal
 

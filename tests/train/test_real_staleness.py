@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshtrain.localmesh import LocalMesh
+from meshtrain.demo.localmesh import LocalMesh
 from meshwire.messages.job import JobSummary
-from meshwire.steptimes import DEADLINE_FACTOR, DEADLINE_S_MIN
+from meshwire.rounds.step_times import DEADLINE_FACTOR, DEADLINE_S_MIN
 from tests.bench import paced
 from tests.daemon import jobs
 

@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import JobStopped, MeshtrainError
-from meshtrain.train import tensors
-from meshtrain.train.hyperparameters import RoundOptions
-from meshtrain.train.masked import Masks
+from meshtrain.train.model import tensors
+from meshtrain.train.model.hyperparameters import RoundOptions
+from meshtrain.train.model.masks import Masks
+from meshtrain.train.model.state import Progress, ReplicaState
 from meshtrain.train.session import Session
-from meshtrain.train.state import Progress, ReplicaState
-from meshwire.checkpoint import unit_file
+from meshwire.checkpoints.manifest import unit_file
 from meshwire.messages.learner import LearnerSaved, RoundDone, StepLost
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon

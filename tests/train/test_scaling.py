@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
-from meshtrain.train.scaling import Scaling
+from meshtrain.train.optim.amp import Scaling
 from meshtrain.train.session import Session
 from tests.train.localdaemon import LocalDaemon
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from meshwire import limits
 from meshwire.addresses import Address
-from meshwire.files import FileEntry, FileManifest, check_manifest
-from meshwire.header import HEADER_BYTES, Flags, Header, Kind, decode_header
+from meshwire.frames.header import HEADER_BYTES, Flags, Header, Kind, decode_header
+from meshwire.frames.parser import Broken, ChunkAnnounced, FrameParser
+from meshwire.jobs.files import FileEntry, FileManifest, check_manifest
 from meshwire.messages.envelope import Envelope, decode, encode
-from meshwire.parser import Broken, ChunkAnnounced, FrameParser
 from tests.wire.fuzzing import Decoder, Refused
 from tests.wire.wirevalues import control_messages
 

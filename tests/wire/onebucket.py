@@ -2,9 +2,9 @@
 
 from hypothesis import strategies as st
 
-from meshwire.exchange import Exchange, Part, Place
-from meshwire.header import Header, Kind
-from meshwire.plan import Bucket, Plan
+from meshwire.collectives.exchange import Exchange, Part, Place
+from meshwire.frames.header import Header, Kind
+from meshwire.model.plan import Bucket, Plan
 
 SEGMENT_VALUES = 1024
 

@@ -5,13 +5,13 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from meshwire.codec import CodecSpec, Reduction
-from meshwire.exchange import Part, Work
-from meshwire.header import Flags, Header, Kind
-from meshwire.layout import EncodedLayout
-from meshwire.partsexchange import PartsExchange
-from meshwire.topology import Program
-from meshwire.ways import way_of
+from meshwire.codecs.registry import CodecSpec, Reduction
+from meshwire.collectives.direct import PartsExchange
+from meshwire.collectives.exchange import Part, Work
+from meshwire.collectives.strategy import way_of
+from meshwire.collectives.topology import Program
+from meshwire.frames.header import Flags, Header, Kind
+from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import make_plan
 
 Runs = dict[int, list[float]]

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.addressbook import (
+from meshwire.addresses import DEFAULT_PORT, Address, same_host, split_host_port
+from meshwire.discovery.addressbook import (
     ATTEMPT_DELAY_MIN_S,
     ATTEMPT_DELAY_S,
     BACKOFF_MAX_S,
@@ -18,7 +19,6 @@ from meshwire.addressbook import (
     Dial,
     Source,
 )
-from meshwire.addresses import DEFAULT_PORT, Address, same_host, split_host_port
 from meshwire.messages.link import Addresses
 
 OWN, A, B, C = (digit * 64 for digit in "0abc")

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.budget import Budget, budget_of
-from meshwire.codec import parse_codec
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import Plan, plan_buckets
-from meshwire.sparsecodecs import chosen_bytes_max, kept_within
+from meshwire.codecs.registry import parse_codec
+from meshwire.codecs.sparsifiers import chosen_bytes_max, kept_within
+from meshwire.layout.budget import Budget, budget_of
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import Plan, plan_buckets
 
 SIZES = st.lists(st.integers(1, 30_000), min_size=1, max_size=12)
 

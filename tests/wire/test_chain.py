@@ -5,9 +5,9 @@ import itertools
 
 import pytest
 
-from meshwire.chain import CHAIN_BYTES, START, chain
 from meshwire.messages.rounds import Bind, Poison, SampleBlock
-from meshwire.roundevents import RoundComplete
+from meshwire.rounds.chain import CHAIN_BYTES, START, chain
+from meshwire.rounds.effects import RoundComplete
 
 BIND = Bind(
     round=7, step=9, base=5, weight=8.0, samples=(SampleBlock(epoch=1, first=0, end=8),), hyperparameters=b"lr", claim=2

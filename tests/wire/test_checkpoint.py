@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from meshwire import limits
-from meshwire.checkpoint import CheckpointManifest, GenerationRecord, UnitRecord, unit_file
-from meshwire.checkpointschedule import CheckpointSchedule, CheckpointTurn, schedule_of
+from meshwire.checkpoints.manifest import CheckpointManifest, GenerationRecord, UnitRecord, unit_file
+from meshwire.jobs.checkpoint_schedule import CheckpointSchedule, CheckpointTurn, schedule_of
 from meshwire.messages.generation import DealState
 from meshwire.messages.job import Generation, Member
 from meshwire.messages.learner import SampleSpace

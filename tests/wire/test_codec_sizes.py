@@ -1,7 +1,7 @@
 import pytest
 
 from meshwire import limits
-from meshwire.codec import FAMILIES, Reduction, parse_codec
+from meshwire.codecs.registry import FAMILIES, Reduction, parse_codec
 
 
 @pytest.mark.parametrize(("name", "expected"), [("fp32", 4000), ("fp16", 2004), ("bf16", 2000)])

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.codec import FAMILIES, parse_codec
-from meshwire.codecspec import Choice, CodecSpec, Family, Number, Reduction
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.codecs.spec import Choice, CodecSpec, Family, Number, Reduction
 
 SOME = Family(
     "some",

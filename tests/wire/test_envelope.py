@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwire import limits
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.generation import CaughtUp, DealState, ServedRound
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Heartbeat, Refuse
 from meshwire.messages.local import GetJobs
 from meshwire.messages.rounds import Bind, SampleBlock
-from meshwire.wiretypes import Wire
 from tests.wire.wirevalues import MESSAGES, messages
 
 

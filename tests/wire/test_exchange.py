@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.codec import FP32
-from meshwire.exchange import Part, Work
-from meshwire.header import Flags, Header, Kind
-from meshwire.layout import EncodedLayout
-from meshwire.ringexchange import RingExchange
-from meshwire.topology import bucket_shards, ring_program
+from meshwire.codecs.registry import FP32
+from meshwire.collectives.exchange import Part, Work
+from meshwire.collectives.ring import RingExchange
+from meshwire.collectives.topology import bucket_shards, ring_program
+from meshwire.frames.header import Flags, Header, Kind
+from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.files import FileEntry, FileManifest, check_manifest, check_path, human_bytes
+from meshwire.jobs.files import FileEntry, FileManifest, check_manifest, check_path, human_bytes
 
 
 def entry(path: str, *, size_bytes: int = 1, content: int = 0) -> FileEntry:

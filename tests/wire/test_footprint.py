@@ -3,13 +3,13 @@
 import pytest
 
 from meshwire import limits
-from meshwire.codec import Reduction, parse_codec
-from meshwire.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
-from meshwire.layout import EncodedLayout
-from meshwire.local import MemoryLayout, round_bytes
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import plan_buckets
-from meshwire.syncmode import Outer
+from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.memory.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
+from meshwire.memory.shared_slots import MemoryLayout, round_bytes
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
+from meshwire.sync.mode import Outer
 
 VALUES = 1_000_000
 SGD = ModelSize(

@@ -9,9 +9,9 @@ import msgpack
 import pytest
 
 from meshwire import limits
-from meshwire.files import FileManifest
+from meshwire.jobs.files import FileManifest
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import decode
-from meshwire.wiretypes import Wire
 from tests.wire.decoders import WIRE_DECODERS
 from tests.wire.fuzzing import Decoder, break_in_every_way
 from tests.wire.wirevalues import MESSAGES

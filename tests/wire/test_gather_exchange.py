@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.codec import FP32, CodecSpec, Family, Reduction
-from meshwire.exchange import Part
-from meshwire.header import Flags
-from meshwire.layout import EncodedLayout
-from meshwire.ways import way_of
+from meshwire.codecs.registry import FP32, CodecSpec, Family, Reduction
+from meshwire.collectives.exchange import Part
+from meshwire.collectives.strategy import way_of
+from meshwire.frames.header import Flags
+from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh
 

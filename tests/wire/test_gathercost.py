@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwire.codec import FAMILIES, parse_codec
-from meshwire.gathercost import gather_note, sent_bits_max
-from meshwire.topology import bucket_shards, gather_program, ring_program
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.collectives.cost import gather_note, sent_bits_max
+from meshwire.collectives.topology import bucket_shards, gather_program, ring_program
 
 
 @pytest.mark.parametrize("members", range(1, 9))

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.guests import Guests
+from meshwire.membership.invitations import Guests
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import ASK_S_MAX, Timeouts
 

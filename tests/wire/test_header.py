@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, LAYOUT, Flags, Header, Kind, decode_header
+from meshwire.frames.header import HEADER_BYTES, LAYOUT, Flags, Header, Kind, decode_header
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 

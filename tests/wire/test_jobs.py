@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.jobs import (
+from meshwire.jobs.lifecycle import (
     _ID_ALPHABET,
     EXIT_CODES,
     JOB_ID_PATTERN,

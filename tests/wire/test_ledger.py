@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.ledger import FIRST_BATCHES, FIRST_BATCHES_LOCKSTEP_MAX, Ledger, first_batches
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
-from meshwire.samples import rounds_per_epoch
-from meshwire.supply import Batch
-from meshwire.syncmode import SyncSettings, sync_settings
+from meshwire.samples.epochs import rounds_per_epoch
+from meshwire.samples.ledger import FIRST_BATCHES, FIRST_BATCHES_LOCKSTEP_MAX, Ledger, first_batches
+from meshwire.samples.pool import Batch
+from meshwire.sync.mode import SyncSettings, sync_settings
 from tests.plannedeal import deal
 
 LOCKSTEP = SyncSettings()

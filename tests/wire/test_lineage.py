@@ -1,7 +1,7 @@
 """Where two histories part: what is told of rounds that are given up begins there."""
 
 from meshwire import limits
-from meshwire.lineage import Path
+from meshwire.membership.lineage import Path
 from meshwire.messages.job import Generation, Member
 
 JOB = "j" + "0" * 11

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.codec import FP16, FP32, parse_codec
-from meshwire.lowrank import Factors, Side, factors_of, lag, rank_of, side_of
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import plan_buckets
-from meshwire.roundlayouts import RoundLayouts
-from meshwire.transforms import builds_on
+from meshwire.codecs.registry import FP16, FP32, parse_codec
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.powersgd import Factors, Side, factors_of, lag, rank_of, side_of
+from meshwire.layout.projections import builds_on
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
 
 RESNET18 = (  # 11.7 M values: convolutions as out x in x height x width, and what has one dimension
     *((64, 3, 7, 7), *[(64, 64, 3, 3)] * 4, (128, 64, 3, 3), *[(128, 128, 3, 3)] * 3, (128, 64, 1, 1)),

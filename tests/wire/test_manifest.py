@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwire import limits
-from meshwire.manifest import DTYPES, ModelManifest, TensorSpec, first_difference
+from meshwire.model.manifest import DTYPES, ModelManifest, TensorSpec, first_difference
 
 
 def tensor(name: str = "w", shape: tuple[int, ...] = (3, 4), dtype: str = "float32", **other: Any) -> TensorSpec:

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.codec import parse_codec
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.masks import MaskSettings, kept_of, mask_bytes, masks_of, parse_masks, split, travel_of
-from meshwire.modecodec import codec_of
-from meshwire.plan import aligned, plan_buckets
-from meshwire.roundplans import RoundPlans
-from meshwire.syncmode import sync_settings
+from meshwire.codecs.registry import parse_codec
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.masks import MaskSettings, kept_of, mask_bytes, masks_of, parse_masks, split, travel_of
+from meshwire.model.plan import aligned, plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
+from meshwire.sync.codec_for_mode import codec_of
+from meshwire.sync.mode import sync_settings
 
 SETTINGS = st.builds(
     MaskSettings,

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from meshwire.entitled import electorate_of, is_entitled
-from meshwire.memberlinks import MemberLinks
-from meshwire.membership import Membership
-from meshwire.membershipevents import (
+from meshwire.membership.effects import (
     CatchUpFrom,
     Effect,
     EnterGeneration,
@@ -22,9 +19,12 @@ from meshwire.membershipevents import (
     Shunned,
     TurnedAway,
 )
+from meshwire.membership.entitled import electorate_of, is_entitled
+from meshwire.membership.links import MemberLinks
+from meshwire.membership.machine import Membership
+from meshwire.membership.requests import Petitions
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
-from meshwire.petitions import Petitions
 from meshwire.timeouts import Timeouts
 
 JOB = "j" + "0" * 11

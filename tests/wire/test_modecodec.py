@@ -2,9 +2,9 @@
 
 import pytest
 
-from meshwire.codec import parse_codec
-from meshwire.modecodec import codec_of, suits
-from meshwire.syncmode import sync_settings
+from meshwire.codecs.registry import parse_codec
+from meshwire.sync.codec_for_mode import codec_of, suits
+from meshwire.sync.mode import sync_settings
 
 
 @pytest.mark.parametrize(

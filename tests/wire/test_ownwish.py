@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.ownwish import OwnWish
+from meshwire.membership.own_request import OwnWish
 
 
 def founder() -> OwnWish:

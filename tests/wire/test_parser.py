@@ -7,8 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.header import HEADER_BYTES, Flags, Header, Kind, control_frames
-from meshwire.parser import Broken, ChunkAnnounced, ChunkPacked, ChunkReceived, ControlReceived, Event, FrameParser
+from meshwire.frames.header import HEADER_BYTES, Flags, Header, Kind, control_frames
+from meshwire.frames.parser import (
+    Broken,
+    ChunkAnnounced,
+    ChunkPacked,
+    ChunkReceived,
+    ControlReceived,
+    Event,
+    FrameParser,
+)
 
 Frame = tuple[Header, bytes]
 WANTED = 1  # chunks of the other buckets are drained

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from meshwire import limits
+from meshwire.jobs.partition_wait import NEVER, PATIENCES, partition_wait, partition_wait_s
 from meshwire.messages.job import JobSpec
-from meshwire.partitionwait import NEVER, PATIENCES, partition_wait, partition_wait_s
 from tests.daemon.test_checkpointing import spec
 
 

@@ -3,10 +3,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire import limits
-from meshwire.codec import parse_codec
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import (
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.topology import bucket_shards, ring_program
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import (
     ALIGNMENT_VALUES,
     BUCKET_BYTES,
     BUCKET_VALUES_MIN,
@@ -16,7 +17,6 @@ from meshwire.plan import (
     Plan,
     plan_buckets,
 )
-from meshwire.topology import bucket_shards, ring_program
 
 
 def spec(name: str, *shape: int, kind: str = "parameter", dtype: str = "float32") -> TensorSpec:

@@ -1,7 +1,7 @@
 import pytest
 
-from meshwire.codec import Reduction, parse_codec
-from meshwire.quantcodecs import QUANTISING_FAMILIES, qsgd_bits
+from meshwire.codecs.quantizers import QUANTISING_FAMILIES, qsgd_bits
+from meshwire.codecs.registry import Reduction, parse_codec
 
 FULL = 65536
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.rates import ByteSize, Ramp, Rate, size_text
+from meshwire.codecs.schedules import ByteSize, Ramp, Rate, size_text
 
 RATE = Rate("ratio", 1e-5, 1.0, Ramp.constant(0.01), "")
 SIZE = ByteSize("budget", 100, 10**12, "")

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from meshwire import limits
-from meshwire.entitled import electorate_of
-from meshwire.membership import Membership
-from meshwire.membershipevents import Effect, Send, Shunned
+from meshwire.membership.effects import Effect, Send, Shunned
+from meshwire.membership.entitled import electorate_of
+from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Accuse, AskIn, Entered, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
-from meshwire.stall import StallWatch
+from meshwire.rounds.stall import StallWatch
 from tests.wire.test_membership import (
     FIRST,
     HELD,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from meshwire.codec import FAMILIES, FP16, buffer_codec, parse_codec
-from meshwire.roundlayouts import RoundLayouts
+from meshwire.codecs.registry import FAMILIES, FP16, buffer_codec, parse_codec
+from meshwire.layout.by_round import RoundLayouts
 from tests.wire.test_ways import PLAN
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwire.messages.rounds import Bind, Call, Null, Poison, SampleBlock, Seal
-from meshwire.roundevents import (
+from meshwire.rounds.effects import (
     Broadcast,
     Committed,
     Contribute,
@@ -20,10 +20,10 @@ from meshwire.roundevents import (
     RoundComplete,
     StepDropped,
 )
-from meshwire.roundlearner import Phase, RoundSettings
-from meshwire.rounds import RoundMachine
-from meshwire.steptimes import DEADLINE_STEPS_MIN, HANGS_AFTER_S, StepTimes, hangs_after_s, percentile_95
-from meshwire.syncmode import Straggler, Visibility
+from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.step_times import DEADLINE_STEPS_MIN, HANGS_AFTER_S, StepTimes, hangs_after_s, percentile_95
+from meshwire.sync.mode import Straggler, Visibility
 
 # One machine by hand.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from meshwire.messages.rounds import Bind, Call, Null, Poison, Seal
-from meshwire.roundevents import (
+from meshwire.rounds.effects import (
     Broadcast,
     Committed,
     Contribute,
@@ -16,9 +16,9 @@ from meshwire.roundevents import (
     ProtocolError,
     RoundComplete,
 )
-from meshwire.roundlearner import Phase, RoundSettings
-from meshwire.rounds import RoundMachine
-from meshwire.syncmode import Straggler, Visibility
+from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.machine import RoundMachine
+from meshwire.sync.mode import Straggler, Visibility
 
 NAN = Poison(bucket=0, parameter="layer.weight", reason="not finite")
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.samples import epoch_seed, members_most, rounds_per_epoch
+from meshwire.samples.epochs import epoch_seed, members_most, rounds_per_epoch
 from tests.plannedeal import deal
 
 BATCHES = st.lists(st.integers(1, 40), min_size=1, max_size=9) | st.builds(

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.codec import FP32, CodecSpec, Family, Reduction
-from meshwire.exchange import Part
-from meshwire.header import Flags
-from meshwire.layout import EncodedLayout
-from meshwire.partsexchange import PartsLayout
-from meshwire.shardedexchange import ShardedExchange
-from meshwire.topology import bucket_shards, sharded_program
+from meshwire.codecs.registry import FP32, CodecSpec, Family, Reduction
+from meshwire.collectives.direct import PartsLayout
+from meshwire.collectives.exchange import Part
+from meshwire.collectives.sharded import ShardedExchange
+from meshwire.collectives.topology import bucket_shards, sharded_program
+from meshwire.frames.header import Flags
+from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 from tests.wire.partsmesh import Mesh
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.autoencoder import Architecture
-from meshwire.codec import FP16, FP32, parse_codec
-from meshwire.plan import plan_buckets
-from meshwire.roundlayouts import RoundLayouts
-from meshwire.sharedplaces import BLOCK_CHOSEN_MAX, BLOCK_VALUES_MAX, Chosen, block_values, chosen_of
-from meshwire.transforms import builds_on
+from meshwire.codecs.registry import FP16, FP32, parse_codec
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.lgc import BLOCK_CHOSEN_MAX, BLOCK_VALUES_MAX, Chosen, block_values, chosen_of
+from meshwire.layout.lgc_autoencoder import Architecture
+from meshwire.layout.projections import builds_on
+from meshwire.model.plan import plan_buckets
 from tests.wire.test_lowrank import RESNET18, SHAPES, manifest
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.topology import (
+from meshwire.collectives.topology import (
     Op,
     Program,
     Shard,

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from meshwire import limits
-from meshwire.codec import SEGMENT_FAMILIES, parse_codec
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, TensorSpec, first_difference
-from meshwire.plan import ALIGNMENT_VALUES, Plan, aligned, plan_buckets
-from meshwire.roundlayouts import RoundLayouts
-from meshwire.roundlearner import RoundSettings
-from meshwire.roundplans import RoundPlans
-from meshwire.syncmode import sync_settings
-from meshwire.travel import Stretch, Travel, refusal
-from meshwire.ways import way_of
+from meshwire.codecs.registry import SEGMENT_FAMILIES, parse_codec
+from meshwire.collectives.strategy import way_of
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, TensorSpec, first_difference
+from meshwire.model.plan import ALIGNMENT_VALUES, Plan, aligned, plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
+from meshwire.model.schedule import Stretch, Travel, refusal
+from meshwire.rounds.learner import RoundSettings
+from meshwire.sync.mode import sync_settings
 
 SHAPES = ((40, 30), (7,), (90, 100), (33,), (2, 3, 5))
 

@@ -2,9 +2,9 @@
 
 import pytest
 
+from meshwire.checkpoints.way_on import WayOn, way_on
+from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Holding, Standing
-from meshwire.proposing import enter_message
-from meshwire.wayon import WayOn, way_on
 from tests.wire.test_proposing import generation
 
 CUT = 20

@@ -2,12 +2,12 @@
 
 import pytest
 
-from meshwire.codec import FP32, SEGMENT_FAMILIES, CodecSpec, Reduction, parse_codec
-from meshwire.codecspec import Family
-from meshwire.layout import EncodedLayout
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import plan_buckets
-from meshwire.ways import way_of
+from meshwire.codecs.registry import FP32, SEGMENT_FAMILIES, CodecSpec, Reduction, parse_codec
+from meshwire.codecs.spec import Family
+from meshwire.collectives.strategy import way_of
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
 
 SIZES = (70_000, 5, 300_000, 1_000, 129)
 MANIFEST = ModelManifest(

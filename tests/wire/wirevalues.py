@@ -14,9 +14,9 @@ from pydantic.fields import FieldInfo
 import meshwire.messages
 from meshwire import limits
 from meshwire.addresses import Address
-from meshwire.manifest import ModelManifest, TensorSpec
+from meshwire.message_base import Wire
 from meshwire.messages.envelope import _TYPES, Envelope, Role, encode
-from meshwire.wiretypes import Wire
+from meshwire.model.manifest import ModelManifest, TensorSpec
 
 for module in pkgutil.iter_modules(meshwire.messages.__path__):
     importlib.import_module(f"meshwire.messages.{module.name}")

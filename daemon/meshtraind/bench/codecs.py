@@ -16,7 +16,7 @@ from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import transform_figures
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, Terms
-from meshwire.codec import FAMILIES, FP32, parse_codec
+from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
 from meshwire.limits import SEGMENT_VALUES_MAX
 
 Values = NDArray[np.float32]

@@ -21,19 +21,19 @@ import numpy as np
 from meshtraind.bench import memory, vectors
 from meshtraind.bench.settings import ROUND_TIMEOUT_S, WORKER_TIMEOUT_S, BenchError, plan_of
 from meshtraind.cli import loop_factory
-from meshtraind.connection import Connection
-from meshtraind.executor import Executor
-from meshtraind.identity import Identity, device_id_of, load_or_create
-from meshtraind.memory import SharedMemory
-from meshtraind.pins import Pin, PinTable
-from meshtraind.tls import NotPinnedError, Trust
-from meshwire.codec import parse_codec
-from meshwire.exchange import Part
-from meshwire.header import Header
-from meshwire.layout import EncodedLayout
-from meshwire.local import MemoryLayout
-from meshwire.ways import way_of
-from meshwire.wiretypes import Wire
+from meshtraind.executor.executor import Executor
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.transport.connection import Connection
+from meshtraind.trust.identity import Identity, device_id_of, load_or_create
+from meshtraind.trust.pins import Pin, PinTable
+from meshtraind.trust.tls import NotPinnedError, Trust
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.exchange import Part
+from meshwire.collectives.strategy import way_of
+from meshwire.frames.header import Header
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.message_base import Wire
 
 ROUNDS_KEPT = 2  # as in a daemon: a round is committed, and its bytes are freed, while the next one is exchanged
 JOB = GENERATION = 1

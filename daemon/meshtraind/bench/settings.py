@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwire.codec import parse_codec
+from meshwire.codecs.registry import parse_codec
 from meshwire.limits import MIB
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import VALUE_BYTES, Plan, plan_buckets
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import VALUE_BYTES, Plan, plan_buckets
 
 PEERS_MAX = 16  # each is two processes, one of them with torch
 MB_MAX = 1000

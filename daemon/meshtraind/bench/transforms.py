@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.bench.codecreport import CodecFigures
-from meshtraind.feedback import feedback_of
-from meshtraind.ownpart import RingPart, compensation_of
-from meshtraind.resultslot import Final
-from meshtraind.roundmemory import RoundMemory
-from meshtraind.segments import Forms
-from meshwire.codec import CodecSpec
-from meshwire.manifest import ModelManifest, TensorSpec
-from meshwire.plan import plan_buckets
+from meshtraind.executor.result_slot import Final
+from meshtraind.executor.round_buffers import RoundMemory
+from meshtraind.parts.contribution import RingPart, compensation_of
+from meshtraind.parts.error_feedback import feedback_of
+from meshtraind.parts.segments import Forms
+from meshwire.codecs.registry import CodecSpec
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.model.plan import plan_buckets
 
 Values = NDArray[np.float32]
 

@@ -1,9 +1,12 @@
-"""How a segment of fp32 values becomes bytes on the wire and back. Names, parameters and sizes: `meshwire.codec`."""
+"""How a segment of fp32 values becomes bytes on the wire and back.
+
+Names, parameters and sizes: `meshwire.codecs.registry`.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from meshwire.codec import parse_codec
+from meshwire.codecs.registry import parse_codec
 
 if TYPE_CHECKING:
     from meshtraind.codecs.base import Codec

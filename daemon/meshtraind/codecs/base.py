@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwire import limits
-from meshwire.codec import CodecSpec
+from meshwire.codecs.registry import CodecSpec
 
 Values = NDArray[np.float32]
 Bits = NDArray[np.uint32]

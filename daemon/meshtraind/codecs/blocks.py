@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.dither import add_dither
 from meshtraind.codecs.packing import Bytes
-from meshwire import limits, quantcodecs
-from meshwire.codec import CodecSpec
+from meshwire import limits
+from meshwire.codecs import quantizers as quantcodecs
+from meshwire.codecs.registry import CodecSpec
 
 FINEST = np.float32(2.0**-126)  # the least step with 8 significant bits; a block that needs less is sent as zeros
 LARGEST_FP32 = float(np.finfo(np.float32).max)

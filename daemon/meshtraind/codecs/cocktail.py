@@ -10,8 +10,8 @@ from meshtraind.codecs.base import FIRST, Bits, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.randomk import SEED, DrawnCodec, drawn_places
 from meshtraind.codecs.topk import TopK
-from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import masked_values, of_masked
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.sparsifiers import masked_values, of_masked
 
 
 class Cocktail(DrawnCodec):

@@ -17,7 +17,7 @@ import numpy as np
 from meshtraind.codecs.base import Values
 from meshtraind.codecs.indices import Indices
 from meshwire import limits
-from meshwire.sparsecodecs import CHUNK_SIDE, square_chunks
+from meshwire.codecs.sparsifiers import CHUNK_SIDE, square_chunks
 
 EXPONENT_MAX = 126  # of the power of two, to either side: its inverse is not denormal
 LARGEST_FP32 = float(np.finfo(np.float32).max)

@@ -16,8 +16,8 @@ from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.selection import largest_of_each
 from meshtraind.codecs.sparse import SparseCodec
 from meshwire import limits
-from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import square_chunks
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.sparsifiers import square_chunks
 
 
 class Dct(Codec):

@@ -16,9 +16,9 @@ from meshtraind.codecs.indices import Form, Indices, write_indices
 from meshtraind.codecs.selection import largest
 from meshtraind.codecs.sketch import Numbers, cells_of, peel, poured, read_cells, write_cells
 from meshwire import limits
-from meshwire.codec import CodecSpec
-from meshwire.sketchcodec import LIMIT, SEED_BYTES, STEP, cells_for, segment_room
-from meshwire.sparsecodecs import bitmap_bytes
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.sketch import LIMIT, SEED_BYTES, STEP, cells_for, segment_room
+from meshwire.codecs.sparsifiers import bitmap_bytes
 
 SEED = struct.Struct("<Q")
 assert SEED.size == SEED_BYTES

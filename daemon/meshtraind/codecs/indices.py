@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import CodecError
-from meshwire.sparsecodecs import GAP_WIDTHS, bitmap_bytes, gap_bytes
+from meshwire.codecs.sparsifiers import GAP_WIDTHS, bitmap_bytes, gap_bytes
 
 Indices = NDArray[np.intp]
 Digits = NDArray[np.uint16]

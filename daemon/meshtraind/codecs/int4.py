@@ -2,8 +2,8 @@
 
 from meshtraind.codecs.blocks import BlockCodec
 from meshtraind.codecs.packing import Bytes, pack_nibbles, unpack_nibbles
-from meshwire.codec import CodecSpec
-from meshwire.quantcodecs import INT4_LEVELS
+from meshwire.codecs.quantizers import INT4_LEVELS
+from meshwire.codecs.registry import CodecSpec
 
 
 class Int4(BlockCodec):

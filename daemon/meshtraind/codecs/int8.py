@@ -4,8 +4,8 @@ import numpy as np
 
 from meshtraind.codecs.blocks import BlockCodec
 from meshtraind.codecs.packing import Bytes
-from meshwire.codec import CodecSpec
-from meshwire.quantcodecs import INT8_LEVELS
+from meshwire.codecs.quantizers import INT8_LEVELS
+from meshwire.codecs.registry import CodecSpec
 
 
 class Int8(BlockCodec):

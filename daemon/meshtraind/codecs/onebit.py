@@ -11,8 +11,8 @@ from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.blocks import by_block, starts
 from meshtraind.codecs.packing import Bytes, pack_planes, unpack_planes
 from meshwire import limits
-from meshwire.codec import CodecSpec
-from meshwire.quantcodecs import ONEBIT_COLUMN, SCALE_BYTES, blocks
+from meshwire.codecs.quantizers import ONEBIT_COLUMN, SCALE_BYTES, blocks
+from meshwire.codecs.registry import CodecSpec
 
 
 class OneBit(Codec):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import CodecError
-from meshwire.quantcodecs import TRITS_PER_BYTE, plane_bytes
+from meshwire.codecs.quantizers import TRITS_PER_BYTE, plane_bytes
 
 Bytes = NDArray[np.uint8]
 

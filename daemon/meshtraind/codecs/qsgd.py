@@ -7,8 +7,8 @@ import numpy as np
 from meshtraind.codecs.base import Bits, Values
 from meshtraind.codecs.blocks import BlockCodec, starts
 from meshtraind.codecs.packing import Bytes, pack_planes, unpack_planes
-from meshwire.codec import CodecSpec
-from meshwire.quantcodecs import QSGD_BUCKET, qsgd_bits
+from meshwire.codecs.quantizers import QSGD_BUCKET, qsgd_bits
+from meshwire.codecs.registry import CodecSpec
 
 EXPONENT_MIN = -126  # 2^126 is enough for the smallest values: their steps are below the finest
 

@@ -14,8 +14,8 @@ from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.keptvalues import FORMS
 from meshtraind.codecs.mixing import mixed
-from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import SEED_BYTES, most_kept
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.sparsifiers import SEED_BYTES, most_kept
 
 SEED = struct.Struct("<Q")
 assert SEED.size == SEED_BYTES

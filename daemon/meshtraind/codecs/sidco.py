@@ -16,8 +16,8 @@ from meshtraind.codecs.base import Bits, Values
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.selection import at_least, largest
 from meshtraind.codecs.sparse import SparseCodec
-from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import SIDCO_EXCESS, kept_in_round, with_excess
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.sparsifiers import SIDCO_EXCESS, kept_in_round, with_excess
 
 STAGE_RATIO = 0.25
 STAGES_MAX = 12

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.mixing import mixed
-from meshwire.sketchcodec import CELL_BYTES, HASHES
+from meshwire.codecs.sketch import CELL_BYTES, HASHES
 
 Numbers = NDArray[np.int64]
 Cells = NDArray[np.int64]

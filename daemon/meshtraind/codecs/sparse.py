@@ -14,8 +14,8 @@ from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
 from meshtraind.codecs.keptvalues import FORMS
 from meshwire import limits
-from meshwire.codec import CodecSpec
-from meshwire.sparsecodecs import HEADER_BYTES, bitmap_bytes, kept_within
+from meshwire.codecs.registry import CodecSpec
+from meshwire.codecs.sparsifiers import HEADER_BYTES, bitmap_bytes, kept_within
 
 HEADER = struct.Struct("<BHH")  # form of the indices, how many, their bytes; how many and their bytes are 0 for ALL
 assert HEADER.size == HEADER_BYTES

@@ -15,7 +15,7 @@ from meshtraind.codecs.dither import add_dither
 from meshtraind.codecs.moments import root_mean_square
 from meshtraind.codecs.packing import Bytes, pack_trits, unpack_trits
 from meshwire import limits
-from meshwire.codec import CodecSpec
+from meshwire.codecs.registry import CodecSpec
 
 HEADER = struct.Struct("<f")
 CLIP_SIGMAS = 2.5

@@ -3,7 +3,7 @@
 With `chunk=` the largest of each run of so many neighbours (SparseLoCo: 64 of each 4096). That keeps a tensor of small
 values from waiting behind one of large values that lies in the same segment.
 
-What dgc is besides, the worker's momentum, lies in `meshtraind.momentum`.
+What dgc is besides, the worker's momentum, lies in `meshtraind.parts.momentum`.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from meshtraind.codecs.base import Bits
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.selection import largest, largest_of_each
 from meshtraind.codecs.sparse import SparseCodec
-from meshwire.sparsecodecs import competing, kept_in_round
+from meshwire.codecs.sparsifiers import competing, kept_in_round
 
 
 class TopK(SparseCodec):

@@ -18,7 +18,7 @@ from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.moments import root_mean_square
 from meshtraind.codecs.packing import Bytes, pack_quads
 from meshwire import limits
-from meshwire.codec import CodecSpec
+from meshwire.codecs.registry import CodecSpec
 
 HEADER = struct.Struct("<i")
 EXPONENT_MIN, EXPONENT_MAX = -149, 127  # of the powers of two in fp32

@@ -12,7 +12,7 @@ import msgpack
 from pydantic import ValidationError
 
 from meshwire import limits
-from meshwire.wiretypes import Wire, what_is_wrong
+from meshwire.message_base import Wire, what_is_wrong
 
 MessageType = TypeVar("MessageType", bound=type[Wire])
 

@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshwire import limits
-from meshwire.jobs import JobId
+from meshwire.jobs.lifecycle import JobId
+from meshwire.message_base import DeviceId, Int64, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member, Rank, Reason, Text
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import BatchSize, Bind, Bytes, Poison, Round, SampleBlock
-from meshwire.wiretypes import DeviceId, Int64, Wire
 
 GenerationHash = Annotated[int, Field(ge=0, lt=2**64)]
 Chain = Annotated[bytes, Field(min_length=16, max_length=16)]
@@ -169,7 +169,7 @@ class DealState(Wire):
 
 
 class ServedRound(Wire):
-    """A complete round as its members hold it (`meshwire.roundevents.RoundComplete`), and where its bytes end."""
+    """A complete round as its members hold it (`meshwire.rounds.effects.RoundComplete`), and where its bytes end."""
 
     round: Round
     void: bool

@@ -6,18 +6,20 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from meshwire import limits
-from meshwire.checkpointschedule import CHECKPOINT_EVERY, EVERY_PATTERN
-from meshwire.jobs import JobId
-from meshwire.masks import MaskSettings
+from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY, EVERY_PATTERN
+from meshwire.jobs.lifecycle import JobId
+from meshwire.jobs.partition_wait import PartitionWait
+from meshwire.message_base import DeviceId, Digest, Int64, Name, Seconds, Wire
 from meshwire.messages.envelope import message
-from meshwire.partitionwait import PartitionWait
-from meshwire.syncmode import SyncSettings
-from meshwire.wiretypes import DeviceId, Digest, Int64, Name, Seconds, Wire
+from meshwire.model.masks import MaskSettings
+from meshwire.sync.mode import SyncSettings
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]
 Reason = Annotated[str, Field(max_length=limits.REASON_CHARS_MAX)]
-CheckpointEvery = Annotated[str, StringConstraints(pattern=EVERY_PATTERN)]  # meshwire.checkpointschedule.schedule_of
+CheckpointEvery = Annotated[
+    str, StringConstraints(pattern=EVERY_PATTERN)
+]  # meshwire.jobs.checkpoint_schedule.schedule_of
 Outcome = Literal["succeeded", "failed", "cancelled"]
 Count = Annotated[int, Field(ge=0)]
 RelativePath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]
@@ -80,8 +82,8 @@ class Generation(Wire):
     A device keeps its rank, the index in `members`, for the job's whole life: it comes back under it, with another
     incarnation. Newcomers are appended.
 
-    It is entitled if those that made it could not be outvoted by others elsewhere (`meshwire.entitled`), else
-    provisional: then it yields to an entitled one, and its electorate is that of its root.
+    It is entitled (`meshwire.membership.entitled`) if those that made it could not be outvoted by others elsewhere,
+    else provisional: then it yields to an entitled one, and its electorate is that of its root.
 
     Attributes:
         root: number of the newest entitled generation of its history, itself included.
@@ -229,7 +231,7 @@ class Metrics(Wire):
     steps_lost: int = 0  # cut off or too old (V2, R5)
     samples_per_s: Annotated[float, Field(ge=0, le=limits.SAMPLES_MAX)] = 0.0  # while computing; 0: not known yet
     batch: int = 0  # samples a step, as granted now (X4a); 0: not dealt
-    # the oldest round that is not complete there, and how many steps of its program are over (`meshwire.stall`)
+    # the oldest round that is not complete there, and how many steps of its program are over (`meshwire.rounds.stall`)
     receipts: tuple[Count, Count] = (0, 0)
 
 
@@ -237,7 +239,9 @@ Ranks = Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)]
 RoundNumber = Annotated[int, Field(ge=1, lt=2**32)]
 
 
-GivenUpTag = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]  # of `meshwire.checkpoint.CheckpointName`
+GivenUpTag = Annotated[
+    str, StringConstraints(pattern=r"^[0-9a-f]{8}$")
+]  # of `meshwire.checkpoints.manifest.CheckpointName`
 
 
 class GivenUp(Wire):
@@ -278,7 +282,7 @@ class RankReport(Wire):
 
     job: JobId
     rank: Rank
-    state: Annotated[str, Field(max_length=32)]  # meshwire.jobs.JobState value of that daemon
+    state: Annotated[str, Field(max_length=32)]  # meshwire.jobs.lifecycle.JobState value of that daemon
     exit_code: int | None = None
     error: Text | None = None
     failure: Text | None = None

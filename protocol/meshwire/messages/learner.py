@@ -9,13 +9,13 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire import limits
-from meshwire.autoencoder import GROUP_VALUES
-from meshwire.manifest import ModelManifest
+from meshwire.layout.lgc_autoencoder import GROUP_VALUES
+from meshwire.message_base import Digest, Int64, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import JobSpec, LogValues, Member, Rank, Text
 from meshwire.messages.local import AnyPath
 from meshwire.messages.rounds import BatchSize, Bytes, Poison, Round, SampleBlock
-from meshwire.wiretypes import Digest, Int64, Wire
+from meshwire.model.manifest import ModelManifest
 
 EncoderWeights = Annotated[bytes, Field(max_length=limits.ENCODER_WEIGHTS_BYTES_MAX)]  # fp32, little-endian
 

@@ -6,8 +6,8 @@ from pydantic import Field
 
 from meshwire import limits
 from meshwire.addresses import Address
+from meshwire.message_base import DeviceId, Name, Wire
 from meshwire.messages.envelope import message
-from meshwire.wiretypes import DeviceId, Name, Wire
 
 Version = Annotated[str, Field(max_length=64)]
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from meshwire import limits
-from meshwire.checkpointschedule import CHECKPOINT_EVERY
-from meshwire.jobs import JobId
+from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY
+from meshwire.jobs.lifecycle import JobId
+from meshwire.jobs.partition_wait import PartitionWait
+from meshwire.message_base import DeviceId, Name, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import CheckpointEvery, GivenUpTag, JobSummary, Member, RelativePath, Text
 from meshwire.messages.link import Software, Version
-from meshwire.partitionwait import PartitionWait
-from meshwire.wiretypes import DeviceId, Name, Wire
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
 AnyPath = Annotated[str, Field(min_length=1, max_length=limits.PATH_CHARS_MAX)]  # on this machine

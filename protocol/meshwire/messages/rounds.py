@@ -5,9 +5,9 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire import limits
+from meshwire.message_base import Int64, Wire
 from meshwire.messages.envelope import message
 from meshwire.messages.job import Text
-from meshwire.wiretypes import Int64, Wire
 
 Round = Annotated[int, Field(ge=1, lt=2**32)]
 Bytes = Annotated[bytes, Field(max_length=limits.CONTROL_BYTES_MAX // 2)]

@@ -1,0 +1,173 @@
+"""The local endpoint: where this machine's command line and learners talk to the daemon.
+
+A Unix socket, or loopback TCP where there is none. The first message is `Attach`, from a command with the daemon's
+token, from a learner with its own; whoever has another first message, a wrong token or nothing to say is sent away.
+What a learner may say after that is listed (`LEARNER_ASKS`, `LEARNER_TELLS`), and concerns its own job only.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+from collections.abc import Callable
+
+from meshtraind.api.rundir import RunDir
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.transport.connection import Connection, Handler, RequestError
+from meshtraind.trust.learner_tokens import LearnerTokens
+from meshwire import limits
+from meshwire.frames.header import WIRE_VERSION, Header
+from meshwire.message_base import Wire
+from meshwire.messages.learner import LEARNER_ASKS, LEARNER_TELLS
+from meshwire.messages.local import Attach
+
+log = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT_S = 10.0
+
+
+class EndpointError(Exception):
+    """The endpoint cannot listen; says why."""
+
+
+class Endpoint:
+    """Listens for clients and learners.
+
+    Attributes:
+        handler: gets what arrives once a connection has attached; its first request is the `Attach` itself.
+        address: `unix:PATH` or `tcp:HOST:PORT`, once started.
+        learners: what they show; whoever starts one asks for a token there.
+    """
+
+    def __init__(self, rundir: RunDir) -> None:
+        self.handler: Handler
+        self.address = ""
+        self.learners = LearnerTokens()
+        self._rundir = rundir
+        self._server: asyncio.Server | None = None
+        self._connections: set[Connection] = set()
+        self._tasks = TaskSet("endpoint")
+        self._other_version = 0  # that a command or a script here spoke last
+
+    async def start(self) -> None:
+        """Raises EndpointError."""
+        loop = asyncio.get_running_loop()
+        try:
+            if hasattr(socket, "AF_UNIX"):
+                path = self._rundir.socket_path  # in a folder that only this user may enter
+                self._server = await loop.create_unix_server(self._accept, path)
+                path.chmod(0o600)
+                self.address = f"unix:{path}"
+            else:
+                self._server = await loop.create_server(self._accept, "127.0.0.1", 0)
+                host, port = self._server.sockets[0].getsockname()[:2]
+                self.address = f"tcp:{host}:{port}"
+        except OSError as error:
+            raise EndpointError(f"the local endpoint cannot listen: {error}") from error
+
+    def _accept(self) -> Connection:
+        guard = _Guard(self, self._rundir.token)
+        connection = Connection(guard, name="a local client")
+        connection.on_other_version = self._speaks
+        self._connections.add(connection)
+        if len(self._connections) > limits.LOCAL_CONNECTIONS_MAX:
+            connection.close(f"more than {limits.LOCAL_CONNECTIONS_MAX} local connections")
+        self._tasks.spawn(self._watch(connection), "attach")
+        return connection
+
+    def _speaks(self, version: int) -> str:
+        """W6: meshtrain was installed anew while this daemon runs. Told once; a command may ask again and again."""
+        told = (
+            f"a command or a script here speaks wire version {version}, this daemon {WIRE_VERSION}: meshtrain was "
+            "installed anew while it runs; meshtrain down, then meshtrain up"
+        )
+        if version != self._other_version:
+            self._other_version = version
+            log.warning("%s", told)
+        return told
+
+    async def _watch(self, connection: Connection) -> None:
+        """Sends away who does not attach in time; forgets who has gone."""
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(connection.closed(), ATTACH_TIMEOUT_S)
+            if connection.attached is None:
+                connection.close(f"did not attach within {ATTACH_TIMEOUT_S:.0f} s")
+            await connection.closed()
+        finally:
+            self._connections.discard(connection)
+
+    async def close(self) -> None:
+        """Stops listening and ends every connection, letting what was said last arrive."""
+        if self._server is not None:
+            self._server.close()
+        for connection in tuple(self._connections):
+            connection.close("meshtraind is stopping")
+        await asyncio.gather(*(connection.closed() for connection in tuple(self._connections)))
+        await self._tasks.close()
+
+
+class _Guard:
+    """Handler of a connection that has not attached yet."""
+
+    def __init__(self, endpoint: Endpoint, token: str) -> None:
+        self._endpoint = endpoint
+        self._token = token
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return "the first message must be Attach"
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError("no chunk is accepted here")
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        conn.refuse("the first message must be Attach")
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if not isinstance(body, Attach):
+            conn.refuse("the first message must be Attach")
+            raise RequestError("the first message must be Attach")
+        if body.role == "learner":
+            right = body.job is not None and self._endpoint.learners.job_of(body.token) == body.job
+        else:
+            right = hmac.compare_digest(body.token.encode(), self._token.encode())
+        if not right:
+            conn.refuse("wrong token: meshtraind was restarted, or runs on another data folder")
+            raise RequestError("wrong token")
+        conn.attached = body
+        conn.on_other_version = None
+        conn.name = f"the learner of job {body.job}" if body.role == "learner" else "a client"
+        handler = self._endpoint.handler
+        conn.handler = _LearnerGuard(handler) if body.role == "learner" else handler
+        return await handler.request(conn, header, body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        """It never attached: nobody has heard of it."""
+
+
+class _LearnerGuard:
+    """Handler of a learner's connection: lets through what a learner may say."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return self._handler.chunk_announced(conn, header)
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        self._handler.chunk_received(conn, header)
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        if isinstance(body, LEARNER_TELLS):
+            self._handler.notice(conn, header, body)
+        else:
+            conn.refuse(f"a learner does not send {type(body).__name__}")
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if not isinstance(body, LEARNER_ASKS):
+            raise RequestError(f"a learner may not ask for {type(body).__name__}")
+        return await self._handler.request(conn, header, body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self._handler.lost(conn, reason)

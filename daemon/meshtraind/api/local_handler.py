@@ -1,0 +1,173 @@
+"""What this machine's command line and learners may ask, over the local endpoint."""
+
+import logging
+import os
+from collections.abc import Callable
+
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.jobs.spec import Emit
+from meshtraind.peers.links import Link
+from meshtraind.peers.mesh import Mesh
+from meshtraind.transport.connection import Connection, RequestError
+from meshwire.frames.header import Header
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import Done
+from meshwire.messages.job import Fetch, Found, ListCheckpoints, ListOutputs
+from meshwire.messages.local import (
+    Attach,
+    Cancel,
+    GetJobs,
+    GetPeers,
+    GetStatus,
+    Leave,
+    LinkTraffic,
+    PairHost,
+    PairJoin,
+    Peers,
+    Resubmit,
+    Shutdown,
+    Status,
+    Submit,
+    Unpair,
+    Watch,
+)
+from meshwire.timeouts import Timeouts
+
+log = logging.getLogger(__name__)
+
+
+class LocalSide:
+    """Handler of every attached client and learner.
+
+    Args:
+        shutdown: begins the daemon's end.
+        warnings: from its start, which a person should know.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        board: Board,
+        questions: Questions,
+        shutdown: Callable[[], None],
+        warnings: tuple[str, ...] = (),
+    ) -> None:
+        self._mesh = mesh
+        self._board = board
+        self._questions = questions
+        self._shutdown = shutdown
+        self._warnings = warnings
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return "chunks travel between daemons only"
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        raise AssertionError("no chunk is ever accepted here")
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        attached = _attached(conn)
+        session = self._board.session(attached.job) if attached.job is not None else None
+        if attached.role != "learner" or session is None or not session.learner.is_over(conn):
+            conn.refuse(f"{type(body).__name__} is not for the local endpoint")
+            return
+        session.learner.notice(body)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
+        attached = _attached(conn)
+        if attached.role == "learner":
+            return await self._learner(conn, attached, body, emit)
+        return await self._client(body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        attached = conn.attached
+        if attached is not None and attached.role == "learner" and attached.job is not None:
+            session = self._board.session(attached.job)
+            if session is not None:
+                session.learner_lost(conn)
+
+    async def _learner(self, conn: Connection, attached: Attach, body: Wire, emit: Emit) -> Wire:
+        session = self._board.session(attached.job or "")
+        if session is None:
+            raise RequestError(f"no job {attached.job} runs here")
+        if isinstance(body, Attach):
+            return session.attach(conn)
+        if not session.learner.is_over(conn):
+            raise RequestError(f"another process is the learner of job {attached.job}")
+        return await session.learner.request(body, emit)
+
+    async def _client(self, body: Wire, emit: Emit) -> Wire:
+        mesh, questions = self._mesh, self._questions
+        match body:
+            case Attach():
+                return Done()
+            case GetStatus():
+                return self._status()
+            case GetPeers():
+                return Peers(peers=mesh.peers())
+            case GetJobs():
+                return Found(jobs=await questions.find(body.prefix))
+            case Submit() | Resubmit():
+                return await self._board.submit(body, emit)
+            case Watch():
+                return await questions.watch(body, emit)
+            case Cancel():
+                await questions.cancel(body, mesh.node.name, forward=True)
+                return Done()
+            case Leave():
+                await self._board.leave(body.job)
+                return Done()
+            case Fetch():
+                return await questions.fetch(body, forward=True)
+            case ListOutputs():
+                return await questions.outputs(body, forward=True)
+            case ListCheckpoints():
+                return await questions.checkpoints(body, forward=True)
+            case PairHost():
+                return await mesh.host_pairing(emit)
+            case PairJoin():
+                return await mesh.join_pairing(body, emit)
+            case Unpair():
+                return mesh.unpair(body)
+            case Shutdown():
+                self._shutdown()
+                return Done()
+        raise RequestError(f"a client may not ask for {type(body).__name__}")
+
+    def _status(self) -> Status:
+        mesh = self._mesh
+        node = mesh.node
+        rtt_s = max((link.rtt_s for link in node.links.values() if link.rtt_s is not None), default=None)
+        timeouts = Timeouts(node.patience_s, rtt_s) if rtt_s else Timeouts(node.patience_s)
+        return Status(
+            device=mesh.node.device,
+            name=mesh.node.name,
+            software=mesh.node.software,
+            pid=os.getpid(),
+            listen=mesh.listen,
+            data_dir=str(mesh.node.data_dir),
+            up_s=mesh.up_s,
+            peers_linked=len(mesh.node.links),
+            peers_paired=mesh.paired,
+            jobs_running=self._board.running,
+            warnings=(*self._warnings, *mesh.warnings),
+            patience_s=node.patience_s,
+            rtt_s=rtt_s,
+            timeouts=tuple(timeouts.describe().items()),
+            links=tuple(map(_traffic, node.links.values())),
+        )
+
+
+def _traffic(link: Link) -> LinkTraffic:
+    lossless = link.connection.lossless
+    return LinkTraffic(
+        name=link.hello.name,
+        bytes_per_s=lossless.rate.bytes_per_s,
+        sent_bytes=link.connection.chunk_payload_bytes_sent,
+        spared_bytes=lossless.spared_bytes,
+    )
+
+
+def _attached(conn: Connection) -> Attach:
+    assert conn.attached is not None, "the endpoint lets nobody in without a token"
+    return conn.attached

@@ -1,0 +1,68 @@
+"""What other daemons may ask of this one, over their pinned links."""
+
+import logging
+from collections.abc import Callable
+
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.transport.connection import Connection, RequestError
+from meshwire.frames.header import Header
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import Done
+from meshwire.messages.generation import AskModel, AskState, CatchUp, FetchRound, Invite
+from meshwire.messages.job import AskCheckpoint, Fetch, Find, Found, ListCheckpoints, ListOutputs, Offer, Prepare
+from meshwire.messages.local import Cancel
+
+log = logging.getLogger(__name__)
+
+
+class PeerSide:
+    """Handler of every linked peer's connection."""
+
+    def __init__(self, board: Board, questions: Questions) -> None:
+        self._board = board
+        self._questions = questions
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return self._board.chunk_announced(_device(conn), header)
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        self._board.chunk_received(_device(conn), header)
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        wrong = self._board.notice(_device(conn), header, body)
+        if wrong is not None:
+            conn.refuse(wrong)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        match body:
+            case Offer():
+                return self._board.enlisting.offered(body, _device(conn))
+            case Invite():
+                return await self._board.enlisting.invited(body, _device(conn))
+            case Prepare():
+                return self._board.enlisting.prepared(body.generation)
+            case Fetch():
+                return await self._questions.fetch(body, forward=False)
+            case ListOutputs():
+                return await self._questions.outputs(body, forward=False)
+            case ListCheckpoints():
+                return await self._questions.checkpoints(body, forward=False)
+            case AskCheckpoint():
+                return await self._questions.checkpoint(body)
+            case Find():
+                return Found(jobs=self._questions.summaries(body.prefix))
+            case Cancel():
+                await self._questions.cancel(body, conn.name, forward=False)
+                return Done()
+            case CatchUp() | FetchRound() | AskModel() | AskState():
+                return await self._board.asked(_device(conn), body)
+        raise RequestError(f"a peer may not ask for {type(body).__name__}")
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self._board.peer_lost(_device(conn), reason)
+
+
+def _device(conn: Connection) -> str:
+    assert conn.device is not None, "only verified links get this handler"
+    return conn.device

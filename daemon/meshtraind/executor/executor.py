@@ -1,0 +1,406 @@
+"""The bytes of one job's rounds on this daemon: performs on memory what has become possible.
+
+What that is says `meshwire.collectives.exchange`.
+
+Every piece of arithmetic is one chunk long, well under a millisecond, so it runs on the event loop between two reads:
+handing it to a thread would cost more than it takes. On the ring with s=0 own parts are encoded only when the link can
+take them; where encoding changes nothing they leave the learner's slot as they lie there. Otherwise they are encoded as
+soon as they are ready, and leave from there (`ownpart.py`).
+
+Every member decodes a round's result from the same final bytes, early or late (`resultslot.py`), and its squared norm
+(O4) is computed once, by the owner of each shard, and travels with them: so both are bit-equal everywhere.
+
+A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exchanged of a round that was not complete
+is void, and the round runs again with the very same parts (`roundmemory.py`).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+
+from meshtraind.codecs.base import CodecError, Values
+from meshtraind.executor.compute import Calculation
+from meshtraind.executor.round_buffers import EncodedRound, Round, RoundMemory
+from meshtraind.executor.send_queue import Sending
+from meshtraind.parts.contribution import compensation_of
+from meshtraind.parts.error_feedback import Run, feedback_of
+from meshtraind.parts.received import BrokenPartError
+from meshtraind.parts.seeds import member_seed
+from meshtraind.parts.segments import Form, Forms, Segment
+from meshtraind.projection.lgc.training import EncoderLearning
+from meshtraind.runtime.timeslice import Slices
+from meshtraind.transport.connection import Connection
+from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.collectives.exchange import Part, Work
+from meshwire.collectives.strategy import Way, way_of
+from meshwire.frames.header import Header
+from meshwire.layout.budget import budget_of
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.memory.shared_slots import round_bytes
+from meshwire.model.manifest import Momentum
+from meshwire.model.plan import Plan
+
+
+class Executor:
+    """Moves, adds and encodes the chunks of every round. It begins in the running ring of its first generation.
+
+    Nothing here may be called from within one of the callbacks but `contribute`, `open_result`, `forget` and `close`.
+
+    Args:
+        ranks, learning, links, generation: as for `enter`; without `learning`, all compute.
+        momentum: that the codec takes over from the optimizer.
+        job: number for the frame headers.
+        seed: the job's, for codecs that draw.
+        staleness: the bound s.
+        first: the job's first round; None where this member comes in later.
+        result: slot for the means, `plan.total_values` long.
+        on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
+            complete here, decoded or not; after a change of generation once more if the round runs again.
+        on_result: called with the round when all of it lies in the result slot; poison changes nothing there.
+        on_broken: called with the rank that has sent it, and what is wrong with a payload or with what was said of it;
+            None for the rank where nobody is known to be to blame.
+        complete: the newest round that this daemon holds completely (G5).
+        on_chunk_sent: called with the header of each chunk.
+        bound: of a round and a bitmap of ranks: which of them are bound to it, with which summed weight; None while one
+            of them has not decided (R2). A chunk waits until then: whoever passes it on answers for it. Without it
+            nothing was bound, as in a benchmark.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: Plan,
+        rank: int,
+        ranks: tuple[int, ...],
+        learning: tuple[int, ...] | None = None,
+        codec: str,
+        momentum: Momentum | None = None,
+        links: Mapping[int, Connection],
+        job: int,
+        seed: int,
+        generation: int,
+        staleness: int,
+        first: int | None,
+        result: Values,
+        on_bucket: Callable[[int, int, bool, int, float, float], None],
+        on_result: Callable[[int], None],
+        on_broken: Callable[[int | None, str], None],
+        complete: Callable[[], int],
+        on_chunk_sent: Callable[[Header], None] | None = None,
+        bound: Callable[[int, int], tuple[int, float] | None] | None = None,
+    ) -> None:
+        self._rank = rank
+        self._codec = parse_codec(codec)
+        self._forms = Forms(plan, self._codec)
+        self._feedback = feedback_of(self._codec, plan.total_values, momentum)
+        self._job = job
+        self._staleness = staleness
+        self._on_broken = on_broken
+        self._bound = bound
+        self._waiting: list[Header] = []  # chunks that are here before all is known that they are to be compared with
+        self._complete = complete
+        self._on_chunk_sent = on_chunk_sent
+        budget = budget_of(plan, EncodedLayout(plan, self._codec))
+        shared = self._forms.shared_draws
+        own_seed, owner_seed = (member_seed(seed, rank, owner=owner, shared=shared) for owner in (False, True))
+        self._memory = RoundMemory(
+            self._forms,
+            staleness,
+            compensation_of(own_seed, self._codec, plan, budget, self._feedback, momentum),
+            seed,
+            first,
+        )
+        self._calculation = Calculation(
+            self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, self._broken
+        )
+        self._slot = self._calculation.slot
+        self._settling = Slices(self._memory.settle_one)
+        self._fenced: bool
+        self._generation: int
+        self._ways: dict[Form, Way]
+        self._sending: Sending
+        self._form(generation, ranks, links, ranks if learning is None else learning)
+        self._sending.start()
+
+    def round_bytes(self, members: int) -> int:
+        """Memory that a round takes here until it is forgotten, in a job of so many members."""
+        return round_bytes(self._forms.bytes_max, self._staleness, self._codec.reduction, members)
+
+    # Generations
+
+    def fence(self) -> None:
+        """From now on nothing of the generation is sent, lands or completes (G2). Own parts are kept, also those that
+        are contributed in the fence."""
+        self._fenced = True
+        self._waiting.clear()
+        self._sending.close()
+        complete = self._complete()
+        self._memory.fence(complete)
+        if self._slot.round > complete:
+            self._slot.restart(())
+
+    def enter(
+        self,
+        generation: int,
+        ranks: tuple[int, ...],
+        links: Mapping[int, Connection],
+        cut: int,
+        *,
+        learning: tuple[int, ...],
+    ) -> None:
+        """Takes what the members of a generation send from now on; nothing is sent before `resume`.
+
+        All members hold the rounds up to `cut`, and contribute again to those after it (G6).
+
+        Args:
+            generation: its hash, for the frame headers.
+            ranks: of its members, sorted.
+            links: the connection to each other member, by rank.
+            learning: those whose learners compute.
+        """
+        assert self._fenced
+        assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
+        assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
+        before = self._ways
+        self._form(generation, ranks, links, learning)
+        if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
+            given_up = (self._given_up(form, before[form], self._ways[form]) for form in self._forms)
+            self._feedback.enter(cut, chain.from_iterable(given_up))
+
+    def resume(self) -> None:
+        """All members have entered: sending begins."""
+        self._sending.start()
+
+    def _form(
+        self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], learning: tuple[int, ...]
+    ) -> None:
+        self._generation = generation
+        self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
+        area_bytes = {form: way.area_bytes for form, way in self._ways.items()}
+        self._memory.form(area_bytes, len(ranks))
+        if self._memory.transform is not None:
+            place = learning.index(self._rank) if self._rank in learning else None
+            self._memory.transform.enter(place, len(learning))
+        self._sending = Sending(
+            links,
+            self._job,
+            generation,
+            self._ways,
+            self._memory,
+            self._calculation,
+            self._complete,
+            self._on_chunk_sent,
+        )
+        self._fenced = False
+
+    def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[Run, Segment]]:
+        """What this member finished before and does not finish now: (bucket, segment)."""
+        for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
+            owned = now.owned(bucket.index)
+            for index in before.owned(bucket.index):
+                if index not in owned:
+                    yield (bucket.start, bucket.count), segments[index]
+
+    # Rounds that members hold and others lack
+
+    def encoded(self, number: int) -> EncodedRound:
+        """A complete round, to serve it; valid until it is forgotten. Raises KeyError when it is not held."""
+        if number > self._complete():
+            raise KeyError(number)
+        return self._memory.encoded(number)
+
+    def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
+        """In a fence: where the bytes of a round belong that others hold completely; `take_served` follows.
+
+        Raises CodecError when they cannot be so many.
+        """
+        assert self._fenced
+        assert number > self._complete()
+        return self._memory.place_for(number, size_bytes, contributors)
+
+    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
+        """The bytes lie in `place_for(number)`, and now the round is as if it had been exchanged here.
+
+        The round machine is told by the caller; only `on_result` follows, when the slot is the round's.
+
+        Args:
+            poisoned: as in EncodedRound; None for a void round, whose bytes nobody needs.
+            contributors: bitmap by rank.
+            weight: theirs, summed in the order of ranks.
+
+        Raises CodecError when the bytes are not such a round's.
+        """
+        round_ = self._memory.served(number, poisoned, contributors, weight)
+        self._calculation.served(round_)
+        if self._slot.round == number:
+            self._slot.restart(round_.finals)
+
+    # What this member adds
+
+    def contribute(self, number: int, bucket: int, part: Part, weight: float, raw: Values | None) -> None:
+        """Fixes this member's part of a bucket (`raw` for DATA: the slot that holds w*g), once in each generation.
+
+        With s>0 the slot's values of this bucket are no longer needed when this returns (M1); with s=0 they must stay
+        until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
+        """
+        if part is Part.DATA:
+            part = self._memory.own_part(number, weight).keep(bucket, raw)
+        if self._fenced:
+            return
+        round_ = self._round(number)
+        steps = self._ways[round_.form].program.steps
+        before = steps[0].recv_from if steps else None  # on a ring all comes from one; where parts meet errors name it
+        for work in round_.exchanges[bucket].contribute(part, weight):
+            if work.at_once:
+                self._perform(round_, bucket, work, before)
+            else:
+                self._sending.put(round_, bucket, work, computed=False)
+        self._sending.pump()
+
+    def contribute_nothing(self, number: int) -> None:
+        """R4, R5: this member forwards every bucket of the round."""
+        for bucket in self._forms.of(number).layout.plan.buckets:
+            self.contribute(number, bucket.index, Part.NOTHING, 0.0, None)
+
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """V1, C1: a round is complete, and counts or is void: it will not run again. `contributed`: this member is in
+        it, which may have rested when it ran again (X3)."""
+        self._memory.settle(number, void=void, contributed=contributed)
+        if self._feedback is not None:
+            self._feedback.settle(number, void=void, contributed=contributed)
+        own = self._memory.own.get(number)
+        if own is not None and contributed and not void:
+            own.counted()
+        if self._memory.transform is not None:
+            self._settling.run_later()
+
+    @property
+    def encoder(self) -> EncoderLearning | None:
+        """What the learner learns for the codec; None for one without an autoencoder."""
+        return self._memory.transform.encoder if self._memory.transform is not None else None
+
+    # What arrives
+
+    def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
+        """The place of an incoming chunk, or what is wrong with it; None if it is of another generation, or fenced.
+
+        This daemon decides at most s+1 rounds past those it holds completely, so all others hold no more than these,
+        and decide at most s+1 further (R1, R5).
+        """
+        if self._fenced or header.generation != self._generation:
+            return None
+        complete = self._complete()
+        if not complete < header.round <= complete + 2 * (self._staleness + 1):
+            return f"chunk of round {header.round} while {complete} are complete"
+        buckets = len(self._forms.of(header.round).layout.plan.buckets)
+        if header.bucket >= buckets:
+            return f"chunk of bucket {header.bucket} of {buckets} in round {header.round}"
+        round_ = self._round(header.round)
+        place = round_.exchanges[header.bucket].announce(sender, header)
+        if isinstance(place, str):
+            return f"round {header.round}: {place}"
+        offset, length = place
+        return round_.area[offset : offset + length]
+
+    def chunk_received(self, header: Header) -> None:
+        """An announced chunk is in its place; if a fence fell in the meantime, that place is of no interest (G8)."""
+        if self._fenced or header.generation != self._generation:
+            return
+        round_ = self._memory.rounds.get(header.round)
+        if round_ is None:
+            return
+        round_.exchanges[header.bucket].arrived(header)
+        if not self._take(round_, header):
+            self._waiting.append(header)
+
+    def decided(self) -> None:
+        """A member has bound a round, or nulled it: chunks that waited for that are taken."""
+        if self._waiting and not self._fenced:
+            waiting, self._waiting = self._waiting, []
+            for header in waiting:
+                round_ = self._memory.rounds.get(header.round)
+                if round_ is not None and not self._take(round_, header):
+                    self._waiting.append(header)
+
+    def lacks(self, number: int) -> Iterator[tuple[int, int, int]]:
+        """Of whom this member has still to receive something of a round: (rank, bucket, how many steps' receipts that
+        rank needs before it can send it), for each step that is not over."""
+        round_ = self._memory.rounds.get(number)
+        program = self._ways[self._forms.of(number)].program
+        for bucket, exchange in enumerate(round_.exchanges if round_ is not None else ()):
+            for index in exchange.lacks():
+                step = program.steps[index]
+                assert step.recv_from is not None
+                yield step.recv_from, bucket, step.after
+
+    def receipts(self, number: int) -> int:
+        """How many steps of a round are over here, in their order: all of every bucket was received."""
+        round_ = self._memory.rounds.get(number)
+        steps = len(self._ways[self._forms.of(number)].program.steps)
+        if round_ is None:
+            return 0
+        return min((lacks[0] for exchange in round_.exchanges if (lacks := exchange.lacks())), default=steps)
+
+    # What the learner gets, and what is kept
+
+    def open_result(self, number: int) -> None:
+        """Gives the result slot to a later round than before, or again to the same: what has arrived of it is decoded
+        in slices, the rest at arrival. `on_result` follows, never from within this call."""
+        round_ = self._memory.rounds.get(number)
+        self._slot.open(number, () if round_ is None else round_.finals)
+
+    def forget(self, number: int) -> None:
+        """Frees a round that every member holds (G5) and this learner needs no more."""
+        self._slot.forget(number)
+        self._memory.forget(number)
+
+    def close(self) -> None:
+        """Lets go of links and memory, and of what encodings left out."""
+        self._sending.close()
+        self._slot.close()
+        self._settling.stop()
+        self._memory.close()
+        if self._feedback is not None:
+            self._feedback.close()
+
+    # Computing
+
+    def _round(self, number: int) -> Round:
+        round_ = self._memory.rounds.get(number)
+        if round_ is None:
+            form = self._forms.of(number)
+            exchanges = [self._ways[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
+            round_ = self._memory.add(number, exchanges)
+        return round_
+
+    def _take(self, round_: Round, header: Header) -> bool:
+        """A chunk is here. Returns False if it has to wait until more is known of its round."""
+        exchange = round_.exchanges[header.bucket]
+        step = exchange.step(header)
+        if self._bound is not None:
+            bound = self._bound(header.round, step.parts)
+            if bound is None:
+                return False
+            if wrong := exchange.unlike(header, bound):
+                self._on_broken(step.recv_from, f"round {header.round}, bucket {header.bucket}: {wrong}")
+                return True
+        work = exchange.landed(header)
+        if work is not None:
+            self._perform(round_, header.bucket, work, step.recv_from)
+            self._sending.pump()
+        return True
+
+    def _broken(self, text: str) -> None:
+        """Found late, in what was checked when it came."""
+        self._on_broken(None, text)
+
+    def _perform(self, round_: Round, bucket: int, work: Work, sender: int | None) -> None:
+        """Computes what has landed at once; its sending waits for the link. `sender`: of what has come last."""
+        try:
+            work = self._calculation.compute(round_, bucket, work)
+        except CodecError as error:
+            culprit = error.rank if isinstance(error, BrokenPartError) else sender
+            self._on_broken(culprit, f"round {round_.number}, bucket {bucket}: {error}")
+            return
+        if work.send_steps:
+            self._sending.put(round_, bucket, work, computed=True)
+        self._calculation.report(round_, bucket, work)

@@ -1,0 +1,64 @@
+"""Means of one run of segments where every member has everybody's part (C2): each adds them up for itself."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from meshtraind.codecs.base import Values
+from meshtraind.executor.result_slot import Final, ResultSlot
+from meshtraind.executor.ring_and_sharded import Arithmetic
+from meshtraind.parts.contribution import OwnPart
+from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.segments import Segment
+from meshwire.collectives.exchange import Work
+
+
+class GatherArithmetic(Arithmetic):
+    """Sums all parts in the order of ranks and divides once. Whatever one member finds here all find: means, squared
+    norms and sums that are not finite, for each is a function of the parts' bytes alone.
+
+    Nothing is encoded, so what is kept of a run are the parts. Whoever opens the slot later adds them up again: keeping
+    the means instead would cost 4 bytes a value and round.
+    """
+
+    def compute(
+        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+    ) -> Work:
+        if work.poison or not work.deliver or not work.contributors:
+            return work
+        final = self.final(bucket, work, area, own)
+        segments, parts = self._parts(final)
+        squared_norm = 0.0
+        for index, segment in enumerate(segments):
+            values = slot.place(segment) if slot is not None else self._sum[: segment.count]
+            mean_into(parts, index, final.weight, values)
+            squared_norm += self._squared_norm(values)
+        if not math.isfinite(squared_norm):
+            self._check(parts, segments)
+            return replace(work, poison=True)  # finite parts can have a sum that is not
+        return replace(work, squared_norm=squared_norm) if segments[0].measured else work
+
+    def decode(self, final: Final, slot: ResultSlot) -> None:
+        segments, parts = self._parts(final)
+        for index, segment in enumerate(segments):
+            mean_into(parts, index, final.weight, slot.place(segment))
+
+    def _parts(self, final: Final) -> tuple[Sequence[Segment], Sequence[MemberPart]]:
+        segments = self._run(final.bucket, final)
+        return segments, member_parts(final.contributors, segments, final.payloads)
+
+    def _payloads(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> tuple[memoryview, ...]:
+        return payloads_of(bucket, work, area, own)
+
+    def _squared_norm(self, values: Values) -> float:
+        """By halves, for every member computes it: what a BLAS adds up in which order depends on the processor."""
+        wide = self._wide[: len(values)]
+        np.copyto(wide, values)
+        np.multiply(wide, wide, out=wide)
+        while len(wide) > 1:
+            left = len(wide) // 2
+            wide[:left] += wide[-left:]
+            wide = wide[: len(wide) - left]
+        return float(wide.sum())

@@ -1,0 +1,135 @@
+"""The one slot in which the learner finds a round's means (M1): whose it is, and what of them lies there already."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from meshtraind.codecs.base import CodecError, Values
+from meshtraind.parts.segments import Forms, Segment
+from meshtraind.projection.base import Transform
+from meshtraind.projection.expansion import Expansion
+from meshtraind.runtime.timeslice import Slices
+
+
+class Final(NamedTuple):
+    """A run of segments whose result is known."""
+
+    bucket: int
+    first_segment: int
+    segment_count: int
+    payloads: tuple[memoryview, ...]  # its bytes; of a gather, each contributor's, in the order of ranks
+    contributors: int
+    weight: float
+
+    @property
+    def void(self) -> bool:
+        """No values: poison (V1), or nobody's."""
+        return not self.payloads
+
+
+class ResultSlot:
+    """Belongs to one round at a time.
+
+    What arrives while its round has it is decoded where it arrives, still in the processor's cache; what lay encoded
+    in the round's area before is decoded from there in slices. Each final segment takes one of the two ways.
+
+    Args:
+        values: the slot, as long as the plan's vector.
+        transform: None where the model's own vector is sent.
+        decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
+        on_result: called with the round when all of it lies here; never from within `open`.
+        on_broken: called with what is wrong with a payload that was received.
+    """
+
+    def __init__(
+        self,
+        values: Values,
+        forms: Forms,
+        transform: Transform | None,
+        decode: Callable[[Final, "ResultSlot"], None],
+        on_result: Callable[[int], None],
+        on_broken: Callable[[str], None],
+    ) -> None:
+        self._values: Values | None = values
+        self._forms = forms
+        self._decode = decode
+        self._transform = transform
+        self._expansion: Expansion | None = None  # of a round that sends a shorter vector
+        self._on_result = on_result
+        self._on_broken = on_broken
+        self._left = 0  # segments
+        self._arrived: deque[Final] = deque()  # before the slot was opened, not decoded yet
+        self._slices = Slices(self._next)
+        self.round = 0  # 0: nobody's
+
+    def open(self, number: int, arrived: Sequence[Final]) -> None:
+        """From now on the slot is this round's. This has arrived of it.
+
+        The same round again: for a learner that has been started anew.
+        """
+        assert number >= self.round, f"round {number} after round {self.round}"
+        self.round = number
+        self.restart(arrived)
+
+    def restart(self, arrived: Sequence[Final]) -> None:
+        """What lies here of the open round is void (G6): this has arrived of it."""
+        form = self._forms.of(self.round)
+        self._left = sum(map(len, form.segments))
+        self._expansion = None
+        if form.layout.shorter is not None:
+            assert self._transform is not None
+            assert self._values is not None
+            self._expansion = self._transform.expansion(form, self.round, self._values)
+        self._arrived = deque(arrived)
+        if arrived:
+            self._slices.run_later()
+
+    def place(self, segment: Segment) -> Values:
+        """Where a segment of the open round is to be decoded."""
+        if self._expansion is not None:
+            return self._expansion.place(segment)
+        assert self._values is not None
+        return self._values[segment.start : segment.start + segment.count]
+
+    def took(self, final: Final) -> bool:
+        """Final segments of the open round lie in their places, or are void. Returns whether these were the last, and
+        the means are there. A shorter vector is expanded in slices, and `on_result` follows."""
+        self._left -= final.segment_count
+        if self._expansion is not None:
+            self._expansion.took(final.bucket, final.segment_count, void=final.void)
+            if not self._expansion.finished:
+                self._slices.run_later()
+                return False
+        return not self._left
+
+    def forget(self, number: int) -> None:
+        """The round's area is somebody else's from now on."""
+        if number == self.round:
+            self._arrived.clear()
+
+    def close(self) -> None:
+        """Lets go of the slot: a view of the shared memory would keep all of it mapped."""
+        self._slices.stop()
+        self._arrived.clear()
+        self._values = self._expansion = None
+
+    def _next(self) -> bool:
+        if not self._arrived:
+            return self._expand_one()
+        final = self._arrived.popleft()
+        if not final.void:
+            try:
+                self._decode(final, self)
+            except CodecError as error:
+                self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
+                return True  # its segments never come to lie here
+        if self.took(final):
+            self._on_result(self.round)
+        return True
+
+    def _expand_one(self) -> bool:
+        if self._expansion is None or not self._expansion.expand_one():
+            return False
+        if self._expansion.finished and not self._left:
+            self._on_result(self.round)
+        return True

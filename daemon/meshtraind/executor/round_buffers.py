@@ -1,0 +1,256 @@
+"""What is kept of rounds: vectors on their way, complete ones until every member holds them (G5), own parts.
+
+A fence (G2) voids what is on its way. A link that was in the middle of a chunk then goes on writing where it was told
+to, and what it was given to send may leave still: so no area from before a fence is used again after it (G8). Own parts
+and complete rounds stay as they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from meshtraind.codecs.base import CodecError, Values
+from meshtraind.executor.projections import transform_for
+from meshtraind.executor.result_slot import Final
+from meshtraind.parts.contribution import Compensated, Compensation, InSlot, OwnPart, Retained
+from meshtraind.parts.segments import Areas, Form, Forms, Segment
+from meshtraind.parts.sketch import Shares, SketchPart
+from meshwire.codecs.registry import Reduction
+from meshwire.collectives.exchange import Exchange
+from meshwire.collectives.topology import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRound:
+    """A complete round as it is served: where its bytes lie, for a gather keeps as many vectors as it has contributors.
+
+    Attributes:
+        payloads: in the order in which they are served. The encoded vector; of segments that vary in length, those that
+            have a result; of a gather, run by run, what each contributor has sent of it, in the order of ranks.
+        poisoned: bitmap over the buckets, lowest bit of the first byte first: these have no result, for they are
+            poison (V1) or nobody's.
+    """
+
+    payloads: tuple[memoryview, ...]
+    poisoned: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all payloads, back to back."""
+        return sum(map(len, self.payloads))
+
+    def read(self, offset_bytes: int, max_bytes: int) -> bytes:
+        """A piece of them; shorter, or empty, where they end."""
+        pieces = []
+        end_bytes = offset_bytes + max_bytes
+        at = 0
+        for payload in self.payloads:
+            if at >= end_bytes:
+                break
+            if at + len(payload) > offset_bytes:
+                pieces.append(payload[max(0, offset_bytes - at) : end_bytes - at])
+            at += len(payload)
+        return b"".join(pieces)
+
+
+@dataclass(slots=True)
+class Round:
+    """The results of one round."""
+
+    number: int
+    form: Form
+    area: memoryview  # the encoded vector first, but for a gather
+    exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
+    finals: list[Final] = field(default_factory=list)  # what of it is final in the area
+    void: bool = True  # until it is complete, and counts
+
+
+class RoundMemory:
+    """One job's.
+
+    Args:
+        staleness: the bound s; it decides where own parts are kept.
+        compensation: what own parts are encoded with, but for plain sums on the ring.
+        seed: the job's.
+        first: the job's first round; None where this member came in later.
+
+    Attributes:
+        rounds: by number.
+        own: what this member adds, by round.
+        transform: None where the model's own vector is sent.
+    """
+
+    def __init__(
+        self,
+        forms: Forms,
+        staleness: int,
+        compensation: Compensation,
+        seed: int,
+        first: int | None,
+    ) -> None:
+        self._forms = forms
+        self._staleness = staleness
+        self._compensation = compensation
+        self._members = 1
+        self._shares = Shares()
+        self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
+        self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
+        self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
+        self.rounds: dict[int, Round] = {}
+        self.transform = transform_for(forms, self.rounds, seed, staleness, first)
+        self.own: dict[int, OwnPart] = {}
+
+    def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
+        """From now on there are so many members, and rounds take areas of these sizes."""
+        self._members = members
+        for form, size_bytes in area_bytes.items():
+            if size_bytes != self._areas[form].size_bytes:
+                self._areas[form] = Areas(size_bytes)
+
+    def add(self, number: int, exchanges: Sequence[Exchange]) -> Round:
+        """Memory for a round that has none."""
+        form = self._forms.of(number)
+        round_ = self.rounds[number] = Round(number, form, self._areas[form].take(), exchanges)
+        return round_
+
+    def own_part(self, number: int, weight: float) -> OwnPart:
+        """For what is to be kept of this member's part, which has this weight."""
+        own = self.own.get(number)
+        if own is None:
+            own = self.own[number] = self._new_part(number, weight)
+        return own
+
+    def _new_part(self, number: int, weight: float) -> OwnPart:
+        form = self._forms.of(number)
+        areas = self._own_areas[form]
+        if form.layout.reduction is Reduction.SKETCH:
+            area = areas.take()
+            return SketchPart(
+                form.segments, area, self._scratch, number, self._compensation, self._shares, weight, self._members
+            )
+        if form.layout.reduction is not Reduction.LINEAR:
+            area = areas.take()
+            return Compensated(form.segments, area, number, self._compensation, weight, self._members)
+        if form.layout.shorter is not None:
+            residual = self._compensation.residual
+            assert self.transform is not None
+            assert residual is not None
+            return self.transform.part(form, areas.take(), self._scratch, number, residual, weight)
+        if self._staleness:
+            return Retained(form.segments, areas.take(), self._scratch)
+        return InSlot(form.segments)
+
+    def fence(self, complete: int) -> None:
+        """What there is of rounds after `complete` is void but for own parts."""
+        for areas in (*self._areas.values(), *self._own_areas.values()):
+            areas.retire()
+        for number in [number for number in self.rounds if number > complete]:
+            del self.rounds[number]
+
+    def encoded(self, number: int) -> EncodedRound:
+        """A complete round as it is served. Raises KeyError when it is not held."""
+        round_ = self.rounds[number]
+        bitmap = 0
+        for final in round_.finals:
+            bitmap |= final.void << final.bucket
+        return EncodedRound(self._payloads(round_), bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
+
+    def _payloads(self, round_: Round) -> tuple[memoryview, ...]:
+        layout = round_.form.layout
+        if layout.served_in_place:
+            return (round_.area[: layout.total_bytes],)
+        finals = sorted(round_.finals, key=lambda final: (final.bucket, final.first_segment))
+        return tuple(payload for final in finals for payload in final.payloads)
+
+    def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
+        """Where a round's bytes belong that others hold completely. Raises CodecError when they cannot be so many.
+
+        Args:
+            contributors: bitmap by rank.
+        """
+        form = self._forms.of(number)
+        layout = form.layout
+        most = layout.total_bytes * (contributors.bit_count() if layout.gathered else 1)
+        if size_bytes > most or (layout.served_in_place and size_bytes != most):
+            raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
+        if not layout.served_in_place:
+            self.rounds[number] = Round(number, form, np.empty(size_bytes, np.uint8).data, ())
+        elif number not in self.rounds:
+            self.add(number, ())
+        return self.rounds[number].area[:size_bytes]
+
+    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> Round:
+        """All of a round without exchanges has come from a member that holds it.
+
+        Args:
+            poisoned: as in EncodedRound; None for a void round, which has no bytes.
+            contributors, weight: of the round; the former as a bitmap by rank.
+
+        Raises CodecError when the bytes are not such a round's.
+        """
+        form = self._forms.of(number)
+        layout = form.layout
+        if poisoned is None:
+            self.place_for(number, layout.total_bytes if layout.served_in_place else 0, contributors)
+        round_ = self.rounds[number]
+        assert not round_.exchanges
+        bitmap = int.from_bytes(poisoned, "little") if poisoned is not None else (1 << len(form.segments)) - 1
+        round_.finals = []
+        at = 0
+        for bucket, segments in enumerate(form.segments):
+            void = bool(bitmap >> bucket & 1)
+            for first, count in layout.chunks(bucket, Shard(0, len(segments))):
+                payloads: list[memoryview] = []
+                for _ in range(0 if void else contributors.bit_count() if layout.gathered else 1):
+                    offset, length = layout.span(bucket, first, count)
+                    if not layout.served_in_place:
+                        offset, length = at, self._length(segments[first : first + count], round_.area[at:])
+                        at += length
+                    payloads.append(round_.area[offset : offset + length])
+                round_.finals.append(Final(bucket, first, count, tuple(payloads), contributors, weight))
+        if not layout.served_in_place and at != len(round_.area):
+            raise CodecError(f"round {number} has {len(round_.area)} bytes, and its segments take {at}")
+        return round_
+
+    def _length(self, segments: Sequence[Segment], run: memoryview) -> int:
+        at = 0
+        for segment in segments:
+            at += segment.codec.length_of(run[at:], segment.count)
+        return at
+
+    def settle(self, number: int, *, void: bool, contributed: bool) -> None:
+        """A round is complete, and counts or is void. `contributed`: this member is in it."""
+        round_ = self.rounds[number]
+        round_.void = void
+        if self.transform is not None and round_.form.layout.shorter is not None:
+            self.transform.settled(round_, contributed=contributed)
+
+    def settle_one(self) -> bool:
+        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
+        return self.transform is not None and self.transform.settle_one()
+
+    def forget(self, number: int) -> None:
+        """All of a round is needed no more, but for what may be made of it for later ones."""
+        form = self._forms.of(number)
+        if self.transform is None or form.layout.shorter is None:
+            self._release(number)
+        else:
+            self._release(number - self.transform.reaches_back)
+            self.transform.forget(number)
+        if (own := self.own.pop(number, None)) is not None and own.area is not None:
+            self._own_areas[form].give(own.area)
+        if self._forms.ends_with(number):  # rounds are forgotten in order
+            self._areas[form].close()
+            self._own_areas[form].close()
+
+    def _release(self, number: int) -> None:
+        if (round_ := self.rounds.pop(number, None)) is not None:
+            self._areas[round_.form].give(round_.area)
+
+    def close(self) -> None:
+        """Lets go of everything."""
+        self.rounds.clear()
+        self.own.clear()
+        for areas in (*self._areas.values(), *self._own_areas.values()):
+            areas.close()

@@ -1,0 +1,118 @@
+"""What this member sends in one generation: work of rounds that waits for a link, made into frames in its turn."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from meshtraind.executor.compute import Calculation
+from meshtraind.executor.outbox import Frame, Outbox
+from meshtraind.executor.round_buffers import Round, RoundMemory
+from meshtraind.parts.segments import Form
+from meshtraind.transport.connection import Connection
+from meshwire.collectives.exchange import Work
+from meshwire.collectives.strategy import Way
+from meshwire.frames.header import Flags, Header, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A run of segments to be computed, if it still is to be, and sent at a step, if it is."""
+
+    round: Round
+    bucket: int
+    work: Work
+    computed: bool
+    step: int | None
+
+
+class Sending:
+    """Nothing leaves before `start`.
+
+    Args:
+        links: the connection to each other member, by rank.
+        job, generation: numbers for the frame headers.
+        ways: of the generation.
+        complete: the newest round that this daemon holds completely (G5).
+        on_chunk_sent: called with the header of each chunk.
+    """
+
+    def __init__(
+        self,
+        links: Mapping[int, Connection],
+        job: int,
+        generation: int,
+        ways: Mapping[Form, Way],
+        memory: RoundMemory,
+        calculation: Calculation,
+        complete: Callable[[], int],
+        on_chunk_sent: Callable[[Header], None] | None,
+    ) -> None:
+        self._job = job
+        self._generation = generation
+        self._ways = ways
+        self._memory = memory
+        self._calculation = calculation
+        self._complete = complete
+        self._on_chunk_sent = on_chunk_sent
+        self._outbox: Outbox[_Item] = Outbox(links, self._prepare)
+
+    def start(self) -> None:
+        """All members take what is sent: it leaves, on the links that there are now."""
+        self._outbox.start()
+
+    def pump(self) -> None:
+        """Sends while links can take it."""
+        self._outbox.pump()
+
+    def close(self) -> None:
+        """Drops what waits, and lets go of the links."""
+        self._outbox.close()
+
+    def put(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
+        """Queues work for those that it is sent to, or for this member alone. `pump` gets it going.
+
+        Args:
+            computed: the bytes to be sent lie in the round's area.
+        """
+        for step in work.send_steps:
+            self._outbox.put(
+                self._ways[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
+            )
+        if not work.send_steps:
+            self._outbox.put(None, _Item(round_, bucket, work, computed, None))
+
+    def _prepare(self, item: _Item) -> Frame | None:
+        """The frame of an item whose turn has come; None if nobody but this member is concerned."""
+        work, payload = item.work, None
+        if not item.computed:
+            if work.add_own and not work.finish and not work.poison:
+                own = self._memory.own[item.round.number]
+                payload = own.encoded(item.bucket, work.first_segment, work.segment_count)
+            if payload is None:
+                work = self._calculation.compute(item.round, item.bucket, work)
+                self._calculation.report(item.round, item.bucket, work)
+        if item.step is None:
+            return None
+        if work.poison or not work.contributors:
+            payload = None
+        elif payload is None:
+            offset, _ = item.round.form.layout.span(item.bucket, work.first_segment, work.segment_count)
+            payload = item.round.area[offset : offset + work.length_bytes]
+        header = Header(
+            kind=Kind.CHUNK,
+            payload_bytes=len(payload) if payload is not None else 0,
+            flags=Flags.POISON if work.poison else Flags.NONE,
+            job=self._job,
+            generation=self._generation,
+            round=item.round.number,
+            step=item.step,
+            bucket=item.bucket,
+            first_segment=work.first_segment,
+            segment_count=work.segment_count,
+            contributors=work.contributors,
+            weight=work.weight,
+            complete=self._complete(),
+            squared_norm=work.squared_norm,
+        )
+        if self._on_chunk_sent is not None:
+            self._on_chunk_sent(header)
+        return header, payload

@@ -1,0 +1,167 @@
+"""From what a person typed to what all members know: the job's specification, and its files as blobs."""
+
+import asyncio
+import hashlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtraind.jobs.checkpoint_search import Resumed
+from meshtraind.peers.node import Node
+from meshtraind.runtime.threads import Check, in_thread
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.transport.connection import RequestError
+from meshwire import limits
+from meshwire.jobs.files import FileManifest, check_manifest, human_bytes
+from meshwire.jobs.lifecycle import new_job_id
+from meshwire.message_base import Wire
+from meshwire.messages.job import BlobRef, JobSpec
+from meshwire.messages.local import Submit, SubmitProgress
+from meshwire.model.masks import masks_of
+from meshwire.model.plan import BUCKET_BYTES
+from meshwire.sync.codec_for_mode import codec_of
+from meshwire.sync.mode import SyncSettings, sync_settings
+
+Emit = Callable[[Wire], None]
+
+
+def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
+    """How the members keep in step. Raises RequestError for settings that do not exist or do not go together."""
+    try:
+        sync = sync_settings(
+            body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
+        )
+        masks_of(body.masks, sync, codec_of(sync, body.codec))
+    except ValueError as error:
+        raise RequestError(str(error)) from error
+    return sync
+
+
+def make_spec(
+    body: Submit,
+    sync: SyncSettings,
+    device: str,
+    files: BlobRef,
+    data: BlobRef | None,
+    resumed: Resumed | None = None,
+) -> JobSpec:
+    """The job as all members will know it. `resumed`: what it begins from."""
+    now_s = time.time()
+    codec = codec_of(sync, body.codec)
+    seed = body.seed if resumed is None else resumed.spec.seed  # the order of the samples goes on
+    return JobSpec(
+        job=new_job_id(secrets.token_bytes(8)),
+        name=body.name,
+        submitter=device,
+        created_at_s=now_s,
+        script=body.script,
+        args=body.args,
+        env=body.env,
+        files=files,
+        data=data,
+        data_path=body.data_path,
+        sync=sync,
+        codec=str(codec),
+        masks=masks_of(body.masks, sync, codec),
+        on_nan=body.on_nan,
+        seed=secrets.randbits(62) if seed is None else seed,
+        bucket_bytes=body.bucket_bytes or BUCKET_BYTES,
+        hash_every=body.hash_every,
+        trace=body.trace,
+        checkpoint_every=body.checkpoint_every,
+        resume=None if resumed is None else resumed.point,
+        peers_max=body.peers_max,
+        independent=body.independent,
+        partition_wait=body.partition_wait,
+    )
+
+
+def spec_again(resumed: Resumed, device: str) -> JobSpec:
+    """A job that goes on as the one was that has written the checkpoint."""
+    now_s = time.time()
+    changes = {
+        "job": new_job_id(secrets.token_bytes(8)),
+        "submitter": device,
+        "created_at_s": now_s,
+        "resume": resumed.point,
+    }
+    return resumed.spec.model_copy(update=changes)
+
+
+def ingest(
+    root: Path, packed_manifest: Path, store: BlobStore, bytes_max: int, *, owner: str, emit: Emit, check: Check
+) -> BlobRef:
+    """Copies a folder's files, and its manifest, into the blob store. Blocking; `emit` must be thread-safe.
+
+    Args:
+        owner: the blobs are held in this name, and released by it.
+        check: called before each block; raises to stop.
+
+    Raises:
+        RequestError: the manifest cannot be read or is refused.
+        BlobError: a file cannot be read, or the disk refuses.
+    """
+    try:
+        packed = packed_manifest.read_bytes()
+        manifest = FileManifest.unpack(packed)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"cannot read the list of files {packed_manifest}: {error}") from error
+    reason = check_manifest(manifest, bytes_max)
+    if reason is not None:
+        raise RequestError(f"{root}: {reason}")
+    sha256 = hashlib.sha256(packed).digest()
+    store.hold(owner, [sha256, *(entry.sha256 for entry in manifest.entries)])
+    missing = store.missing(manifest)
+    total_bytes = sum(entry.size_bytes for entry in missing)
+    store.ensure_space(total_bytes)
+    done_bytes, told_s = 0, time.monotonic()
+
+    def copied(size_bytes: int) -> None:
+        nonlocal done_bytes, told_s
+        check()
+        done_bytes += size_bytes
+        if time.monotonic() - told_s > 1.0:
+            told_s = time.monotonic()
+            emit(SubmitProgress(text=f"copying {root.name}", done_bytes=done_bytes, total_bytes=total_bytes))
+
+    for entry in missing:
+        store.ingest(root.joinpath(*entry.path.split("/")), entry.sha256, entry.size_bytes, copied)
+    store.ingest(packed_manifest, sha256, len(packed))
+    return BlobRef(sha256=sha256, size_bytes=len(packed))
+
+
+async def ingest_all(body: Submit, node: Node, owner: str, emit: Emit) -> tuple[BlobRef, BlobRef | None]:
+    """The working directory and the data folder as blobs. Raises as `ingest`, of which it has `owner`."""
+    loop = asyncio.get_running_loop()
+
+    def emit_from_thread(event: Wire) -> None:
+        loop.call_soon_threadsafe(emit, event)
+
+    async def ingest_in_thread(root: str, packed_manifest: str, bytes_max: int) -> BlobRef:
+        return await in_thread(
+            lambda check: ingest(
+                Path(root),
+                Path(packed_manifest),
+                node.blobs,
+                bytes_max,
+                owner=owner,
+                emit=emit_from_thread,
+                check=check,
+            )
+        )
+
+    files = await ingest_in_thread(body.root, body.manifest, limits.SOURCE_BYTES_MAX)
+    if body.data_root is None or body.data_manifest is None:
+        return files, None
+    return files, await ingest_in_thread(body.data_root, body.data_manifest, limits.DATA_BYTES_MAX)
+
+
+def describe_size(body: Submit) -> list[str]:
+    """For --dry-run: what would be sent to each member."""
+    notes = []
+    for what, manifest_path in (("working directory", body.manifest), ("data", body.data_manifest)):
+        if manifest_path is not None:
+            manifest = FileManifest.unpack(Path(manifest_path).read_bytes())
+            notes.append(f"{what}: {len(manifest.entries)} files, {human_bytes(manifest.total_bytes)}")
+    return notes

@@ -1,0 +1,237 @@
+"""The submitter's part: from what a person typed to a running job, by two phases (G2)."""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed
+from meshtraind.jobs.spec import Emit, check_settings, describe_size, ingest_all, make_spec, spec_again
+from meshtraind.peers.node import Node
+from meshtraind.peers.selection import choose_members
+from meshtraind.storage.blob_writer import BlobError
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshwire import limits
+from meshwire.collectives.cost import gather_note
+from meshwire.jobs.lifecycle import job_number
+from meshwire.messages.job import (
+    Commit,
+    End,
+    FilesProgress,
+    Generation,
+    JobSpec,
+    Member,
+    Offer,
+    OfferReply,
+    Prepare,
+    Promise,
+)
+from meshwire.messages.local import Resubmit, ResumeFrom, Submit, SubmitProgress, Submitted
+from meshwire.sync.codec_for_mode import codec_of
+from meshwire.sync.mode import SyncSettings
+
+if TYPE_CHECKING:
+    from meshtraind.jobs.registry import Board
+
+OFFER_TIMEOUT_S = 20.0
+PREPARE_TIMEOUT_S = 20.0
+FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
+PROGRESS_INTERVAL_S = 0.5
+OFFER_REPEAT_S = 60.0  # while others still receive the files; who hears nothing for OFFER_SILENCE_S_MAX forgets it
+DRY_RUN_JOB = "0" * 12
+
+
+class Submission:
+    """One job on its way to its members.
+
+    Args:
+        board: takes part for this device, as the others do for theirs.
+
+    Attributes:
+        progress: how far each member's files are, by device; fed by the board.
+    """
+
+    def __init__(self, node: Node, board: "Board", body: Submit | Resubmit, emit: Emit) -> None:
+        self.progress: dict[str, FilesProgress] = {}
+        self._node = node
+        self._board = board
+        self._body = body
+        self._emit = emit
+        self._changed = asyncio.Event()
+        self._told: list[str] = []  # members that may have accepted, whether or not their answer has come
+
+    async def run(self, owner: str) -> Submitted:
+        """Returns when all members were told to start. Raises RequestError with a text for the person.
+
+        Args:
+            owner: in its name the blobs are held that the members fetch from here.
+        """
+        body, emit = self._body, self._emit
+        members, notes = choose_members(self._node, body.on, body.peers, body.peers_max)
+        if body.peers_max is not None and body.peers_max > len(members):
+            notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
+        if isinstance(body, Submit) and body.dry_run:
+            self._settings(body, members, notes)
+            files = await asyncio.to_thread(describe_size, body)
+            return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
+        if self._board.running >= limits.JOBS_RUNNING_MAX:
+            raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
+        if isinstance(body, Submit):
+            spec = await self._new(body, owner, members, notes)
+        else:
+            spec = await self._again(body, owner, notes)
+        try:
+            with self._board.enlisting.submitting(spec.job, self):
+                await self._offer_all(spec, members)
+                await self._await_files(spec, members)
+                emit(SubmitProgress(text="starting"))
+                await self._agree(spec, members)
+        except (RequestError, ConnectionLost, TimeoutError) as error:
+            self._call_off(spec, str(error))
+            raise RequestError(str(error)) from error
+        except BaseException:
+            self._call_off(spec, "its submission was given up")
+            raise
+        return Submitted(job=spec.job, members=members, notes=tuple(notes))
+
+    async def _new(self, body: Submit, owner: str, members: tuple[Member, ...], notes: list[str]) -> JobSpec:
+        """Adds to the notes what the person should know."""
+        node, emit = self._node, self._emit
+        sync = self._settings(body, members, notes)  # before anything is copied
+        resumed = await self._bring(body.resume, owner, notes) if body.resume is not None else None
+        emit(SubmitProgress(text="reading the files"))
+        try:
+            files_ref, data_ref = await ingest_all(body, node, owner, emit)
+        except BlobError as error:
+            raise RequestError(f"{node.name}: {error}") from error
+        return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
+
+    def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
+        """Adds to the notes what the person should know. Raises RequestError."""
+        cores = {self._cores(member) for member in members}
+        sync = check_settings(body, unequal_peers=len(cores) > 1)
+        if (note := gather_note(codec_of(sync, body.codec), len(members))) is not None:
+            notes.append(note)
+        if body.shares is None and sync.shares == "speed" and len(cores) > 1:
+            notes.append(
+                f"the devices have {min(cores)} to {max(cores)} cores: batch sizes follow their measured speed "
+                "(--shares equal: the same for all)"
+            )
+        return sync
+
+    async def _again(self, body: Resubmit, owner: str, notes: list[str]) -> JobSpec:
+        resumed = await self._bring(body.resume, owner, notes)
+        await CheckpointSearch(self._node, owner, self._emit).bring_files(resumed)
+        spec = spec_again(resumed, self._node.device)
+        return spec if body.peers is None else spec.model_copy(update={"peers_max": body.peers_max})
+
+    async def _bring(self, resume: ResumeFrom, owner: str, notes: list[str]) -> Resumed:
+        resumed = await CheckpointSearch(self._node, owner, self._emit).bring(resume)
+        notes += [*resumed.notes, f"goes on from the checkpoint of job {resume.job} after round {resumed.point.round}"]
+        return resumed
+
+    def files_progress(self, device: str, report: FilesProgress) -> None:
+        """A member says how far its files are."""
+        self.progress[device] = report
+        self._changed.set()
+
+    async def _offer_all(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+        offer = Offer(spec=spec, members=members)
+        for member in members:
+            if member.device not in self._told:
+                self._told.append(member.device)
+            if member.device == self._node.device:
+                reply = self._board.enlisting.offered(offer, self._node.device)
+            else:
+                reply = await self._offer(offer, member)
+            if reply.refusal is not None:
+                raise RequestError(f"{member.name} refused the job: {reply.refusal}")
+
+    async def _offer(self, offer: Offer, member: Member) -> OfferReply:
+        name = f"offer to {member.name}"
+        link = self._link(member)
+        try:
+            answer = await link.request(offer, timeout_s=OFFER_TIMEOUT_S, name=name)
+        except ConnectionLost:
+            again = self._link(member)  # W4: when both sides had dialled, the second link replaces the first
+            if again is link:
+                raise
+            answer = await again.request(offer, timeout_s=OFFER_TIMEOUT_S, name=name)
+        if not isinstance(answer, OfferReply):
+            raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
+        return answer
+
+    async def _await_files(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+        """Until every member has the files; shows the slowest."""
+        names = {member.device: member.name for member in members}
+        loop = asyncio.get_running_loop()
+        heard_s = offered_s = loop.time()
+        while waiting := [device for device in names if not self._ready(device)]:
+            for device, name in names.items():
+                report = self.progress.get(device)
+                if report is not None and report.error is not None:
+                    raise RequestError(f"{name} could not receive the job: {report.error}")
+            for device in waiting:
+                if device != self._node.device and device not in self._node.links:
+                    raise RequestError(f"lost {names[device]} while it received the files")
+            if loop.time() - offered_s > OFFER_REPEAT_S:
+                await self._offer_all(spec, members)
+                offered_s = loop.time()
+            shown = ", ".join(names[device] for device in waiting)
+            if loop.time() - heard_s > FILES_SILENCE_TIMEOUT_S:
+                raise RequestError(f"no progress in {FILES_SILENCE_TIMEOUT_S:.0f} s from {shown}")
+            reports = [self.progress[device] for device in waiting if device in self.progress]
+            if reports:
+                slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
+                travels = slowest.done_bytes < slowest.total_bytes
+                text = f"sending files to {shown}" if travels else f"putting files in place: {shown}"
+                self._emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), PROGRESS_INTERVAL_S)
+                heard_s = loop.time()
+            except TimeoutError:
+                continue
+
+    def _ready(self, device: str) -> bool:
+        return device in self.progress and self.progress[device].ready
+
+    async def _agree(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+        """G2: a promise from all, then commit."""
+        generation = Generation.first(spec.job, self._node.device, members)
+        prepare = Prepare(generation=generation)
+        commit = Commit(job=spec.job, generation=generation.hash64())
+        for member in members:
+            if member.device == self._node.device:
+                promise = self._board.enlisting.prepared(generation)
+            else:
+                answer = await self._link(member).request(
+                    prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
+                )
+                if not isinstance(answer, Promise):
+                    raise RequestError(f"{member.name} answered a proposal with {type(answer).__name__}")
+                promise = answer
+            if promise.refusal is not None:
+                raise RequestError(f"{member.name} cannot take part: {promise.refusal}")
+        for member in members:
+            if member.device == self._node.device:
+                self._board.enlisting.committed(commit)
+            elif member.device in self._node.links:  # else the others begin without it (G9)
+                self._node.links[member.device].connection.notify(commit, job=job_number(spec.job))
+
+    def _call_off(self, spec: JobSpec, reason: str) -> None:
+        end = End(job=spec.job, outcome="failed", reason=reason[: limits.ERROR_CHARS_MAX], now=True)
+        for device in self._told:
+            if device == self._node.device:
+                self._board.ended(end)
+            elif device in self._node.links:
+                self._node.links[device].connection.notify(end, job=job_number(spec.job))
+
+    def _cores(self, member: Member) -> int:
+        link = self._node.links.get(member.device)
+        return link.hello.cores if link is not None else os.cpu_count() or 1
+
+    def _link(self, member: Member) -> Connection:
+        link = self._node.links.get(member.device)
+        if link is None:
+            raise RequestError(f"lost {member.name} before the job began")
+        return link.connection

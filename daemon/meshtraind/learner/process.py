@@ -1,0 +1,140 @@
+"""One training process: spawned, logged to a file, stopped with everything it started."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshtraind.learner.script_error import RECORD_BYTES_MAX, ScriptError
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.runtime.open_below import open_below, read_below
+from meshwire.memory.kept_state import KEPT_FD_VARIABLE
+from meshwire.memory.shared_slots import MEMORY_FD_VARIABLE
+from meshwire.messages.job import JobSpec
+
+KILL_TIMEOUT_S = 10.0
+STOP_GRACE_S = 5.0  # between SIGTERM and SIGKILL
+
+log = logging.getLogger(__name__)
+
+LAUNCH = Path(__file__).with_name("launch.py")
+SCRIPT_RUN = Path(__file__).with_name("script_run.py")
+RECORD_SUFFIX = ".error"  # beside the log, until the process has ended
+
+# What the learner inherits of the daemon's environment; everything else might hold the owner's secrets.
+INHERITED = (
+    "PATH",
+    "HOME",
+    "USER",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "VIRTUAL_ENV",
+    "CUDA_VISIBLE_DEVICES",
+)
+
+
+class Learner:
+    """The process of one rank of one job.
+
+    Args:
+        folder: the job's working directory, with the script in it.
+        log: receives stdout and stderr.
+        memory: inherited by descriptor; it survives the learner.
+    """
+
+    def __init__(self, folder: Path, spec: JobSpec, log: Path, memory: SharedMemory) -> None:
+        self._folder = folder
+        self._spec = spec
+        self._record = log.with_suffix(RECORD_SUFFIX)
+        self._log = log
+        self._memory = memory
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def running(self) -> bool:
+        """Started and not ended."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self, environment: Mapping[str, str]) -> None:
+        """Starts the process in a session of its own, so that its workers can be ended with it. Raises OSError."""
+        self._record.unlink(missing_ok=True)
+        descriptors = {MEMORY_FD_VARIABLE: self._memory.descriptor, KEPT_FD_VARIABLE: self._memory.kept.descriptor}
+        passed = {name: number for name, number in descriptors.items() if number is not None}
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        descriptor = open_below(*_below_jobs(self._log), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-IS",  # the launcher needs nothing but the standard library
+                str(LAUNCH),
+                str(os.getpid()),
+                sys.executable,
+                "-u",
+                str(SCRIPT_RUN),
+                str(self._record.absolute()),
+                "alone" if self._spec.independent else "",
+                self._spec.script,
+                *self._spec.args,
+                cwd=self._folder,
+                env={**inherited, **environment, **{name: str(number) for name, number in passed.items()}},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=descriptor,
+                stderr=descriptor,
+                pass_fds=tuple(passed.values()),
+                start_new_session=True,
+            )
+        finally:
+            os.close(descriptor)
+
+    async def wait(self) -> int:
+        """Waits for the end without a deadline of its own: `stop` has one. Negative: killed by that signal."""
+        assert self._process is not None
+        code = await self._process.wait()
+        self._signal(signal.SIGKILL)  # what it started and left behind
+        return code
+
+    def error(self) -> ScriptError | None:
+        """The exception by which the script of a process that has ended did so; None if it has told of none."""
+        try:
+            with read_below(*_below_jobs(self._record)) as file:
+                record = file.read(RECORD_BYTES_MAX)
+            self._record.unlink()
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            log.warning("what the script has told of its error cannot be read: %s", problem)
+            return None
+        return ScriptError.unpack(record)
+
+    async def stop(self, *, now: bool) -> None:
+        """Asks the process to end, then makes it. Returns when it has ended."""
+        if not self.running:
+            return
+        assert self._process is not None
+        if not now:
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._process.wait()), STOP_GRACE_S)
+        self._signal(signal.SIGKILL)
+        try:
+            await asyncio.wait_for(asyncio.shield(self._process.wait()), KILL_TIMEOUT_S)
+        except TimeoutError:  # the kernel cannot end it now, e.g. in the middle of a read from a dead disk
+            log.error("process %d has not ended %.0f s after SIGKILL; left alone", self._process.pid, KILL_TIMEOUT_S)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+def _below_jobs(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """The folder of all jobs, and the way from there: JOB/logs/RANK.log, which an earlier process may have replaced."""
+    return path.parents[2], path.parts[-3:]

@@ -1,0 +1,153 @@
+"""Runs a job's script: the main program of its process, run by path, which then is the script to all purposes.
+
+Beyond what Python itself does it tells the daemon of the exception that ends the script, frames that exception in the
+log (`meshwire.jobs.script_log`), and refuses torch's process groups.
+"""
+
+import sys
+
+if __name__ == "__main__":
+    # Nothing that lies beside this file, or beside the script, stands in for a module that is imported here.
+    del sys.path[0]
+
+import functools
+import importlib.abc
+import importlib.machinery
+import os
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshtraind.learner.script_error import NoProcessGroup, ScriptError
+from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
+
+PROCESS_GROUPS = "torch.distributed.distributed_c10d"
+NO_PROCESS_GROUP = (
+    "a job has no torch.distributed process group: call mt.prepare(model, optimizer, loader), of `import meshtrain as "
+    "mt`, in place of DistributedDataParallel, Accelerate or Lightning's ddp (where each device is meant to train by "
+    "itself: meshtrain submit --independent)"
+)
+EXIT_CODES = (None, 0)  # of a script that ends well by sys.exit
+
+
+class Reporting:
+    """Tells of the exception that ends the script, once.
+
+    Args:
+        record: the file that the daemon reads when the process has ended.
+        root: the folder that was submitted.
+    """
+
+    def __init__(self, record: Path, root: Path) -> None:
+        self._record = record
+        self._root = root
+        self._pid = os.getpid()
+        self._told = False
+
+    def tell(self, error: BaseException) -> None:
+        """Writes what the daemon reads. Only the first one counts, and none of processes that the script forks."""
+        if self._told or os.getpid() != self._pid or _is_stop(error):
+            return
+        self._told = True
+        self._record.write_bytes(ScriptError.of(error, self._root).pack())
+
+    def hook(self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        """As `sys.excepthook`: all of it goes into the log, of a stop the message alone."""
+        self.tell(error)
+        if _is_stop(error):
+            text = f"{error}\n"
+        else:
+            text = "".join(traceback.format_exception(kind, error, _without_this_file(trace)))
+        write_framed(text)
+
+
+def write_framed(text: str) -> None:
+    """Into the log, as the error that ends the script."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{ERROR_BEGINS}\n{text.rstrip()}\n{ERROR_ENDS}\n")
+    sys.stderr.flush()
+
+
+def run(script: Path, reporting: Reporting) -> None:
+    """Runs a file as `__main__`. Raises what it raises."""
+    module = types.ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", str(script))
+    module.__dict__.update(__file__=str(script), __loader__=loader, __builtins__=__builtins__)
+    sys.modules["__main__"] = module
+    try:
+        exec(compile(script.read_bytes(), str(script), "exec", dont_inherit=True), module.__dict__)
+    except SystemExit as error:
+        if error.code in EXIT_CODES:
+            raise
+        sys.last_value = error  # it has not finished: nobody waits for its last rounds
+        reporting.tell(error)
+        if isinstance(error.code, int):
+            raise
+        write_framed(str(error.code))
+        raise SystemExit(1) from None
+    except BaseException as error:
+        reporting.tell(error)  # the script may have a hook of its own
+        raise
+
+
+def refuse_process_groups() -> None:
+    """From now on torch's `init_process_group` raises `NoProcessGroup`; torch is not imported for that."""
+    sys.meta_path.insert(0, _Refusing())
+
+
+class _Refusing(importlib.abc.MetaPathFinder):
+    """Finds the one module as Python does, and replaces the function in it once it has been executed."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != PROCESS_GROUPS:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def replacing(module: types.ModuleType) -> None:
+            execute(module)
+
+            @functools.wraps(module.init_process_group)
+            def refused(*_args: Any, **_options: Any) -> NoReturn:
+                raise NoProcessGroup(NO_PROCESS_GROUP)
+
+            module.__dict__["init_process_group"] = refused
+
+        spec.loader.exec_module = replacing  # type: ignore[method-assign]
+        return spec
+
+
+def _is_stop(error: BaseException) -> bool:
+    """Whether the daemon has ended the script."""
+    errors = sys.modules.get("meshtrain.errors")
+    return errors is not None and isinstance(error, errors.JobStopped)
+
+
+def _without_this_file(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """Of a traceback what is below the frames that run the script."""
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return trace
+
+
+def main(arguments: list[str]) -> None:
+    """Arguments: the record's path, "alone" for a script that trains by itself (else ""), the script, and its own."""
+    record, alone, script, *own = arguments
+    path = Path(script).absolute()
+    sys.argv = [script, *own]
+    sys.path.insert(0, str(path.parent))
+    if not alone:
+        refuse_process_groups()
+    reporting = Reporting(Path(record), Path.cwd())
+    sys.excepthook = reporting.hook
+    run(path, reporting)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,193 @@
+"""The learner's processes of one job here, one after the other: when another is started, and when none is (J3)."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from meshtraind.learner.environment import learner_environment
+from meshtraind.learner.process import Learner
+from meshtraind.learner.script_error import ScriptError
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.peers.node import Node
+from meshtraind.storage.cleanup import SOURCE
+from meshtraind.storage.fetch import log_path, output_folder
+from meshtraind.storage.job_record import Job
+from meshwire.memory.shared_slots import ENDPOINT_VARIABLE, TOKEN_VARIABLE
+
+RESTARTS_MAX = 3  # after errors of the script's own
+SAME_ERROR_WAIT_S = 1.0  # an error on all members ends the job before any of them begins anew
+PAUSE_S_MAX = 60.0
+PROGRESS_ROUNDS = 100  # a learner that was in so many rounds since its start has earned its restarts again
+
+
+class Ending(Enum):
+    """What follows from the end of a learner's process."""
+
+    DONE = "its script has ended well"
+    RESTART = "it is started again"
+    FORWARD = "it is not started again: this peer forwards what the others send"
+
+
+def after_exit(code: int, restarts: int, *, hopeless: bool) -> Ending:
+    """Decides. A script that is wrong fails everywhere, and with the last learner ends the job.
+
+    Args:
+        code: as `Learner.wait` returns it; negative also where it was not the script's fault.
+        restarts: so far, after errors of the script's own.
+        hopeless: another process would end by the same error.
+    """
+    if code == 0:
+        return Ending.DONE
+    return Ending.RESTART if code < 0 or (restarts < RESTARTS_MAX and not hopeless) else Ending.FORWARD
+
+
+def pause_s(kills: int) -> float:
+    """J3: how long to wait before the process after so many is started that were killed one after the other."""
+    return 0.0 if kills < 2 else min(PAUSE_S_MAX, 2.0 ** (kills - 2))
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A script's error, and how far its process had come: its steps, and the newest round in its base."""
+
+    error: ScriptError
+    steps: int
+    round: int | None = None
+
+    def comes_again(self, before: "Failure | None") -> bool:
+        """Whether another process would end by it: by its kind, or because it has, at the same line, after as many
+        steps or at the same round."""
+        if before is None or not self.error.same(before.error):
+            return self.error.hopeless
+        at_same_round = self.round is not None and self.round == before.round
+        return self.error.hopeless or self.steps == before.steps or at_same_round
+
+
+class LearnerLife:
+    """Starts and stops the processes.
+
+    Args:
+        threads: how many a learner may use (M3).
+        memory: that the next process shares with this daemon.
+
+    Attributes:
+        restarts: after errors of the script's own, since they were earned again.
+        given_up: no other is started, unless this device is taken in anew.
+        error: of the process that has ended last, if its script ended by one.
+        hopeless: the script ends by the same error whenever it is started.
+        starts: of processes, after failures and for other reasons.
+        run: of processes that follow each other; whoever raises it ends the one before.
+    """
+
+    def __init__(self, node: Node, job: Job, threads: int, memory: Callable[[], SharedMemory]) -> None:
+        self._node = node
+        self._job = job
+        self._threads = threads
+        self._memory = memory
+        self._learner: Learner | None = None
+        self._ended = False
+        self._token = ""
+        self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
+        self._rounds_before = 0
+        self._failure: Failure | None = None
+        self.error: ScriptError | None = None
+        self.hopeless = False
+        self.restarts = 0
+        self._kills = 0
+        self._not_before_s = 0.0  # monotonic
+        self.given_up = False
+        self.starts = 0
+        self.run = 0
+
+    @property
+    def running(self) -> bool:
+        """A process has started and not ended."""
+        return self._learner is not None and self._learner.running
+
+    async def start(self, run: int) -> bool:
+        """Starts a process, unless there shall be none any more, or none of this run. Returns whether it has.
+
+        Raises OSError when it cannot be started.
+        """
+        async with self._starting:
+            job = self._job
+            log = log_path(job.folder, job.rank)
+            for folder in (output_folder(job.folder, job.rank), log.parent):
+                await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
+            if self._ended or run != self.run:
+                return False
+            self.starts += 1
+            self.given_up = False
+            self._learner = Learner(job.folder / SOURCE, job.spec, log, self._memory())
+            environment = learner_environment(job.spec, threads=self._threads)
+            self._revoke()
+            self._token = self._node.learners.issue(job.spec.job)
+            endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._token}
+            await self._learner.start({**environment, **endpoint})
+            return True
+
+    async def wait(self) -> int:
+        """The exit code of the process that was started last."""
+        learner, token = self._learner, self._token
+        assert learner is not None
+        code = await learner.wait()
+        if token == self._token:  # else another has been started meanwhile
+            self._revoke()
+            self.error = learner.error()
+        return code
+
+    def after(self, code: int, rounds: int, steps: int, round_: int | None = None) -> Ending:
+        """What follows from the exit code.
+
+        Args:
+            rounds: that this device's learners were in.
+            steps: of the process that has ended.
+            round_: the newest in its base.
+        """
+        if rounds - self._rounds_before >= PROGRESS_ROUNDS:
+            self.restarts = self._kills = 0
+        self._rounds_before = rounds
+        if code > 0 and self.error is not None and self.error.of_mesh:
+            code = -1
+        if code > 0 and self.error is not None:
+            failure = Failure(self.error, steps, round_)
+            self.hopeless = failure.comes_again(self._failure)
+            self._failure = failure
+        ending = after_exit(code, self.restarts, hopeless=self.hopeless)
+        self.given_up = ending is Ending.FORWARD
+        if code > 0:
+            self.restarts += ending is Ending.RESTART
+            wait_s = SAME_ERROR_WAIT_S
+        else:
+            self._kills += 1
+            wait_s = pause_s(self._kills)
+        self._not_before_s = time.monotonic() + wait_s
+        return ending
+
+    async def pause(self) -> None:
+        """Before another process is started."""
+        await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
+
+    async def kill(self) -> None:
+        """Ends the process now; another may be started."""
+        learner = await self._started()
+        if learner is not None:
+            await learner.stop(now=True)
+
+    async def stop(self, *, now: bool) -> None:
+        """Ends the process; there will be no other."""
+        self._ended = True
+        learner = await self._started()
+        if learner is not None:
+            await learner.stop(now=now)
+        self._revoke()
+
+    def _revoke(self) -> None:
+        self._node.learners.revoke(self._token)
+
+    async def _started(self) -> Learner | None:
+        """The newest process, of which there is one to end."""
+        async with self._starting:
+            return self._learner

@@ -1,0 +1,240 @@
+"""What this member adds to a round, from the learner's words "bucket ready" until the round is forgotten (M1).
+
+It outlives generations: a round that runs again is given the very bytes that it was given before (G6, C1).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshtraind.codecs.base import CodecError, Terms, Values
+from meshtraind.parts.byte_budget import Purse
+from meshtraind.parts.error_feedback import Feedback, Residual
+from meshtraind.parts.momentum import MomentumCorrection, correction_of
+from meshtraind.parts.seeds import segment_seed
+from meshtraind.parts.segments import Segment, Segments
+from meshwire.codecs.spec import CodecSpec
+from meshwire.collectives.exchange import Part
+from meshwire.layout.budget import Budget
+from meshwire.model.manifest import Momentum
+from meshwire.model.plan import VALUE_BYTES, Plan
+
+Encode = Callable[[Values, memoryview, Terms], int]
+
+
+class OwnPart(ABC):
+    """The w*g of one round."""
+
+    area: memoryview | None = None
+    """Memory of the daemon's that it takes."""
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self._kept: dict[int, Part] = {}
+
+    def keep(self, bucket: int, raw: Values | None) -> Part:
+        """Takes a bucket that has become ready in the raw slot, once; later calls do not look at `raw`.
+
+        Returns DATA, or POISON when a value was found that is not finite (V1).
+        """
+        part = self._kept.get(bucket)
+        if part is None:
+            assert raw is not None
+            try:
+                self._take(bucket, raw)
+                part = Part.DATA
+            except CodecError:
+                part = Part.POISON
+            self._kept[bucket] = part
+        return part
+
+    @abstractmethod
+    def _take(self, bucket: int, raw: Values) -> None:
+        """Raises CodecError when a value is found that is not finite."""
+
+    def counted(self) -> None:
+        """The round is complete, and counts, and this is in it."""
+        return
+
+    @abstractmethod
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
+        """The bytes of a run of segments as they can be sent, if encoding them is done, or changes nothing.
+
+        They stay as they are until every member holds the round.
+        """
+
+
+class RingPart(OwnPart):
+    """It enters the sum at one hop of the ring as values."""
+
+    @abstractmethod
+    def values(self, segment: Segment) -> Values:
+        """What is added to the sum; valid until the next call."""
+
+
+class InSlot(RingPart):
+    """s=0: the learner writes the slot again only after the round is complete, and so after its successor on the ring
+    has received what was sent from here. Nothing is copied, and what only enters a sum is never rounded."""
+
+    def __init__(self, segments: Segments) -> None:
+        super().__init__(segments)
+        self._raw: Values
+
+    def _take(self, bucket: int, raw: Values) -> None:
+        self._raw = raw
+
+    def values(self, segment: Segment) -> Values:
+        return self._raw[segment.start : segment.start + segment.count]
+
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview | None:
+        segments = self._segments[bucket][first_segment : first_segment + segment_count]
+        if not segments[0].codec.identity:
+            return None
+        # Encoding changes nothing, and the learner has looked for NaN (V1). Other buckets may be encoded otherwise, so
+        # the area is not laid out as the slot is.
+        end = segments[-1].start + segments[-1].count
+        return self._raw.data.cast("B")[segments[0].start * VALUE_BYTES : end * VALUE_BYTES]
+
+
+class Retained(RingPart):
+    """s>0: encoded at once, for the learner writes the slot again while the round is on its way.
+
+    Args:
+        area: where it is kept.
+        scratch: for the values of one segment; shared by all rounds.
+    """
+
+    area: memoryview
+
+    def __init__(self, segments: Segments, area: memoryview, scratch: Values) -> None:
+        super().__init__(segments)
+        self.area = area
+        self._scratch = scratch
+
+    def _take(self, bucket: int, raw: Values) -> None:
+        for segment in self._segments[bucket]:
+            self._encode(segment, raw)
+
+    def _encode(self, segment: Segment, vector: Values) -> None:
+        values = vector[segment.start : segment.start + segment.count]
+        segment.codec.encode_into(values, self.area[segment.offset : segment.offset + segment.length])
+
+    def values(self, segment: Segment) -> Values:
+        payload = self.area[segment.offset : segment.offset + segment.length]
+        if segment.codec.identity:
+            return np.frombuffer(payload, np.float32)
+        values = self._scratch[: segment.count]
+        segment.codec.decode_into(payload, values)
+        return values
+
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
+        segments = self._segments[bucket][first_segment : first_segment + segment_count]
+        return self.area[segments[0].offset : segments[-1].offset + segments[-1].length]
+
+
+@dataclass(frozen=True)
+class Compensation:
+    """What every part of a member is encoded with where the exchange is not the ring's.
+
+    Attributes:
+        seed: of the job and this member, for codecs that draw.
+        residual: the worker's; None if no codec has error feedback.
+        budget: None for a codec without.
+        correction: None for a codec that does not take momentum over.
+    """
+
+    seed: int
+    residual: Residual | None
+    budget: Budget | None
+    correction: MomentumCorrection | None
+
+
+def compensation_of(
+    seed: int, codec: CodecSpec, plan: Plan, budget: Budget | None, feedback: Feedback | None, momentum: Momentum | None
+) -> Compensation:
+    """For a job's codec; `momentum` is that which it takes over from the optimizer."""
+    residual = feedback.worker if feedback is not None else None
+    return Compensation(seed, residual, budget, correction_of(codec, momentum, feedback, plan))
+
+
+class Compensated(OwnPart):
+    """Where parts meet whole, whatever s is: encoded at once with what earlier rounds left out, for what this one
+    leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
+
+    Args:
+        number: of the round.
+        members: of the generation in which its encoding begins.
+
+    Attributes:
+        weight: of this member in the round.
+    """
+
+    area: memoryview
+
+    def __init__(
+        self,
+        segments: Segments,
+        area: memoryview,
+        number: int,
+        compensation: Compensation,
+        weight: float,
+        members: int,
+    ) -> None:
+        super().__init__(segments)
+        self.area = area
+        self._number = number
+        self._seed = compensation.seed
+        self._residual = compensation.residual
+        self._correction = compensation.correction
+        self.weight = weight
+        self._members = members
+        self._purse = Purse(compensation.budget)
+        self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
+
+    def _take(self, bucket: int, raw: Values) -> None:
+        segments = self._segments[bucket]
+        ends = [segments[0].offset]
+        if self._residual is None or not segments[0].codec.spec.error_feedback:
+            for segment in segments:
+                values = raw[segment.start : segment.start + segment.count]
+                ends.append(self._encoded(segment, segment.codec.encode_into, values, ends[-1]))
+        else:
+            start, last = segments[0].start, segments[-1]
+            count = last.start + last.count - start
+            self._residual.lay_out((start, count))
+            values = self._residual.begin(self._number, start, count, self.weight)
+            try:
+                with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
+                    velocity = self._add(bucket, values, raw[start : start + count])
+                for segment in segments:
+                    run = slice(segment.start - start, segment.start - start + segment.count)
+                    ends.append(self._encoded(segment, segment.codec.encode_rest_into, values[run], ends[-1]))
+                    if velocity is not None:
+                        segment.codec.clear_sent(velocity[run])
+            except CodecError:
+                self._residual.cancel(self._number, start)
+                if self._correction is not None:
+                    self._correction.velocity.cancel(self._number, start)
+                raise
+        self._ends[bucket] = ends
+
+    def _add(self, bucket: int, values: Values, gradient: Values) -> Values | None:
+        """What is new in this round, to what was left out. Returns the bucket's velocity, if there is one."""
+        if self._correction is None:
+            np.add(values, gradient, out=values)
+            return None
+        return self._correction.accumulate(self._number, bucket, values, gradient, self.weight, self._members)
+
+    def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
+        """Where it ends that begins at `at`."""
+        seed = segment_seed(self._seed, self._number, segment.start)
+        terms = Terms(self._number, seed, self._purse.open(segment))
+        length = encode(values, self.area[at : at + segment.length], terms)
+        self._purse.paid(segment, length)
+        return at + length
+
+    def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:
+        ends = self._ends[bucket]
+        return self.area[ends[first_segment] : ends[first_segment + segment_count]]

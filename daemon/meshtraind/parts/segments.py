@@ -1,0 +1,151 @@
+"""Every segment of a round: its codec, its values in the vector, and its bytes in an area of encoded ones."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshtraind.codecs import codec_named
+from meshtraind.codecs.base import Codec, CodecError, Values
+from meshwire.codecs.registry import CodecSpec
+from meshwire.layout.by_round import RoundLayouts
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One codec unit (C1): bytes [offset, offset + length) of an area, values [start, start + count) of the vector.
+
+    Where segments vary in length, that is the place it has if it begins a run, and takes at most.
+    """
+
+    codec: Codec
+
+    offset: int
+    length: int
+    start: int
+    count: int
+    measured: bool  # a gradient's, which counts in squared norms (O4)
+
+
+Segments = Sequence[Sequence[Segment]]
+"""By bucket."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Form:
+    """How the vectors of some of a job's rounds lie encoded.
+
+    Attributes:
+        segments: computed once because every chunk of every round asks for them.
+    """
+
+    layout: EncodedLayout
+    segments: Segments
+
+
+class Forms:
+    """Those of one job's rounds, in their order of time.
+
+    Attributes:
+        codec: the job's.
+        shared_draws: all members of a round are to draw alike.
+    """
+
+    def __init__(self, plan: Plan, codec: CodecSpec) -> None:
+        self.codec = codec
+        self._layouts = RoundLayouts(plan, codec)
+        specs = {spec for layout in self._layouts.all for spec in layout.codecs}
+        codecs = {spec: codec_named(str(spec)) for spec in specs}
+        self._forms = {layout: Form(layout, _segments(layout, codecs)) for layout in self._layouts.all}
+        self.shared_draws = any(codec.shared_draws for codec in codecs.values())
+
+    def __iter__(self) -> Iterator[Form]:
+        return iter(self._forms.values())
+
+    def of(self, number: int) -> Form:
+        """A round's."""
+        return self._forms[self._layouts.of(number)]
+
+    def ends_with(self, number: int) -> bool:
+        """No later round has the form of this one."""
+        return self._layouts.ends_with(number)
+
+    @property
+    def shorter_values(self) -> int:
+        """Of the longest vector that is sent in the place of the model's; 0: there is none."""
+        plans = [form.layout.plan for form in self if form.layout.shorter is not None]
+        return max((plan.total_values for plan in plans), default=0)
+
+    @property
+    def bytes_max(self) -> int:
+        """The longest encoded vector of any round."""
+        return self._layouts.bytes_max
+
+
+def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segments:
+    return [
+        [
+            Segment(
+                codec,
+                *layout.span(bucket.index, segment, 1),
+                *bucket.segment_bounds(segment),
+                measured=segment < layout.measured_segments(bucket.index),
+            )
+            for segment in range(bucket.segment_count)
+        ]
+        for bucket, codec in zip(layout.plan.buckets, (codecs[spec] for spec in layout.codecs), strict=True)
+    ]
+
+
+def each_payload(segments: Sequence[Segment], run: memoryview) -> Iterator[tuple[Segment, memoryview]]:
+    """The bytes of each segment of a run in which they lie back to back. Raises CodecError if that is not so."""
+    at = 0
+    for segment in segments:
+        length = segment.codec.length_of(run[at:], segment.count)
+        yield segment, run[at : at + length]
+        at += length
+    if at != len(run):
+        raise CodecError(f"{segments[0].codec.spec}: {len(run)} bytes for segments that take {at}")
+
+
+def values_in(area: memoryview, segments: Sequence[Segment]) -> Values:
+    """A new array of what these segments of a bucket, one behind the other, say, each in its place of an area."""
+    first = segments[0].start if segments else 0
+    values: Values = np.empty(sum(segment.count for segment in segments), np.float32)
+    for segment in segments:
+        at = segment.start - first
+        payload = area[segment.offset : segment.offset + segment.length]
+        segment.codec.decode_into(payload, values[at : at + segment.count])
+    return values
+
+
+class Areas:
+    """Areas of one size, an encoded vector in each. Those given back are used again: fresh ones cost page faults."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._free: list[memoryview] = []
+        self._lent: set[int] = set()  # by identity
+
+    def take(self) -> memoryview:
+        """An area with nothing of interest in it. A fresh one is zero: it can be served with a part never written."""
+        area = self._free.pop() if self._free else np.zeros(self.size_bytes, np.uint8).data
+        self._lent.add(id(area))
+        return area
+
+    def give(self, area: memoryview) -> None:
+        """Takes an area back that nobody reads or writes any more; one that was retired is let go of."""
+        if id(area) in self._lent:
+            self._lent.remove(id(area))
+            self._free.append(area)
+
+    def retire(self) -> None:
+        """Nothing that is lent now will be used again: a link may still receive into it, or send from it (G8)."""
+        self._lent.clear()
+
+    def close(self) -> None:
+        """Lets go of the free ones."""
+        self._free.clear()
+        self._lent.clear()

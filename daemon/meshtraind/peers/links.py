@@ -1,0 +1,513 @@
+"""Links to paired devices: dialled or accepted, authenticated by their pinned keys, one for each pair (W4)."""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import socket
+import statistics
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import cast
+
+from meshtraind.peers.handshake import Doorway, Greeting
+from meshtraind.peers.presence import Presence
+from meshtraind.peers.refused_dial import refuses
+from meshtraind.runtime.log_limit import caused_by
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.transport.connection import Connection, ConnectionLost, Handler, RequestError
+from meshtraind.trust.tls import NotPinnedError, Trust
+from meshwire import limits
+from meshwire.addresses import Address
+from meshwire.discovery.addressbook import AddressBook, Dial, Source
+from meshwire.frames.header import Header, versions_differ
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import Done
+from meshwire.messages.link import Addresses, Heartbeat, Hello, KnownPeer
+from meshwire.text import printable
+from meshwire.timeouts import Timeouts
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+DIAL_TIMEOUT_S = 5.0
+BACKLOG = 64
+ACCEPT_RETRY_S = 1.0
+GOSSIP_INTERVAL_S = 2.0  # between two words on what has changed: anybody can announce addresses in a device's name
+ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
+NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
+
+
+class ListenError(Exception):
+    """The port cannot be had; the text says who may hold it and what to do."""
+
+
+@dataclass
+class Link:
+    """A peer that can be talked to now.
+
+    Attributes:
+        address: where to reach it: its host, with the port on which it listens.
+        rtt_s: the round trip of now, a median; None before the first heartbeat was answered.
+        round_trips_s: the newest ones, at most three.
+        dialled_by: device id of the side that dialled.
+        told: what the peer was told of others' addresses.
+        listens_at: the same as `address`, by the IP address that it turned out to have.
+    """
+
+    device: str
+    hello: Hello
+    connection: Connection
+    address: Address
+    dialled_by: str
+    listens_at: Address
+    rtt_s: float | None = None
+    round_trips_s: tuple[float, ...] = ()
+    told: tuple[KnownPeer, ...] = ()
+
+
+class Links:
+    """All links of this daemon.
+
+    Args:
+        trust: whom to let in. None only in the benchmark, where peers are let in by what their hello says.
+        hello: what to say first; the port is filled in.
+        port: 0 takes any free one.
+        patience_s: silence after which a peer is lost.
+
+    Attributes:
+        handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
+        on_link: called with every new link.
+        on_away: called when this machine slept, stood still or changed networks, before links that were lost by it.
+        on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
+        on_violated: called with a linked device, and what it sent that is no frame, no message or no payload.
+        linked: the links by device id; live.
+        refused: which paired devices answered last in another wire version (W6), in words; live.
+        port: the actual one, once started.
+    """
+
+    def __init__(
+        self,
+        device: str,
+        trust: Trust | None,
+        book: AddressBook,
+        *,
+        hello: Hello,
+        host: str,
+        port: int,
+        patience_s: float = limits.PATIENCE_S,
+    ) -> None:
+        self.handler: Handler
+        self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_away: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
+        self.on_violated: Callable[[str, str], None] = lambda _device, _reason: None
+        self.port = port
+        self._device = device
+        self._trust = trust
+        self._book = book
+        self._hello = hello
+        self._host = host
+        self._patience_s = patience_s
+        self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
+        self._presence.on_away = self._was_away
+        self._linked: dict[str, Link] = {}
+        self._refused: dict[str, str] = {}
+        self._listener: socket.socket | None = None
+        self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
+        self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
+        self._guests: set[asyncio.Task[None]] = set()
+        self._dial_wanted = asyncio.Event()
+        self._book_changed = asyncio.Event()
+        self._dials: dict[asyncio.Task[None], Dial] = {}  # under way
+        self._tasks = TaskSet("links")
+
+    @property
+    def linked(self) -> Mapping[str, Link]:
+        """The links by device id; a live view."""
+        return self._linked
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why a link to a paired device that answers cannot be, by device id; a live view."""
+        return self._refused
+
+    async def start(self) -> None:
+        """Listens, and dials what the address book says. Raises ListenError."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        try:
+            self._listener = socket.create_server(
+                (self._host, self.port), family=family, backlog=BACKLOG, dualstack_ipv6=self._host == "::"
+            )
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen on {self._host}:{self.port}: {error.strerror or error}. Another meshtraind may run "
+                "here (`meshtrain status`), or another program holds the port; choose one with --listen HOST:PORT"
+            ) from error
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        self._hello = self._hello.model_copy(update={"listen_port": self.port})
+        self._tasks.spawn(self._accept_all(), "accept")
+        self._tasks.spawn(self._dial_all(), "dial")
+        self._tasks.spawn(self._gossip_changes(), "gossip")
+        self._tasks.spawn(self._watch_presence(), "own presence")
+
+    async def close(self) -> None:
+        """Ends every link, letting what was said last arrive. None is made meanwhile: nobody would end it."""
+        await self._tasks.close()
+        if self._listener is not None:
+            self._listener.close()
+        connections = [link.connection for link in self._linked.values()]
+        for connection in connections:
+            connection.close("meshtraind is stopping")
+        await asyncio.gather(*(connection.closed() for connection in connections))
+        await self._tasks.close()  # those of a link that was made just before
+
+    def dial_now(self) -> None:
+        """The address book has changed."""
+        self._dial_wanted.set()
+        self._book_changed.set()
+
+    def awaits(self, devices: Collection[str]) -> None:
+        """Jobs wait for these devices: they are dialled often."""
+        self._book.awaits(devices, time.monotonic())
+        self.dial_now()
+
+    def drop(self, device: str, reason: str) -> None:
+        """Ends the link to a device, e.g. because it was unpaired."""
+        self._refused.pop(device, None)
+        link = self._linked.get(device)
+        if link is not None:
+            link.connection.refuse(reason)
+
+    @contextlib.asynccontextmanager
+    async def guests(self, serve: ServeGuest) -> AsyncIterator[None]:
+        """While entered, callers that name pairing's ALPN are let in without a certificate, and are `serve`'s alone.
+
+        Before and after it TLS refuses them. They take places among the callers that have not said hello, and no link.
+
+        Args:
+            serve: is given a guest's stream and IP address; cancelled when this is left.
+        """
+        assert self._trust is not None, "guests come by TLS"
+        self._serve_guest = serve
+        self._trust.admit_guests(True)
+        try:
+            yield
+        finally:
+            self._trust.admit_guests(False)
+            self._serve_guest = None
+            for task in self._guests:
+                task.cancel()
+            while self._guests:
+                await asyncio.wait(self._guests)
+
+    # Dialling
+
+    async def _dial_all(self) -> None:
+        while True:
+            now_s = time.monotonic()
+            dial = self._book.next_dial(now_s)
+            if dial is not None and dial.at_s <= now_s:
+                self._book.dialling(dial, now_s)
+                task = self._tasks.spawn(self._dial(dial), f"dial {dial.address}")
+                self._dials[task] = dial
+                task.add_done_callback(self._dialled)
+                continue
+            self._dial_wanted.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if dial is None else dial.at_s - now_s):
+                    await self._dial_wanted.wait()
+
+    def _dialled(self, task: "asyncio.Task[None]") -> None:
+        # Not in the task itself: one that is cancelled before its first step never runs.
+        self._book.ended(self._dials.pop(task), time.monotonic())
+        self.dial_now()
+
+    async def _dial(self, dial: Dial) -> None:
+        """Dials once. A link is made when the other end's hello arrives, see `greeted`."""
+        loop = asyncio.get_running_loop()
+        context = self._trust.client_context if self._trust is not None else None
+        greeting = Greeting(self, dial.address)
+        try:
+            async with greeting.within(DIAL_TIMEOUT_S):
+                await loop.create_connection(
+                    lambda: greeting.connection,
+                    dial.address.host,
+                    dial.address.port,
+                    ssl=context,
+                    server_hostname="meshtrain" if context is not None else None,
+                )
+                await greeting.finish(None)
+        except NOT_LINKED as error:
+            log.debug("dialling %s: %s", dial.address, error)
+
+    # Accepting
+
+    async def _accept_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert self._listener is not None
+        while True:
+            try:
+                accepted, (host, *_) = await loop.sock_accept(self._listener)
+            except OSError as error:  # e.g. no descriptor is free at the moment
+                log.warning("cannot accept a connection: %s", error)
+                await asyncio.sleep(ACCEPT_RETRY_S)
+                continue
+            while len(self._welcoming) >= limits.HANDSHAKES_MAX:
+                self._make_room()
+            door = Doorway(self)
+            door.greeting.connection.name = f"a connection from {host}"
+            task = self._tasks.spawn(self._welcome(accepted, door, host), "welcome")
+            self._welcoming[task] = host
+            task.add_done_callback(functools.partial(self._welcomed, accepted, door))
+            # While clients queue up, sock_accept returns without yielding, and a flood would stop the whole daemon.
+            await asyncio.sleep(0)
+
+    def _make_room(self) -> None:
+        """Sends away the oldest caller of the host that has the most, so that a flood from one takes only its own."""
+        ((crowded, _),) = Counter(self._welcoming.values()).most_common(1)
+        oldest = next(task for task, host in self._welcoming.items() if host == crowded)
+        del self._welcoming[oldest]
+        oldest.cancel()
+
+    def _welcomed(self, accepted: socket.socket, door: Doorway, task: "asyncio.Task[None]") -> None:
+        self._welcoming.pop(task, None)
+        self._guests.discard(task)
+        if not door.made:  # also when it was cancelled before its first step
+            accepted.close()
+        if door.guest is not None:
+            door.guest[1].transport.abort()
+
+    async def _welcome(self, accepted: socket.socket, door: Doorway, host: str) -> None:
+        loop = asyncio.get_running_loop()
+        context = self._trust.server_context if self._trust is not None else None
+        try:
+            async with door.greeting.within(limits.HANDSHAKE_TIMEOUT_S):
+                await loop.connect_accepted_socket(lambda: door, accepted, ssl=context)
+                if door.guest is None:
+                    await door.greeting.finish(self._hello)
+        except NOT_LINKED as error:
+            name = door.greeting.connection.name
+            level = logging.DEBUG if door.greeting.other_version else logging.INFO  # `speaks` has told it, once
+            log.log(level, "%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(host))
+            return
+        if door.guest is not None and self._serve_guest is not None:
+            self._guests.add(cast("asyncio.Task[None]", asyncio.current_task()))
+            await self._serve_guest(*door.guest, host)
+
+    # Both
+
+    def verify(self, connection: Connection) -> None:
+        """Notes whose key the other end has, if that is pinned at this moment. Raises NotPinnedError."""
+        if self._trust is not None:
+            connection.device = self._trust.verify_peer(connection.ssl_object())
+
+    def speaks(self, connection: Connection, version: int) -> str:
+        """A verified peer speaks another wire version (W6): notes it, tells it once, and returns it in words."""
+        device, name = connection.device, connection.name
+        if device is not None and self._trust is not None:
+            name = printable(self._trust.name_of(device))
+        told = versions_differ(name, version, self._hello.name)
+        if device is not None and self._refused.get(device) != told:
+            self._refused[device] = told
+            log.warning("%s", told, extra=caused_by(connection.remote_host))
+        return told
+
+    def greeted(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
+        """A verified peer has said hello: makes the link and returns the device. Raises ConnectionLost if it cannot."""
+        if connection.device is None:
+            connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
+        self._book_connected(connection, hello, dialled)
+        if connection.device == self._device:
+            raise ConnectionLost("this is the device itself")
+        self._link(connection, hello, dialled)
+        return connection.device
+
+    def _book_connected(self, connection: Connection, hello: Hello, dialled: Address | None) -> None:
+        assert connection.device is not None
+        now_s = time.monotonic()
+        if dialled is None:
+            host = connection.remote_host
+            if host is not None and hello.listen_port:
+                self._book.learn(connection.device, Address(host=host, port=hello.listen_port), Source.OBSERVED, now_s)
+        self._book.connected(connection.device, now_s, dialled)
+
+    def _link(self, connection: Connection, hello: Hello, dialled: Address | None) -> None:
+        """W4: of two connections the lower device id's dial stays, on both sides."""
+        device = connection.device
+        assert device is not None
+        dialled_by = self._device if dialled is not None else device
+        there = self._linked.get(device)
+        if there is not None and not there.connection.closing:
+            restarted = there.hello.incarnation != hello.incarnation
+            if not restarted and (there.dialled_by == dialled_by or there.dialled_by < dialled_by):
+                connection.close("there is a link already")
+                return
+        host = connection.remote_host or "localhost"
+        if dialled is not None:
+            connection.notify(self._hello)
+        address = dialled or Address(host=host, port=hello.listen_port or self.port)
+        link = Link(device, hello, connection, address, dialled_by, Address(host=host, port=address.port))
+        connection.name = f"{printable(hello.name)} ({device[:8]})"
+        connection.handler = _Linked(self, link)
+        connection.on_violated = functools.partial(self._violated, device)
+        self._linked[device] = link
+        self._refused.pop(device, None)
+        if there is not None and not there.connection.closing:
+            there.connection.close("a better link has replaced it")
+        log.info("linked with %s at %s", connection.name, address)
+        self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
+        self._give_up_dials(device, dialled)
+        for other in self._linked.values():
+            self._gossip(other)
+        self.on_link(link)
+
+    def _give_up_dials(self, device: str, winner: Address | None) -> None:
+        """There is a link now. No other dial has one: this end has not said hello there."""
+        for task, dial in self._dials.items():
+            if dial.device == device and dial.address != winner:
+                task.cancel("another dial was quicker")
+
+    def _gossip(self, link: Link) -> None:
+        known = self._book.gossip_for(link.device)
+        if _places(known) != _places(link.told):
+            link.told = known
+            link.connection.notify(Addresses(peers=known))
+
+    async def _gossip_changes(self) -> None:
+        """Who moves is announced where its network carries that; others hear of it here, though no link is made."""
+        while True:
+            await self._book_changed.wait()
+            self._book_changed.clear()
+            for link in self._linked.values():
+                self._gossip(link)
+            await asyncio.sleep(GOSSIP_INTERVAL_S)
+
+    def learn(self, gossip: Addresses) -> None:
+        """Another daemon's word on where devices are."""
+        now_s = time.monotonic()
+        for peer in gossip.peers:
+            for address in peer.addresses:
+                self._book.learn(peer.device, address, Source.GOSSIP, now_s)
+        self.dial_now()
+
+    async def _keep_alive(self, link: Link) -> None:
+        """Says something about once a second, however late answers come, and hears as much; silence for the patience
+        ends the link.
+
+        Not sooner than a dial may take where nothing was answered yet: the other end makes the link half a round trip
+        later, and speaks only then. And not where this daemon itself stood still, as on a laptop that was asleep: then
+        what was sent meanwhile is unread, and the silence is its own (Lifeguard, Dadgar et al. 2018).
+        """
+        connection = link.connection
+        interval_s = min(HEARTBEAT_INTERVAL_S, self._patience_s / 4)
+        say_at_s = time.monotonic() + interval_s
+        measuring: asyncio.Task[None] | None = None
+        while not connection.closing:
+            began_s = time.monotonic()
+            if began_s >= say_at_s:
+                say_at_s = began_s + interval_s
+                if measuring is None or measuring.done():
+                    measuring = self._tasks.spawn(self._measure(link), f"round trip to {link.hello.name}")
+                else:
+                    connection.notify(Heartbeat())
+            patience_s = self._patience_s if link.rtt_s is not None else max(self._patience_s, DIAL_TIMEOUT_S)
+            lost_s = connection.last_received_s + patience_s - began_s
+            wait_s = min(say_at_s - began_s, lost_s if lost_s > 0 else interval_s)
+            await asyncio.sleep(wait_s)
+            now_s = time.monotonic()
+            silent_s = now_s - connection.last_received_s
+            if silent_s >= patience_s and now_s - began_s < wait_s + interval_s and not connection.closing:
+                connection.close(f"silent for {silent_s:.1f} s", now=True)
+
+    async def _measure(self, link: Link) -> None:
+        """One round trip. The median of three counts: one late answer, as after a stutter, says nothing of the next."""
+        began_s = time.monotonic()
+        try:
+            # A peer too busy for one more request says so, which measures the round trip as well.
+            with contextlib.suppress(RequestError):
+                await link.connection.request(Heartbeat(), timeout_s=limits.PATIENCE_S_MAX, name="heartbeat")
+        except (ConnectionLost, TimeoutError):  # it ends, or is so slow that the next one may measure it
+            return
+        link.round_trips_s = (*link.round_trips_s[-2:], time.monotonic() - began_s)
+        link.rtt_s = statistics.median_low(link.round_trips_s)
+
+    def _violated(self, device: str, reason: str) -> None:
+        self.on_violated(device, reason)
+
+    def lost(self, link: Link, reason: str) -> None:
+        """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
+        self._presence.look()
+        newest = self._linked.get(link.device) is link
+        now_s = time.monotonic()
+        if newest:
+            del self._linked[link.device]
+            log.info("lost %s: %s", link.connection.name, reason)
+            self._book.disconnected(link.device, now_s)
+            self.dial_now()
+        self.handler.lost(link.connection, reason)
+        if newest and link.connection.broke and now_s - link.connection.last_received_s < self._patience_s:
+            self._tasks.spawn(self._see_whether_gone(link, now_s), f"look for {link.hello.name}")
+
+    async def _see_whether_gone(self, link: Link, ended_s: float) -> None:
+        """Who was there a moment ago, and where nobody listens any more, has ended and is not elsewhere.
+
+        Known only where this machine itself was there all the time: elsewhere others have these addresses. What is said
+        here may still be wrong: a firewall on the way may refuse for everybody behind it.
+        """
+        timeouts = Timeouts(self._patience_s, link.rtt_s) if link.rtt_s else Timeouts(self._patience_s)
+        if not await refuses(link.listens_at, timeouts.relink_grace_s) or link.device in self._linked:
+            return
+        if not self._presence.unbroken_since(ended_s - self._patience_s):
+            log.info("%s may be elsewhere: this device slept, stood still or changed networks", link.hello.name)
+            return
+        log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
+        self.on_gone(link.device, link.hello.incarnation)
+
+    def _was_away(self) -> None:
+        self.on_away()
+
+    async def _watch_presence(self) -> None:
+        while True:
+            await asyncio.sleep(self._presence.interval_s)
+            self._presence.look()
+
+
+class _Linked:
+    """Handler of a link: keeps what is the link's own, passes on the rest."""
+
+    def __init__(self, links: Links, link: Link) -> None:
+        self._links = links
+        self._link = link
+
+    def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
+        return self._links.handler.chunk_announced(conn, header)
+
+    def chunk_received(self, conn: Connection, header: Header) -> None:
+        self._links.handler.chunk_received(conn, header)
+
+    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
+        if isinstance(body, Addresses):
+            self._links.learn(body)
+        elif isinstance(body, Heartbeat):
+            pass  # that it came is what it says
+        elif isinstance(body, Hello):
+            conn.refuse("a second hello")
+        else:
+            self._links.handler.notice(conn, header, body)
+
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        if isinstance(body, Heartbeat):
+            return Done()
+        return await self._links.handler.request(conn, header, body, emit)
+
+    def lost(self, conn: Connection, reason: str) -> None:
+        self._links.lost(self._link, reason)
+
+
+def _places(known: tuple[KnownPeer, ...]) -> set[tuple[str, Address]]:
+    """In no order: which of a device's addresses is tried first changes often."""
+    return {(peer.device, address) for peer in known for address in peer.addresses}

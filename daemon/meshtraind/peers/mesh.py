@@ -1,0 +1,266 @@
+"""This daemon among its peers: identity, trust, addresses, discovery, links, pairing."""
+
+import asyncio
+import contextlib
+import logging
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+from meshtraind.jobs.spec import Emit
+from meshtraind.peers.interfaces import InterfaceError, likely_addresses, reachable_addresses, usable_interfaces
+from meshtraind.peers.links import Link, Links
+from meshtraind.peers.mdns import Discovery, Sighting
+from meshtraind.peers.node import Node
+from meshtraind.peers.pairing_search import PairingSearch
+from meshtraind.transport.connection import RequestError
+from meshtraind.trust.identity import Identity
+from meshtraind.trust.pairing_guest import Guest, Target, pair_at
+from meshtraind.trust.pairing_host import PairedDevice, PairingError, PairingHost
+from meshtraind.trust.pairing_proof import CodeError, normalised_code
+from meshtraind.trust.pins import Pin, PinsError, PinTable
+from meshwire import limits
+from meshwire.addresses import Address
+from meshwire.discovery.addressbook import AddressBook, Source
+from meshwire.frames.header import WIRE_VERSION
+from meshwire.messages.local import PairCode, Paired, PairJoin, PairProgress, PeerSummary, Unpair
+from meshwire.text import printable
+
+log = logging.getLogger(__name__)
+
+LINK_AFTER_PAIRING_S = 5.0  # how long a person waits to see the new peer linked
+
+
+@dataclass(frozen=True)
+class MeshSettings:
+    """How this daemon looks for others."""
+
+    listen_host: str
+    interfaces: tuple[str, ...]
+    peers: tuple[Address, ...]
+    mdns: bool
+
+
+class Mesh:
+    """Who is there. Owns discovery; `Links` is started and stopped by the app.
+
+    Attributes:
+        node: what the rest of the daemon shares.
+    """
+
+    def __init__(
+        self, node: Node, identity: Identity, pins: PinTable, book: AddressBook, links: Links, settings: MeshSettings
+    ) -> None:
+        self.node = node
+        self._identity = identity
+        self._pins = pins
+        self._book = book
+        self._links = links
+        self._settings = settings
+        self._started_s = time.monotonic()
+        self._sightings: dict[str, Sighting] = {}
+        self._shown: PairingHost | None = None
+        self._discovery: Discovery | None = None
+
+    async def start(self) -> None:
+        """Remembers, dials and announces. Links listen already."""
+        now_s = time.monotonic()
+        for pin in self._pins.all():
+            for address in pin.last_addresses:
+                self._book.learn(pin.device_id, address, Source.REMEMBERED, now_s)
+        self._follow_pins()
+        self._pins.subscribe(self._follow_pins)
+        with contextlib.suppress(InterfaceError):  # discovery says so, as a warning
+            own = reachable_addresses(usable_interfaces(self._settings.interfaces), self._settings.listen_host)
+            self._book.set_own_addresses(Address(host=str(host), port=self._links.port) for host in own)
+        for address in self._settings.peers:
+            self._book.configure(address, now_s)
+        if self._settings.mdns:
+            self._discovery = Discovery(
+                device_id=self.node.device,
+                name=self.node.name,
+                wire_version=WIRE_VERSION,
+                listen_host=self._settings.listen_host,
+                listen_port=self._links.port,
+                interfaces=self._settings.interfaces,
+                on_seen=self._seen,
+                on_gone=self._gone,
+            )
+            self._discovery.is_paired = self._book.is_pinned
+            await self._discovery.start()
+
+    async def stop(self) -> None:
+        """Says goodbye and remembers where the peers were."""
+        if self._discovery is not None:
+            await self._discovery.stop()
+        for pin in self._pins.all():
+            addresses = self._book.remembered(pin.device_id)
+            if addresses:
+                self._pins.set_addresses(pin.device_id, addresses)
+
+    # What people see
+
+    @property
+    def listen(self) -> str:
+        """Where peers connect."""
+        return f"{self._settings.listen_host}:{self._links.port}"
+
+    @property
+    def up_s(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self._started_s
+
+    @property
+    def paired(self) -> int:
+        """Pinned devices."""
+        return len(self._pins.all())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know."""
+        found = self._discovery.warning if self._discovery is not None else None
+        return (*((found,) if found is not None else ()), *self._links.refused.values())
+
+    def peers(self) -> tuple[PeerSummary, ...]:
+        """Linked first, then paired, then those that were only seen."""
+        rows = []
+        pins = {pin.device_id: pin for pin in self._pins.all()}
+        for device, pin in pins.items():
+            link = self.node.links.get(device)
+            if link is not None:
+                rows.append(_linked(link))
+            else:
+                rows.append(self._unlinked(device, printable(pin.name), "paired"))
+        rows += [
+            self._unlinked(device, sighting.name, "seen")
+            for device, sighting in self._sightings.items()
+            if device not in pins
+        ]
+        order = {"linked": 0, "paired": 1, "seen": 2}
+        return tuple(sorted(rows, key=lambda row: (order[row.state], row.name, row.device)))
+
+    def _unlinked(self, device: str, name: str, state: Literal["paired", "seen"]) -> PeerSummary:
+        known = self._book.addresses_of(device)
+        return PeerSummary(
+            device=device,
+            name=name or device[:8],
+            state=state,
+            address=str(known[0]) if known else None,
+            rtt_s=None,
+            software=None,
+            cores=None,
+            memory_bytes=None,
+            refused=self._links.refused.get(device),
+        )
+
+    # Pairing
+
+    async def host_pairing(self, emit: Emit) -> Paired:
+        """Shows a code until a guest has typed it. Raises RequestError."""
+        if self._shown is not None:
+            raise RequestError(
+                "this device shows a pairing code already: use that one, or end the other `meshtrain pair`"
+            )
+        self._shown = PairingHost(self._identity, self._links)
+        try:
+            async with self._shown as host:
+                if self._discovery is not None:
+                    self._discovery.announce_pairing(True)
+                addresses = likely_addresses(self._settings.interfaces, self._settings.listen_host)
+                shown = PairCode(
+                    code=host.code,
+                    port=self._links.port,
+                    expires_s=limits.PAIRING_LIFETIME_S,
+                    addresses=addresses[: limits.ADDRESSES_PER_PEER_MAX],
+                )
+                emit(shown)
+                device = await host.wait()
+        except PairingError as error:
+            raise RequestError(str(error)) from error
+        finally:
+            self._shown = None
+            if self._discovery is not None:
+                self._discovery.announce_pairing(False)
+        return await self._pin(device)
+
+    async def join_pairing(self, body: PairJoin, emit: Emit) -> Paired:
+        """Types a code that another device shows. Raises RequestError."""
+
+        def say(text: str) -> None:
+            emit(PairProgress(text=text))
+
+        try:
+            code = normalised_code(body.code)
+            if self._shown is not None and normalised_code(self._shown.code) == code:
+                raise RequestError("this device itself shows that code: type it on the other one")
+            guest = Guest(self._identity, code, self._links.port)
+            if body.at is None:
+                return await self._pin(await PairingSearch(guest, self._devices_pairing, say).run())
+            at = Address.parse(body.at)
+            return await self._pin(await pair_at(guest, Target(at.host, at.port), say))
+        except (PairingError, CodeError, ValueError) as error:
+            raise RequestError(str(error)) from error
+
+    def _devices_pairing(self) -> list[Sighting]:
+        return [sighting for sighting in self._sightings.values() if sighting.pairing]
+
+    async def _pin(self, device: PairedDevice) -> Paired:
+        pin = Pin(
+            device_id=device.device_id,
+            name=device.name,
+            certificate_pem=device.certificate_pem,
+            added_at=time.time(),
+            added_by=self.node.device,
+            last_addresses=(device.address,),
+        )
+        try:
+            self._pins.add(pin)
+        except PinsError as error:
+            raise RequestError(str(error)) from error
+        self._book.learn(device.device_id, device.address, Source.REMEMBERED, time.monotonic())
+        self._links.dial_now()
+        with contextlib.suppress(TimeoutError):  # paired all the same; `meshtrain peers` shows when it is linked
+            async with asyncio.timeout(LINK_AFTER_PAIRING_S):
+                while device.device_id not in self.node.links and device.device_id not in self._links.refused:
+                    await asyncio.sleep(0.02)
+        return Paired(device=device.device_id, name=printable(device.name))
+
+    def unpair(self, body: Unpair) -> Paired:
+        """Forgets a device and drops its link. Raises RequestError."""
+        try:
+            pin = self._pins.find(body.peer)
+            self._pins.remove(pin.device_id)
+        except PinsError as error:
+            raise RequestError(str(error)) from error
+        self._links.drop(pin.device_id, "this device was unpaired")
+        return Paired(device=pin.device_id, name=printable(pin.name))
+
+    # News
+
+    def _follow_pins(self) -> None:
+        self._book.set_pinned([pin.device_id for pin in self._pins.all()], time.monotonic())
+        self._links.dial_now()
+
+    def _seen(self, sighting: Sighting) -> None:
+        self._sightings[sighting.device_id] = sighting
+        now_s = time.monotonic()
+        addresses = [Address(host=host, port=sighting.port) for host in sighting.addresses]
+        self._book.sighted(sighting.device_id, addresses, now_s)
+        self._links.dial_now()
+
+    def _gone(self, device: str) -> None:
+        self._sightings.pop(device, None)
+        self._book.withdraw(device, Source.MDNS)
+
+
+def _linked(link: Link) -> PeerSummary:
+    return PeerSummary(
+        device=link.device,
+        name=link.hello.name,
+        state="linked",
+        address=str(link.address),
+        rtt_s=link.rtt_s,
+        software=link.hello.software,
+        cores=link.hello.cores,
+        memory_bytes=link.hello.memory_bytes,
+    )

@@ -1,0 +1,46 @@
+"""What every part of a daemon shares: who it is, its links, its stores."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshtraind.peers.links import Link
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.job_history import JobHistory
+from meshtraind.trust.learner_tokens import LearnerTokens
+from meshwire.messages.job import Member
+from meshwire.messages.link import Software
+
+
+@dataclass(frozen=True)
+class Node:
+    """This daemon.
+
+    Attributes:
+        links: the linked peers by device id; live.
+        endpoint: where this daemon's learners find it.
+        learners: gives them their tokens.
+        software: asked for when needed, because finding torch's version takes a moment.
+        patience_s: silence after which a peer is lost; the user's one setting of time.
+    """
+
+    device: str
+    incarnation: int
+    name: str
+    links: Mapping[str, Link]
+    blobs: BlobStore
+    history: JobHistory
+    data_dir: Path
+    endpoint: Callable[[], str]
+    learners: LearnerTokens
+    software: Software
+    patience_s: float
+
+    @property
+    def member(self) -> Member:
+        """This daemon as a member of a job (G1)."""
+        return Member(device=self.device, incarnation=self.incarnation, name=self.name)
+
+    def job_folder(self, job: str) -> Path:
+        """DATA/jobs/ID."""
+        return self.data_dir / "jobs" / job

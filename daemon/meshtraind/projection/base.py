@@ -1,0 +1,68 @@
+"""From the model's vector to the shorter one that a job's rounds send, and back: what its codecs have in common."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from meshtraind.codecs.base import Values
+from meshtraind.parts.contribution import RingPart
+from meshtraind.parts.error_feedback import Residual
+from meshtraind.parts.segments import Form
+from meshtraind.projection.expansion import Expansion
+from meshtraind.projection.lgc.training import EncoderLearning
+
+if TYPE_CHECKING:
+    from meshtraind.executor.round_buffers import Round
+
+
+class Transform(ABC):
+    """One member's, of one job. What it makes of a round follows from the results of earlier ones alone, never from the
+    generation: a round that runs again has it again (C1).
+
+    Attributes:
+        encoder: what the learner learns for it; None, but with LGC's autoencoder.
+    """
+
+    encoder: EncoderLearning | None = None
+
+    @abstractmethod
+    def enter(self, place: int | None, learners: int) -> None:
+        """A generation begins, in which this member's learner is at `place`, from 0, among so many that compute; None:
+        it does not."""
+
+    @abstractmethod
+    def part(
+        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
+    ) -> RingPart:
+        """What this member adds to a round, with this weight.
+
+        Args:
+            area: where it is kept.
+            scratch: for the values of one segment; shared by all rounds.
+            residual: the worker's.
+        """
+
+    @abstractmethod
+    def expansion(self, form: Form, number: int, values: Values) -> Expansion:
+        """Of the round that has the result slot, `values`. Every round before it is complete."""
+
+    @abstractmethod
+    def settled(self, round_: "Round", *, contributed: bool) -> None:
+        """A round that this transforms is complete, before residuals hear of it. Called in the order of rounds. What
+        takes longer is left to `settle_one`.
+
+        Args:
+            contributed: this member is in it.
+        """
+
+    def settle_one(self) -> bool:
+        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
+        return False
+
+    @abstractmethod
+    def forget(self, number: int) -> None:
+        """A round is needed no more, but as the source of later ones."""
+
+    @property
+    @abstractmethod
+    def reaches_back(self) -> int:
+        """How many rounds the bytes of a complete one are read after it."""

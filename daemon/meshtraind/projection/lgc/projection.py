@@ -1,0 +1,170 @@
+"""Learned gradient compression: values at places that all share, and latents of them (`meshwire.layout.lgc`).
+
+The places and the basis, or autoencoder, of round k are what was announced in the rounds from k - lag backwards, each
+place once in them, and nothing else; where nothing was, places are evenly spaced, and the basis is smooth.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from meshtraind.codecs.base import Values
+from meshtraind.parts.error_feedback import Residual
+from meshtraind.parts.seeds import segment_seed
+from meshtraind.parts.segments import Form, Forms, values_in
+from meshtraind.projection.base import Transform
+from meshtraind.projection.contribution import Inputs
+from meshtraind.projection.lgc.contribution import ChosenPart
+from meshtraind.projection.lgc.expansion import ChosenExpansion
+from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved, Learning, smooth_rows
+from meshtraind.projection.lgc.leader import Announced, Places, announce, default_places, heard, largest_places
+from meshtraind.projection.lgc.residuals import Map, WholeRests
+from meshtraind.projection.lgc.training import EncoderLearning
+from meshwire.layout.lgc import Chosen, lag
+from meshwire.layout.lgc_autoencoder import Architecture
+
+if TYPE_CHECKING:
+    from meshtraind.executor.round_buffers import Round
+
+
+class LearnedGradients(Transform):
+    """Arguments as of `transform_for`.
+
+    What a linear map leaves out of each part adds up to what it leaves out of the sum. An autoencoder's does not: what
+    is decoded of a mean is another thing than the mean of what would be decoded of each part. So there a part leaves
+    nothing until the round counts, and then its values but for its share of what all have decoded: in the sum over
+    members nothing is lost (P1).
+    """
+
+    def __init__(
+        self, forms: Forms, rounds: Mapping[int, "Round"], seed: int, staleness: int, first: int | None
+    ) -> None:
+        self._forms = forms
+        self._seed = seed
+        self._lag = lag(staleness)
+        self._first = first
+        self._place: int | None = 0
+        self._learners = 1
+        self.rests = WholeRests()
+        self._heard: dict[int, dict[int, Announced]] = {}  # by round and bucket
+        self._places: dict[int, dict[int, Places]] = {}  # by round and bucket
+        self._maps: dict[int, Map] = {}  # by round
+        self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
+        self._arriving: Values = np.empty(forms.shorter_values, np.float32)
+        chosen = next(self._chosen(form) for form in forms if form.layout.shorter)
+        self.learning: Learning | EncoderLearning = Learning(chosen.rows, chosen.block_chosen)
+        if chosen.convolves and chosen.rows:
+            self.learning = self.encoder = EncoderLearning(Architecture(chosen.rows))
+
+    def enter(self, place: int | None, learners: int) -> None:
+        self._place, self._learners = place, learners
+
+    def part(
+        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
+    ) -> ChosenPart:
+        self.learning.begin_round()
+        return ChosenPart(Inputs(form, area, scratch, self._leaving, number, residual, weight), self)
+
+    def expansion(self, form: Form, number: int, values: Values) -> ChosenExpansion:
+        return ChosenExpansion(form, number, self, self._arriving, values)
+
+    def settled(self, round_: "Round", *, contributed: bool) -> None:
+        chosen = self._chosen(round_.form)
+        underway = self.rests.take(round_.number)
+        if contributed and not round_.void:
+            for bucket, part in underway.items():
+                latents = values_in(round_.area, round_.form.segments[bucket][: chosen.latent_segments[bucket]])
+                places = self.places(round_.number, bucket)
+                self.rests.leave(bucket, part, chosen, places, self.map(round_.number), latents)
+        said = self._heard[round_.number] = {}
+        if round_.void:
+            return
+        weights = {final.bucket: final.weight for final in round_.finals}
+        for bucket in range(chosen.model.coded_buckets):
+            _, count = chosen.announced(bucket)
+            values = values_in(round_.area, round_.form.segments[bucket][chosen.latent_segments[bucket] :])
+            announced = heard(chosen, round_.number, bucket, values[:count], weights[bucket])
+            if announced is not None:
+                said[bucket] = announced
+
+    def settle_one(self) -> bool:
+        return self.rests.leave_one()
+
+    def forget(self, number: int) -> None:
+        self._places.pop(number, None)
+        self._maps.pop(number, None)
+        self._heard.pop(number - self._lag - self._chosen(self._forms.of(number)).refresh + 1, None)
+
+    @property
+    def reaches_back(self) -> int:
+        return 0
+
+    # What a round is encoded and decoded with
+
+    def places(self, number: int, bucket: int) -> Places:
+        """Of the chosen values of all blocks, within the bucket: (blocks, chosen). The rounds that they were announced
+        in are complete."""
+        made = self._places.setdefault(number, {})
+        if bucket not in made:
+            made[bucket] = self._make_places(number, bucket)
+        return made[bucket]
+
+    def map(self, number: int) -> Map:
+        """Between a round's chosen values and its latents."""
+        if number not in self._maps:
+            chosen = self._chosen(self._forms.of(number))
+            learnt = chosen.latents < chosen.block_chosen
+            self._maps[number] = self._make_map(number, chosen) if learnt else AsTheyAre()
+        return self._maps[number]
+
+    def lead(self, chosen: Chosen, number: int, bucket: int, rest: Values, out: Values) -> None:
+        """What this member announces in a round: nothing, if it does not lead it.
+
+        Args:
+            rest: the bucket's values that were left out.
+            out: as of `announce`.
+        """
+        if self._place is None or number // chosen.refresh % self._learners != self._place:
+            out.fill(0.0)
+            return
+        places = largest_places(chosen, number, bucket, rest)
+        learnt = self.learning.learnt() if chosen.learnt_count and not bucket else np.empty(0, np.float32)
+        announce(chosen, bucket, Announced(places, learnt), out)
+
+    def _make_places(self, number: int, bucket: int) -> Places:
+        chosen = self._chosen(self._forms.of(number))
+        places = default_places(chosen, number, bucket)
+        for source in self._sources(number, chosen):
+            if (announced := self._heard_in(source, bucket)) is not None:
+                blocks = chosen.announced_blocks(bucket, source)
+                places[blocks.start :: blocks.step] = announced.places
+        places += np.arange(len(places), dtype=np.int32)[:, None] * np.int32(chosen.block_values)
+        return places
+
+    def _make_map(self, number: int, chosen: Chosen) -> Basis | Convolved:
+        heard_of = [self._heard_in(source, 0) for source in self._sources(number, chosen)]
+        learnt = next((announced.learnt for announced in reversed(heard_of) if announced is not None), None)
+        if chosen.convolves:
+            return Convolved(chosen.rows, learnt)
+        if learnt is None:
+            rows = smooth_rows(chosen.rows, chosen.block_chosen)
+        else:
+            rows = learnt.reshape(chosen.rows, chosen.block_chosen)
+        return Basis(rows, segment_seed(self._seed, number, 0))
+
+    def _sources(self, number: int, chosen: Chosen) -> range:
+        newest = number - self._lag
+        return range(newest - chosen.refresh + 1, newest + 1)
+
+    def _heard_in(self, number: int, bucket: int) -> Announced | None:
+        if self._first is not None and number < self._first:
+            return None
+        if number < 1 or self._forms.of(number).layout.shorter is None:
+            return None
+        return self._heard[number].get(bucket)
+
+    @staticmethod
+    def _chosen(form: Form) -> Chosen:
+        assert isinstance(form.layout.shorter, Chosen)
+        return form.layout.shorter

@@ -1,0 +1,88 @@
+"""What own parts leave out where only all members together know it: LGC's autoencoder (`learnedgradients.py`)."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from meshtraind.codecs.base import Values
+from meshtraind.parts.error_feedback import Residual
+from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved
+from meshtraind.projection.lgc.leader import Places
+from meshwire.layout.lgc import PIECE_BLOCKS, Chosen
+
+Map = AsTheyAre | Basis | Convolved
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Underway:
+    """What an own part had at its places, while nobody knows yet what will be decoded there.
+
+    Attributes:
+        values: (blocks, chosen).
+        start: of the bucket in the model's vector.
+        weight: of the part.
+    """
+
+    values: Values
+    start: int
+    weight: float
+    residual: Residual
+
+
+class WholeRests:
+    """One member's, of one job: its values but for its share of what all have decoded are what was left out of them."""
+
+    def __init__(self) -> None:
+        self._underway: dict[int, dict[int, Underway]] = {}  # by round and bucket
+        self._work: deque[tuple[int, Callable[[], None]]] = deque()  # with its bucket
+
+    def keep(self, number: int, bucket: int, part: Underway) -> None:
+        """Until the round is settled, `take`."""
+        self._underway.setdefault(number, {})[bucket] = part
+
+    def take(self, number: int) -> dict[int, Underway]:
+        """What was kept of a round, by bucket. It is kept no more."""
+        return self._underway.pop(number, {})
+
+    def leave(self, bucket: int, part: Underway, chosen: Chosen, places: Places, map_: Map, latents: Values) -> None:
+        """The round counts: the rest goes into the residual, piece by piece.
+
+        Args:
+            places: of the round, as `LearnedGradients.places`.
+            latents: the mean of all members'.
+        """
+        for first in range(0, len(places), PIECE_BLOCKS):
+            run = slice(first, min(first + PIECE_BLOCKS, len(places)))
+            of_run = latents[run.start * chosen.latents : run.stop * chosen.latents]
+            self._work.append((bucket, partial(_leave_piece, part, run, chosen.block_values, places, map_, of_run)))
+
+    def leave_one(self) -> bool:
+        """A piece, well under a millisecond. Returns False if there was none."""
+        if not self._work:
+            return False
+        _, piece = self._work.popleft()
+        piece()
+        return True
+
+    def catch_up(self, bucket: int) -> None:
+        """All pieces of a bucket, whose residual is about to be sent."""
+        for _ in range(len(self._work)):
+            of, piece = self._work.popleft()
+            if of == bucket:
+                piece()
+            else:
+                self._work.append((of, piece))
+
+
+def _leave_piece(part: Underway, run: slice, block_values: int, places: Places, map_: Map, latents: Values) -> None:
+    values = part.values[run]
+    means = np.empty_like(values)
+    map_.decode_into(latents, means, np.empty(means.size, np.float32))
+    first = run.start * block_values
+    here = places[run] - np.int32(first)
+    change: Values = np.zeros(int(here.max()) + 1, np.float32)
+    change[here] = values - means * np.float32(part.weight)
+    part.residual.add(part.start, part.start + first, change, part.weight)

@@ -1,0 +1,219 @@
+"""What a learner that joins a running job asks for: the job's model, and a state to begin from (J1, J3).
+
+The counterpart of `Preparation`, which serves the learners that begin a job together.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshtraind.runtime.threads import in_thread
+from meshtraind.startup.start_state import Emit
+from meshtraind.storage.background_pacing import Courtesy
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.cleanup import STATE
+from meshtraind.storage.job_record import Job
+from meshtraind.storage.state_transfer import fetch_state, lay_out
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshwire import limits
+from meshwire.messages.generation import AskState, SavedState
+from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
+from meshwire.model.manifest import ModelManifest, first_difference
+
+if TYPE_CHECKING:
+    from meshtraind.rounds.driver import Rounds
+
+STATE_TIMEOUT_S = 600.0  # a donor's learner may be in the middle of a long step or of an evaluation
+DONOR_TIMEOUT_S = 60.0  # for one to be linked
+COMPLETE_TIMEOUT_S = 600.0
+POLL_S = 0.2
+
+
+class _NotKeptError(RequestError):
+    """A state whose newest round is not on the history that is kept."""
+
+
+class _NotNowError(RequestError):
+    """A member has no state to give, yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where a state may come from; asked for whenever one is needed.
+
+    Attributes:
+        computing: connections to the members whose learners compute, best first.
+        others: to all other members: where nobody computes, each may have one still (J3).
+        own: this device's, of after a round or later, from what its learner of before has left. Raises RequestError,
+            BlobError.
+    """
+
+    computing: Callable[[], list[Connection]]
+    others: Callable[[], list[Connection]]
+    own: Callable[[AskState], Awaitable[SavedState]]
+
+
+class Joining:
+    """One learner's way into a job that runs. Every method raises RequestError with a text for the script.
+
+    Args:
+        manifest: the model that the others train.
+        carried_bytes: the chunks that this device has passed on so far.
+        ready: called with the round after which the learner's state was read, when it has loaded it.
+        kept: the learner of before has left the base after this round in memory (J3).
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rounds: "Rounds",
+        manifest: ModelManifest,
+        sources: Sources,
+        store: BlobStore,
+        carried_bytes: Callable[[], int],
+        ready: Callable[[int], None],
+        kept: int | None = None,
+    ) -> None:
+        self._job = job
+        self._rounds = rounds
+        self._manifest = manifest
+        self._sources = sources
+        self._kept = kept
+        self._told_kept = False
+        self._store = store
+        self._carried_bytes = carried_bytes
+        self._ready = ready
+        self._folder = job.folder / STATE
+        self._round = 0
+        self._pace: Courtesy | None = None  # while a state is on its way
+        # Of the rounds since a state was asked for: what comes must be the base of one.
+        self._chains: dict[int, bytes | None] = {}
+
+    @property
+    def kept(self) -> bool:
+        """The learner has found the base in memory, or will."""
+        return self._kept is not None
+
+    @property
+    def may_forget_kept(self) -> bool:
+        """Its learner has not begun to take it over."""
+        return self.kept and not self._told_kept
+
+    def forget_kept(self) -> None:
+        """A state is loaded like any other learner's."""
+        self._kept = None
+
+    async def model(self, body: LearnerModel, emit: Emit) -> None:
+        """Raises RequestError when it is another model than the others'."""
+        difference = first_difference(self._manifest, body.manifest)
+        if difference is not None:
+            raise RequestError(f"the model of this peer is not the one that the others train: {difference}")
+        if body.samples != self._rounds.sample_space:
+            raise RequestError(f"the loader reads {body.samples}, the others' {self._rounds.sample_space}")
+
+    async def state(self, body: LearnerState, emit: Emit) -> StateTask:
+        """Gets a state of what is complete now, or later, from a member that computes, if memory holds none."""
+        if self._kept is not None:
+            self._told_kept = True
+            self._round = self._kept
+            units = tuple(range(len(body.units)))
+            return StateTask(units=units, folder=str(self._folder), write=False, round=self._kept, kept=True)
+        after_round = self._rounds.learner.loads()
+        asked = AskState(job=self._job.spec.job, after_round=after_round)
+        self._note_chain(after_round)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        deadline_s = began_s + DONOR_TIMEOUT_S
+        last = ""
+        while True:
+            errors, computing = [], self._sources.computing()
+            if not computing:  # another may begin, or all will go on from something else
+                deadline_s = max(deadline_s, began_s + STATE_TIMEOUT_S)
+                if (task := await self._load_own(asked, len(body.units))) is not None:
+                    return task
+            for donor in computing or self._sources.others():
+                try:
+                    return await self._load_from(donor, asked, len(body.units), emit)
+                except _NotNowError as error:
+                    emit(Waiting(reason=f"a state of {donor.name}: {error}"[: limits.ERROR_CHARS_MAX]))
+                    last = f": {donor.name}: {error}"
+                except _NotKeptError as error:  # it will hear so, and compute no more, or give a later one
+                    emit(Waiting(reason=f"another state than that of {donor.name}: {error}"))
+                except (RequestError, TimeoutError) as error:
+                    errors.append(f"{donor.name}: {error}")
+                except ConnectionLost as error:  # there may be another link soon
+                    emit(Waiting(reason=f"another link to {donor.name}: {error}"[: limits.ERROR_CHARS_MAX]))
+                    deadline_s = loop.time() + DONOR_TIMEOUT_S
+            if errors or loop.time() > deadline_s:
+                raise RequestError("no peer has given its state: " + ("; ".join(errors) or f"none computes{last}"))
+            emit(Waiting(reason="a peer whose learner computes"))
+            await asyncio.sleep(POLL_S)
+
+    async def _load_from(self, donor: Connection, asked: AskState, units: int, emit: Emit) -> StateTask:
+        emit(Waiting(reason=f"the state of {donor.name}"))
+        try:
+            saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
+        except RequestError as error:
+            raise _NotNowError(str(error)) from None
+        if not isinstance(saved, SavedState):
+            raise RequestError(f"it answered with {type(saved).__name__}")
+        if saved.round < asked.after_round:
+            raise RequestError(f"it offers the state after round {saved.round}, not after {asked.after_round}")
+        if len(saved.units) != units:
+            raise RequestError(f"it has {len(saved.units)} units of state, this peer {units}")
+        await self._check_history(saved, donor, emit)
+        self._pace = Courtesy(self._carried_bytes, lambda: self._rounds.hold_others_up)
+        try:
+            await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit, self._pace)
+        finally:
+            self._pace = None
+        return self._task(saved)
+
+    def _task(self, saved: SavedState) -> StateTask:
+        self._round = saved.round
+        self._chains.clear()
+        return StateTask(units=tuple(range(len(saved.units))), folder=str(self._folder), write=False, round=saved.round)
+
+    async def _load_own(self, asked: AskState, units: int) -> StateTask | None:
+        """From what is on this disk; None: there is nothing of the history that is kept."""
+        try:
+            saved = await self._sources.own(asked)
+        except RequestError:
+            return None
+        if len(saved.units) != units or self._rounds.chain_after(saved.round) != saved.chain:
+            return None
+        await in_thread(lambda _: lay_out(saved.units, self._folder, self._store))
+        return self._task(saved)
+
+    async def _check_history(self, saved: SavedState, donor: Connection, emit: Emit) -> None:
+        """G4: the donor may have completed a round that no other holds, and then be lost: the round counts for nobody.
+
+        Raises _NotKeptError; ConnectionLost when the donor was lost before the others had completed the round.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + COMPLETE_TIMEOUT_S
+        while self._rounds.complete < saved.round:
+            if donor.closing:
+                raise ConnectionLost(f"it was lost before others held round {saved.round}")
+            if loop.time() > deadline_s:
+                raise RequestError(f"waited {COMPLETE_TIMEOUT_S:.0f} s for round {saved.round}")
+            emit(Waiting(reason=f"round {saved.round}, after which the state of {donor.name} was read"))
+            await asyncio.sleep(POLL_S)
+        own = self._chains.get(saved.round) or self._rounds.chain_after(saved.round)
+        if own != saved.chain:
+            raise _NotKeptError(f"round {saved.round} is not there what it is here")
+
+    def round_complete(self, round_: int) -> None:
+        """The next round is complete here."""
+        if self._pace is not None:
+            self._pace.round_complete()
+        if self._chains:
+            self._note_chain(round_)
+
+    def _note_chain(self, round_: int) -> None:
+        self._chains[round_] = self._rounds.chain_after(round_)
+
+    async def ready(self, emit: Emit) -> None:
+        """The learner holds the state: it is taken in with the next generation."""
+        self._ready(self._round)

@@ -1,0 +1,80 @@
+"""This device leaves its history, of which rounds are given up: its learner writes the base before it is ended.
+
+Nobody waits for this device meanwhile: it is in no generation, and asks to be taken in when this is over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from meshtraind.recovery.checkpointer import END_TIMEOUT_S, Written
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.storage.checkpoint_store import CheckpointError
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import RequestError
+from meshwire import limits
+from meshwire.messages.generation import AskIn
+from meshwire.messages.job import GivenUp
+
+log = logging.getLogger(__name__)
+
+LEARNER_S_MAX = END_TIMEOUT_S + 2.0  # whatever the disk does: then the learner is ended, and this device returns
+HOLDING_UP = "the base that is given up is being saved, before this device asks in again"
+TOO_LATE = "the others took this device in before it was written"
+
+
+class Parting:
+    """One at a time. It ends by `over`, which is called once: the learner is needed no more.
+
+    Args:
+        given_up: what the job is told when it is known whether it was saved, and under which name.
+        write: has the learner write the base, within END_TIMEOUT_S. Raises RequestError, CheckpointError, OSError.
+
+    Attributes:
+        asks: to be taken in: to whom they are to be sent when it is over.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        given_up: GivenUp,
+        write: Callable[[], Awaitable[Written]],
+        over: Callable[["Parting"], None],
+        tasks: TaskSet,
+    ) -> None:
+        self._job = job
+        self._given_up = given_up
+        self._write = write
+        self._over = over
+        self._ended = False
+        self.asks: dict[str, AskIn] = {}
+        job.wait(HOLDING_UP)
+        self._deadline = asyncio.get_running_loop().call_later(LEARNER_S_MAX, self._end)
+        self._task = tasks.spawn(self._save(), "checkpoint of what is given up")  # such tasks may fail alone
+
+    def cut_short(self) -> None:
+        """The learner is ended now, whether it has written or not."""
+        self._task.cancel()
+        self._end()
+
+    async def _save(self) -> None:
+        told = self._given_up.model_copy(update={"unsaved": TOO_LATE})
+        try:
+            written = await self._write()
+            self._end()
+            name = (await written.finish()).name
+            told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
+            log.info("job %s: what is given up is saved as %s", self._job.spec.job, name)
+        except (RequestError, CheckpointError, OSError) as error:
+            told = self._given_up.model_copy(update={"unsaved": str(error)[: limits.GIVEN_UP_REASON_CHARS_MAX]})
+            log.warning("job %s: what is given up could not be saved: %s", self._job.spec.job, error)
+        finally:
+            self._end()
+            log.warning("job %s: given up: %s", self._job.spec.job, told)
+            self._job.take_given_up([told])
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._deadline.cancel()
+            self._over(self)

@@ -1,0 +1,61 @@
+"""This device's learner is asked to write its state: for a member that joins (`donor.py`), or as a checkpoint."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from meshtraind.transport.connection import RequestError
+from meshwire.message_base import Wire
+from meshwire.messages.learner import LearnerSaved, Save
+
+
+class Saving:
+    """One job's learners, one after the other. Several states may be asked for at once.
+
+    Args:
+        notify: sends the learner a notice.
+        ready: whether there is a learner that can be asked: it holds a state, and has not been lost.
+    """
+
+    def __init__(self, notify: Callable[[Wire], None], ready: Callable[[], bool]) -> None:
+        self._notify = notify
+        self._ready = ready
+        self._number = 0
+        self._asked: dict[int, asyncio.Future[LearnerSaved]] = {}
+
+    async def save(self, after_round: int, folder: Path, timeout_s: float | None = None) -> LearnerSaved:
+        """The base, after this round or a later one, lies in `folder`, one file for each unit (J1).
+
+        Args:
+            timeout_s: None: as long as the learner lives.
+
+        Raises:
+            RequestError: it cannot write it, has ended, or reaches no boundary in time.
+        """
+        if not self._ready():
+            raise RequestError("its learner holds no state now")
+        self._number += 1
+        number = self._number
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self._notify(Save(number=number, after_round=after_round, folder=str(folder)))
+        try:
+            saved = await asyncio.wait_for(self._asked[number], timeout_s)
+        except TimeoutError:
+            raise RequestError(f"its learner has not reached a boundary in {timeout_s:.0f} s") from None
+        finally:
+            del self._asked[number]
+        if saved.error is not None:
+            raise RequestError(saved.error)
+        return saved
+
+    def saved(self, body: LearnerSaved) -> None:
+        """The learner has written its state, or could not."""
+        asked = self._asked.get(body.number)
+        if asked is not None and not asked.done():
+            asked.set_result(body)
+
+    def learner_lost(self) -> None:
+        """The learner has ended: what it was asked for will not come."""
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(RequestError("its learner has ended"))

@@ -1,0 +1,292 @@
+"""What a learner says to its daemon, from its call to the end of its socket."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshtraind.recovery.join_requests import Joining
+from meshtraind.recovery.state_requests import Saving
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.metrics import MetricsKeeper
+from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.requests import PREPARED_TWICE, Preparation
+from meshtraind.storage.blob_writer import BlobError
+from meshtraind.storage.cleanup import DATA
+from meshtraind.storage.fetch import output_folder
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshwire import limits
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import Done
+from meshwire.messages.learner import (
+    BarrierPassed,
+    LearnerApplied,
+    LearnerBack,
+    LearnerBarrier,
+    LearnerBucket,
+    LearnerEncoder,
+    LearnerHash,
+    LearnerIdle,
+    LearnerLog,
+    LearnerModel,
+    LearnerReady,
+    LearnerSaved,
+    LearnerSealed,
+    LearnerState,
+    LearnerStepped,
+    LearnerWelcome,
+    Stop,
+    Waiting,
+)
+
+if TYPE_CHECKING:
+    from meshtraind.rounds.driver import Rounds
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a learner's session stands: the parts of it that its words concern."""
+
+    job: Job
+    who: Callable[[], str]  # this rank and device, for texts
+    agreement: Agreement
+    metrics: MetricsKeeper
+    tasks: TaskSet
+    saving: Saving
+
+
+class LearnerLink:
+    """The learner's side of one session: of one process after the other.
+
+    Args:
+        preparation: serves the first one, until it is ready.
+        make_rounds: makes the job's first rounds; may raise RequestError.
+        begin: all members are ready.
+        fail: ends the job with a reason.
+        tell_hash: takes the base's hash after a round.
+        tell_report: tells the other members where this rank stands.
+
+    Attributes:
+        attached: whether the learner has called.
+        rounds: None before the learner is ready, and while this member has no history.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        preparation: Preparation,
+        make_rounds: Callable[[], "Rounds"],
+        begin: Callable[[], None],
+        fail: Callable[[str], None],
+        tell_hash: Callable[[LearnerHash], None],
+        tell_report: Callable[[], None],
+    ) -> None:
+        self._place = place
+        self._make_rounds = make_rounds
+        self._begin = begin
+        self._fail = fail
+        self._tell_hash = tell_hash
+        self._tell_report = tell_report
+        self._connection: Connection | None = None
+        self._answering = 0
+        self._ready = False
+        self.preparation: Preparation | Joining = preparation
+        self.attached = False
+        self.rounds: Rounds | None = None
+        self._in_barrier: asyncio.Task[None] | None = None
+
+    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | Joining) -> None:
+        """Another process will call, and load its state from a member that computes; before round 1, prepare with the
+        others."""
+        self.let_go("another learner takes its place")
+        self.preparation = preparation
+        self.rounds = rounds
+
+    def let_go(self, reason: str) -> None:
+        """The process of now is heard no more, however much of what it said is still to be read."""
+        self._place.saving.learner_lost()
+        self._place.agreement.learner_lost()
+        if self._in_barrier is not None:
+            self._in_barrier.cancel()
+            self._in_barrier = None
+        if self._connection is not None:
+            self._connection.close(reason)
+        self._connection = None
+        self._ready = False
+        self.attached = False
+
+    def attach(self, connection: Connection) -> LearnerWelcome:
+        """The learner has called. Raises RequestError when there is one already."""
+        job = self._place.job
+        if self.attached:
+            raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
+        self._connection = connection
+        self.attached = True
+        return LearnerWelcome(
+            spec=job.spec,
+            rank=job.rank,
+            members=job.members,
+            data_dir=str(job.folder / DATA) if job.spec.data is not None else None,
+            output_dir=str(output_folder(job.folder, job.rank)),
+        )
+
+    def is_over(self, connection: Connection) -> bool:
+        """Whether this connection is the one that attached; others that name the job were refused."""
+        return connection is self._connection
+
+    def lost(self, connection: Connection) -> bool:
+        """A socket has closed. Returns whether it was the learner's."""
+        if connection is not self._connection:
+            return False
+        self._connection = None
+        self._place.saving.learner_lost()
+        return True
+
+    # What it asks for
+
+    async def request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        """Answers the learner, who meanwhile gets signs of life: some answers take as long as the network does."""
+        self._answering += 1
+        try:
+            return await self._answer(body, emit)
+        except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
+            raise RequestError(f"{self._place.who()}: {error}") from error
+        finally:
+            self._answering -= 1
+
+    async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+        preparation = self.preparation
+        match body:
+            case LearnerModel():
+                await preparation.model(body, emit)
+                return Done()
+            case LearnerState():
+                return await preparation.state(body, emit)
+            case LearnerReady():
+                if self._ready:
+                    raise RequestError(PREPARED_TWICE)
+                self._ready = True
+                begins = self.rounds is None
+                if self.rounds is None:
+                    self.rounds = self._make_rounds()
+                await preparation.ready(emit)
+                if begins:
+                    # After the answer: what follows from the start are notices, which the learner reads then.
+                    asyncio.get_running_loop().call_soon(self._begin)
+                return Done()
+        raise RequestError(f"a learner does not ask for {type(body).__name__}")
+
+    # What it tells
+
+    def notice(self, body: Wire) -> None:
+        """Takes the learner's news."""
+        rounds, place = self.rounds, self._place
+        if isinstance(body, LearnerLog):
+            place.metrics.values = body.values
+            return
+        if isinstance(body, LearnerSaved):
+            place.saving.saved(body)
+            return
+        if isinstance(body, LearnerHash) and rounds is not None:
+            self._tell_hash(body)
+            return
+        if rounds is not None and rounds.finished:
+            return  # its process may have been seen to end before its last words were read
+        if isinstance(body, LearnerBarrier):
+            prepared = rounds if self._ready else None  # a script that joins has rounds before it is prepared
+            reached = prepared.learner.enter_barrier(body.number) if prepared is not None else 0
+            waiting = self._barrier(prepared, body.number, reached)
+            self._in_barrier = place.tasks.spawn(waiting, f"barrier {body.number}")
+            return
+        if rounds is None:
+            self._fail(f"{place.who()}: the learner sent {type(body).__name__} before it was ready")
+            return
+        match body:
+            case LearnerBucket():
+                rounds.learner.bucket(body)
+            case LearnerSealed():
+                rounds.learner.sealed(body)
+            case LearnerApplied(round=round_):
+                rounds.learner.applied(round_)
+            case LearnerStepped():
+                place.metrics.stepped(body)
+                rounds.learner.stepped(body)
+            case LearnerIdle(reason=reason, finished=finished):
+                if finished:
+                    rounds.learner.gone(reason)
+                    self._tell_report()
+                else:
+                    rounds.learner.idle(reason)
+            case LearnerEncoder():
+                rounds.learner.encoder(body)
+            case LearnerBack():
+                rounds.learner.back()
+            case _:
+                self._fail(f"{place.who()}: a learner does not send {type(body).__name__}")
+
+    async def _barrier(self, rounds: "Rounds | None", number: int, reached: int) -> None:
+        try:
+            newest = await self._place.agreement.barrier(number, reached, self.notify)
+        except RequestError as error:
+            text = str(error)[: limits.ERROR_CHARS_MAX]
+            if rounds is None:
+                self.notify(BarrierPassed(number=number, error=text))
+            else:
+                rounds.learner.barrier_broken(text)
+            return
+        if rounds is None:
+            self.notify(BarrierPassed(number=number, error=None))
+        else:
+            for rank in range(len(self._place.job.members)):
+                rounds.peer_in_barrier(rank, inside=self._place.agreement.in_barrier(rank))
+            rounds.learner.all_in_barrier(newest)
+
+    # What it is told
+
+    @property
+    def was_ready(self) -> bool:
+        """The process of now has, or had, a state."""
+        return self._ready
+
+    @property
+    def has_base(self) -> bool:
+        """A learner holds the base, or the next one will find it in memory."""
+        return self.ready or (isinstance(self.preparation, Joining) and self.preparation.kept)
+
+    @property
+    def ready(self) -> bool:
+        """A learner is there that holds a state: that of the start, or one that it has loaded."""
+        return self._ready and self._connection is not None
+
+    def notify(self, body: Wire) -> None:
+        """Sends the learner a notice, if it is there."""
+        if self._connection is not None:
+            self._connection.notify(body)
+
+    def stop(self, reason: str) -> None:
+        """The job ends."""
+        self.notify(Stop(reason=reason[: limits.ERROR_CHARS_MAX]))
+
+    def sign_of_life(self) -> None:
+        """Tells the learner what it waits for. Samples, within a step, are all that this daemon does not know of.
+
+        One that has left much unread computes, for hours perhaps: no more is piled up for it.
+        """
+        if self._connection is None or not self._connection.writable:
+            return
+        waiting = self.rounds.learner.waiting() if self.rounds is not None else None
+        if waiting is None:
+            waiting = "what it has asked for is being worked on" if self._answering else "rounds of other members"
+        self.notify(Waiting(reason=waiting))
+
+    def close(self) -> None:
+        """Closes the connection, and lets go of the rounds' memory."""
+        if self.rounds is not None:
+            self.rounds.close()
+        self._place.saving.learner_lost()
+        if self._connection is not None:
+            self._connection.close("the job has ended")

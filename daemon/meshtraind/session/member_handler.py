@@ -1,0 +1,100 @@
+"""What the other members of a running job say, and where their chunks belong."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from meshtraind.startup.agreement import Agreement, News
+from meshtraind.storage.job_record import Job
+from meshwire.frames.header import Header
+from meshwire.message_base import Wire
+from meshwire.messages.job import BarrierReached, BaseHash, End, RankReport
+from meshwire.rounds.effects import Message
+
+if TYPE_CHECKING:
+    from meshtraind.rounds.driver import Rounds
+
+NEWS_TYPES = News.__args__
+
+
+class _Membership(Protocol):
+    def hears(self, rank: int) -> bool:
+        """Whether what this member says belongs anywhere."""
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """It broke the protocol."""
+
+
+class MemberSide:
+    """Of one job here.
+
+    Args:
+        rounds: None before the learner is ready, and while this member has no history.
+        membership: who is a member that counts.
+        reported: called when a member has told how it stands.
+        ended: called when a member says that the job has ended.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        agreement: Agreement,
+        rounds: "Callable[[], Rounds | None]",
+        membership: _Membership,
+        reported: Callable[[], None],
+        ended: Callable[[int, End], None],
+    ) -> None:
+        self._job = job
+        self._agreement = agreement
+        self._rounds = rounds
+        self._membership = membership
+        self._reported = reported
+        self._ended = ended
+
+    def notice(self, rank: int, header: Header, body: Wire) -> str | None:
+        """A message of another member. Returns what is wrong with it, if anything."""
+        rounds = self._rounds() if not self._job.ended else None
+        if not isinstance(body, End) and not self._membership.hears(rank):
+            return None
+        if isinstance(body, RankReport):
+            self._job.report(body)
+            if rounds is not None:
+                if rounds.takes(header.generation):
+                    rounds.peer_complete(rank, header.complete)
+                rounds.peer_measured(body)
+            self._agreement.wake()
+            self._reported()
+        elif isinstance(body, End):
+            self._ended(rank, body)
+        elif isinstance(body, BaseHash):
+            self._job.take_hash(body)
+        elif isinstance(body, NEWS_TYPES):
+            if wrong := self._agreement.news(body):
+                return wrong
+            if isinstance(body, BarrierReached) and rounds is not None:
+                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
+        elif not isinstance(body, Message):
+            return f"a member does not send {type(body).__name__}"
+        elif rounds is not None and rounds.takes(header.generation):
+            rounds.message(rank, body, behind=not self._agreement.in_barrier(rank))
+            rounds.peer_complete(rank, header.complete)
+        return None
+
+    def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
+        """Where a chunk belongs; None when its round is no longer of interest."""
+        rounds = self._rounds()
+        if rounds is None or self._job.ending or not self._membership.hears(rank):
+            return None
+        if not rounds.takes(header.generation):
+            return None  # G2: work of another generation is dropped
+        place = rounds.chunk_announced(rank, header)
+        if isinstance(place, str):
+            self._membership.refuse(rank, place)
+            return None  # the link can go on: where the chunk ends is known
+        return place
+
+    def chunk_received(self, rank: int, header: Header) -> None:
+        """A chunk is in its place."""
+        rounds = self._rounds()
+        taken = rounds is not None and not self._job.ended and rounds.takes(header.generation)
+        if rounds is not None and taken and self._membership.hears(rank):
+            rounds.chunk_received(rank, header)

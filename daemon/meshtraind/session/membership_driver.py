@@ -1,0 +1,484 @@
+"""The shell around the membership machine: performs its effects on links, rounds and learner, and owns its timer.
+
+Rounds go on in a generation until a newer one is promised; then they are fenced, brought to the cut, and go on in the
+next one. The learner computes through all of it.
+"""
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from meshtraind.peers.node import Node
+from meshtraind.recovery.checkpointer import Written
+from meshtraind.recovery.parting import Parting
+from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.startup.before_round_one import Founding
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshwire import limits
+from meshwire.jobs.lifecycle import job_number
+from meshwire.jobs.partition_wait import partition_wait_s
+from meshwire.membership.effects import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    Message,
+    NobodyLearns,
+    Phase,
+    Refusal,
+    Resume,
+    Send,
+    Shunned,
+    TurnedAway,
+    Waiting,
+)
+from meshwire.membership.lineage import Path, rank_of
+from meshwire.membership.machine import Membership
+from meshwire.membership.requests import Kind
+from meshwire.messages.generation import AskIn, Enter, Holding, Standing, Where
+from meshwire.messages.job import Generation, GivenUp
+from meshwire.text import printable
+from meshwire.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from meshtraind.rounds.driver import Rounds
+    from meshtraind.rounds.generation_change import Crossing
+
+log = logging.getLogger(__name__)
+
+RTT_S_MIN = 0.001
+
+
+class Host(Protocol):
+    """The session, as far as a change of generation concerns it."""
+
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None while this member brings no history, and before its learner has prepared."""
+
+    @property
+    def crossing(self) -> "Crossing | Founding | None":
+        """None while this member brings no history."""
+
+    @property
+    def founding(self) -> bool:
+        """Whether round 1 has not begun here."""
+
+    def holding(self) -> Holding:
+        """What there is here, beside rounds, to go on from where no learner computes (J3)."""
+
+    def saved_beginning(self, enter: Enter) -> Beginning:
+        """The own checkpoint of the cut, to which all go back. Raises RequestError when it is gone."""
+
+    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
+        """Makes the rounds of a member without history, or of one that goes back, at the cut. Raises RequestError."""
+
+    def entered(self, generation: Generation) -> None:
+        """The generation was entered; a loading member may start its learner."""
+
+    def resumed(self) -> None:
+        """All members have entered it."""
+
+    async def write_given_up(self) -> Written:
+        """The learner writes the base of a history that is not kept. Its rounds are fenced. Raises RequestError,
+        CheckpointError, OSError."""
+
+    def left_out(self, reason: str) -> None:
+        """The history that this member has is not kept: rounds and learner are dropped."""
+
+    def turned_away(self, reason: str) -> None:
+        """This device wanted to join, and there is no room any more."""
+
+    def nobody_learns(self) -> None:
+        """No member's learner is left that could compute."""
+
+
+class Generations:
+    """One job's, from its first generation on, or from this device's return to it (then the job has none yet).
+
+    Args:
+        links: the connection to each other member of the generation, by rank; kept up to date here.
+        rtt_s: to the farthest member, before `progress` says more.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        job: Job,
+        links: dict[int, Connection],
+        host: Host,
+        rtt_s: float,
+        tasks: TaskSet,
+    ) -> None:
+        self._node = node
+        self._job = job
+        self._links = links
+        self._host = host
+        self._tasks = tasks
+        self._number = job_number(job.spec.job)
+        self._loop = asyncio.get_running_loop()
+        self._machine = Membership(
+            node.member,
+            job.spec.job,
+            Timeouts(
+                patience_s=node.patience_s,
+                rtt_s=max(rtt_s, RTT_S_MIN),
+                partition_wait_s=partition_wait_s(job.spec.partition_wait, node.patience_s),
+            ),
+            self._loop.time(),
+            generation=job.generation,
+            known=[member.device for member in job.members],
+            members_max=job.spec.peers_max or len(job.members),
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._fenced_at_s: float | None = None
+        self._asking: dict[str, AskIn] = {}  # before round 1, when there is nothing yet that they could be given
+        self._closed = False
+        self._path = Path()
+        self._parting: Parting | None = None  # while this device, out of all generations, saves what is given up
+        self._why_out = ""
+        if job.generation is not None:
+            self._path.entered(job.generation, 0, 0)
+
+    def start(self) -> None:
+        """Tells the machine of the links that there are."""
+        for device, link in list(self._node.links.items()):
+            self.link_made(device, link.hello.incarnation)
+
+    def link_made(self, device: str, incarnation: int) -> None:
+        """There is a link to this device, or another one than before."""
+        self._asking.pop(device, None)
+        if not self._closed:
+            self._perform(self._machine.linked(device, incarnation, self._loop.time()))
+
+    def link_lost(self, device: str, reason: str) -> None:
+        """There is none any more."""
+        self._asking.pop(device, None)
+        if not self._closed:
+            self._perform(self._machine.unlinked(device, reason, self._loop.time()))
+
+    def away(self) -> None:
+        """This machine slept, stood still or changed networks: it looks for the others before it goes on alone."""
+        if not self._closed:
+            self._perform(self._machine.away(self._loop.time()))
+
+    def gone(self, device: str, incarnation: int) -> None:
+        """This incarnation of a device has ended: it is not silent, nor elsewhere."""
+        if not self._closed:
+            self._perform(self._machine.gone(device, incarnation, self._loop.time()))
+
+    def notice(self, device: str, body: Message) -> None:
+        """A message of a member, or of one that was or wants to be one."""
+        if isinstance(body, AskIn) and self._host.founding:
+            self._asking[device] = body
+        elif not self._closed:
+            self._perform(self._machine.receive(device, body, self._loop.time()))
+
+    def wish(self, kind: Kind) -> None:
+        """This member's learner computes no more, or is ready to; or this member leaves."""
+        if not self._closed:
+            self._perform(self._machine.wish(kind, self._loop.time()))
+
+    def refuse(self, device: str, reason: str) -> None:
+        """A member broke the protocol (G10)."""
+        if not self._closed:
+            self._perform(self._machine.refuse(device, reason, self._loop.time()))
+
+    def refuses(self, device: str) -> bool:
+        """Whether it is refused now: what it sent belongs nowhere."""
+        return self._machine.refuses(device)
+
+    def begun(self) -> None:
+        """Round 1 begins: who asked in before is taken in now."""
+        asking, self._asking = self._asking, {}
+        for device, body in asking.items():
+            self.notice(device, body)
+
+    def step_out(self, reason: str) -> None:
+        """This member has nothing to bring into the rounds, and asks to be taken in."""
+        if not self._closed:
+            self._perform(self._machine.step_out(reason, self._loop.time()))
+
+    def look_again(self) -> None:
+        """What this member's learner held may be lost: where none computes, all look for something else (J3)."""
+        if not self._closed:
+            self._perform(self._machine.look_again(self._loop.time()))
+
+    @property
+    def newest(self) -> Generation | None:
+        """The newest generation that this member has promised."""
+        return self._machine.promised
+
+    def promised(self, generation: int) -> bool:
+        """Whether the generation with this hash is the newest that this member has promised."""
+        promised = self._machine.promised
+        return promised is not None and promised.hash64() == generation
+
+    @property
+    def running(self) -> bool:
+        """Rounds go on."""
+        return self._machine.phase is Phase.RUNNING
+
+    @property
+    def out(self) -> bool:
+        """This device asks in."""
+        return self._machine.phase is Phase.OUT
+
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Linked devices that have told lately in which generation they are."""
+        return self._machine.elsewhere
+
+    def lists(self, device: str) -> bool:
+        """Whether the newest generation promised counts this device among the members of all times."""
+        promised = self._machine.promised
+        return promised is not None and rank_of(promised, device) is not None
+
+    def progress(self) -> None:
+        """From time to time: how far away the members are, and how far the rounds, by which the sides of a partition
+        are weighed."""
+        rounds = self._host.rounds
+        if rtt_s := self._round_trip_s():
+            self._machine.note_round_trip(rtt_s)
+            if rounds is not None:
+                rounds.note_round_trip(rtt_s)
+        if rounds is not None:
+            self._machine.note_progress(rounds.history_samples)
+
+    def _round_trip_s(self) -> float:
+        """To the farthest of the devices that are or were in the job and are linked; 0 where none has been measured."""
+        links = (self._node.links.get(member.device) for member in self._job.members)
+        measured = [max(link.rtt_s, RTT_S_MIN) for link in links if link is not None and link.rtt_s is not None]
+        return max(measured, default=0.0)
+
+    def end_parting(self) -> bool:
+        """The learner of a history that is given up is needed no more, if there is one. Returns whether there was."""
+        if self._parting is None:
+            return False
+        self._parting.cut_short()
+        return True
+
+    def close(self) -> None:
+        """Stops the timer."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    # Effects
+
+    def _perform(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        self._arm()
+
+    def _perform_one(self, effect: Effect) -> None:
+        job = self._job.spec.job
+        match effect:
+            case Send(device, AskIn() as message) if self._parting is not None:
+                self._parting.asks[device] = message
+            case Send(device, message):
+                link = self._node.links.get(device)
+                if link is not None:
+                    link.connection.notify(message, job=self._number)
+            case Fence():
+                self._fence()
+            case CatchUpFrom():
+                self._catching_up = self._tasks.spawn(self._catch_up(effect), "catch up")
+            case EnterGeneration(generation, enter):
+                self._enter(generation, enter)
+            case Resume(generation, begins):
+                self._resume(generation, begins)
+            case LeftOut(reason, kept):
+                log.warning("job %s: left out: %s", job, reason)
+                self._give_up_catching_up()
+                self._leave_history(reason, kept)
+            case TurnedAway(reason):
+                self._host.turned_away(reason)
+            case NobodyLearns():
+                self._host.nobody_learns()
+            case Refusal(device, text):
+                link = self._node.links.get(device)
+                if link is not None:
+                    link.connection.refuse(text)
+            case Shunned():
+                self._shunned(effect)
+            case Waiting(reason):
+                self._job.wait(reason)
+
+    def _shunned(self, effect: Shunned) -> None:
+        rank, accuser = self._job.rank_of(effect.device), self._job.rank_of(effect.accuser)
+        if rank is None or accuser is None:
+            return
+        names = [f"rank {of} ({self._job.members[of].name})" for of in (rank, accuser)]
+        back = "it stays out of this job" if effect.violations >= limits.VIOLATIONS_MAX else "it may ask in again later"
+        log.warning(
+            "job %s: %s was refused by %s: %s. The others go on without it; violation %d of %d: %s",
+            *(self._job.spec.job, *names, printable(effect.reason), effect.violations, limits.VIOLATIONS_MAX, back),
+        )
+        self._job.refuse(rank, effect.reason, effect.violations)
+
+    def _leave_history(self, reason: str, kept: Where | None) -> None:
+        """The learner of this history is ended; where rounds of it are given up, when it has written the base."""
+        self._why_out = reason
+        if self._given_up(kept) is None:
+            self._path.forget()
+            self._host.left_out(reason)
+            return
+        assert self._host.crossing is not None
+        self._host.crossing.fence()  # no round is completed any more
+        given_up = self._given_up(kept)
+        assert given_up is not None
+        self._parting = Parting(self._job, given_up, self._host.write_given_up, self._parted, self._tasks)
+
+    def _parted(self, parting: Parting) -> None:
+        self._path.forget()
+        self._parting = None
+        if self._closed:
+            return
+        self._host.left_out(self._why_out)
+        for device, ask in parting.asks.items():
+            self._perform_one(Send(device, ask))
+
+    def _given_up(self, kept: Where | None) -> GivenUp | None:
+        """What this device and those that were with it have made since the history that is kept went another way."""
+        rounds, generation = self._host.rounds, self._job.generation
+        parted = self._path.parted(kept.generation, kept.ancestors) if kept is not None else None
+        if kept is None or parted is None or rounds is None or generation is None or rounds.complete <= parted.cut:
+            return None
+        return GivenUp(
+            first=parted.cut + 1,
+            last=rounds.complete,
+            samples=max(0, rounds.history_samples - parted.samples),
+            made_by=generation.ranks,
+            kept=kept.generation.ranks,
+        )
+
+    def _give_up_catching_up(self) -> None:
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            self._catching_up = None
+
+    def _fence(self) -> None:
+        self.end_parting()  # the others wait for this device
+        self._give_up_catching_up()
+        if self._fenced_at_s is None:
+            self._fenced_at_s = time.monotonic()
+        crossing = self._host.crossing
+        if crossing is not None:
+            crossing.fence()
+            standing = crossing.standing()
+        else:
+            standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+        standing = standing.model_copy(update={"holding": self._host.holding()})
+        self._perform(self._machine.standing(standing, self._loop.time()))
+
+    async def _catch_up(self, effect: CatchUpFrom) -> None:
+        """Ends by an answer to the machine, or with the source's link, of which the machine hears by itself."""
+        job = self._job.spec.job
+        if effect.device == self._node.device:
+            self._go_back_to_own(effect)
+            return
+        while (link := self._node.links.get(effect.device)) is not None:
+            rounds = self._host.rounds
+            try:
+                if effect.reload or rounds is None:
+                    beginning = await fetch_beginning(link.connection, job, effect.enter)
+                    self._begin_loading(effect, beginning)
+                else:
+                    await fetch_rounds(rounds, link.connection, job, effect.enter)
+            except TimeoutError as error:  # all others wait for this member: what has come is kept
+                log.warning("job %s: %s; asked again", job, error)
+                continue
+            except ConnectionLost as error:
+                log.warning("job %s: cannot catch up: %s", job, error)
+                return
+            except FalseRoundError as error:
+                self.refuse(effect.device, str(error))  # another generation follows, with another source
+                return
+            except RequestError as error:
+                log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
+                self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+                return
+            self._perform(self._machine.caught_up(self._loop.time()))
+            return
+
+    def _go_back_to_own(self, effect: CatchUpFrom) -> None:
+        try:
+            self._begin_loading(effect, self._host.saved_beginning(effect.enter))
+        except RequestError as error:
+            log.warning("job %s: cannot go back to round %d: %s", self._job.spec.job, effect.enter.cut, error)
+            self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+            return
+        self._perform(self._machine.caught_up(self._loop.time()))
+
+    def _begin_loading(self, effect: CatchUpFrom, beginning: Beginning) -> None:
+        rounds, cut, ranks = self._host.rounds, effect.enter.cut, effect.generation.ranks
+        lost = None
+        if effect.enter.way == "back" and rounds is not None and rounds.complete > cut:
+            samples = max(0, rounds.history_samples - beginning.entry.samples)
+            lost = GivenUp(first=cut + 1, last=rounds.complete, samples=samples, made_by=ranks, kept=ranks)
+        self._host.begin_loading(effect.generation, beginning)
+        self._path.forget()
+        if lost is not None:
+            log.warning(
+                "job %s: every learner was lost: it goes on from the state after round %d", self._job.spec.job, cut
+            )
+            self._job.take_given_up([lost])
+
+    def _enter(self, generation: Generation, enter: Enter) -> None:
+        self._job.take(generation)
+        self._use_links()
+        crossing = self._host.crossing
+        assert crossing is not None
+        crossing.enter(generation, enter)
+        rounds = self._host.rounds
+        self._path.entered(generation, enter.cut, rounds.history_samples if rounds is not None else 0)
+        fenced_s = time.monotonic() - (self._fenced_at_s or time.monotonic())
+        members = ", ".join(
+            member.name + ("" if rank in generation.learning else " (loading)")
+            for rank, member in generation.live.items()
+        )
+        log.info(
+            "job %s: generation %d entered after %.3f s: members %s; cut %d",
+            *(self._job.spec.job, generation.number, fenced_s, members, enter.cut),
+        )
+        self._host.entered(generation)
+
+    def _resume(self, generation: Generation, begins: bool) -> None:
+        crossing = self._host.crossing
+        assert crossing is not None
+        self._fenced_at_s = None
+        crossing.resume(generation)
+        if begins:
+            assert self._host.rounds is not None
+            self._host.rounds.crossing.take_in()
+        log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)
+        self._host.resumed()
+
+    def _use_links(self) -> None:
+        """Those of the generation of now."""
+        generation = self._job.generation
+        if generation is None:
+            return
+        self._links.clear()
+        for rank, member in generation.live.items():
+            link = self._node.links.get(member.device)
+            if link is not None and link.hello.incarnation == member.incarnation:
+                self._links[rank] = link.connection
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline_s = self._machine.deadline()
+        if deadline_s is not None and not self._closed:
+            self._timer = self._loop.call_at(deadline_s, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._perform(self._machine.timer(self._loop.time()))

@@ -1,0 +1,514 @@
+"""This device's way through the generations of one job: its rounds, made anew where its history is not kept.
+
+And what members that lack rounds, or load a state, ask of it.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
+from meshtraind.peers.node import Node
+from meshtraind.recovery.checkpointer import Checkpointing, Written
+from meshtraind.recovery.join_requests import Joining, Sources
+from meshtraind.recovery.state_donor import Donor
+from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.rounds.history import Entry
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.invitations import Inviting
+from meshtraind.session.learner_handler import LearnerLink
+from meshtraind.session.membership_driver import Generations
+from meshtraind.session.rounds_factory import RoundsMaker
+from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.before_round_one import Founding
+from meshtraind.startup.requests import Preparation
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import Connection, RequestError
+from meshwire.message_base import Wire
+from meshwire.messages.generation import AskModel, AskState, CatchUp, Enter, FetchRound, Holding, SavedState, Wish
+from meshwire.messages.job import Generation
+from meshwire.messages.startup import Model
+from meshwire.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from meshtraind.rounds.driver import Rounds
+    from meshtraind.rounds.generation_change import Crossing
+
+log = logging.getLogger(__name__)
+
+LEAVE_TIMEOUT_S = 3.0
+GO_BACK_TIMEOUT_S = 5.0  # until the source of a saved state has gone back to it
+GO_BACK_POLL_S = 0.02
+
+Asked = CatchUp | FetchRound | AskModel | AskState
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerWishes:
+    """What a change of generation asks of whoever keeps the learner's process.
+
+    Attributes:
+        begin: start a process, which will load a state; end the one that runs.
+        end: end it; none is to run until `begin`.
+        changed: another generation was entered.
+        fail: end the job with a reason.
+        why_none: why learners have failed, as far as is known.
+        turned_away: end it here alone, for a reason: the others have taken as many devices as they may.
+        comes: whether a process runs, or will be started.
+    """
+
+    begin: Callable[[], None]
+    end: Callable[[], None]
+    changed: Callable[[], None]
+    fail: Callable[[str], None]
+    why_none: Callable[[], str]
+    turned_away: Callable[[str], None]
+    comes: Callable[[], bool]
+
+
+class Passage:
+    """One job's.
+
+    Args:
+        links: the connection to each other member of the generation, by rank.
+        learner: what the process says and hears; its `rounds` are set here.
+        rtt_s: to the farthest member.
+
+    Attributes:
+        memory: shared with the learner's process that is to be started next.
+        generations: None before `begin_with_all` or `come_back`.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        job: Job,
+        links: dict[int, Connection],
+        learner: LearnerLink,
+        agreement: Agreement,
+        donor: Donor,
+        checkpointing: Checkpointing,
+        memory: SharedMemory,
+        rtt_s: float,
+        tasks: TaskSet,
+        wishes: LearnerWishes,
+    ) -> None:
+        self._node = node
+        self._job = job
+        self._links = links
+        self._learner = learner
+        self._agreement = agreement
+        self._donor = donor
+        self._checkpointing = checkpointing
+        self._rtt_s = rtt_s
+        self._tasks = tasks
+        self._wishes = wishes
+        stall_s = Timeouts(patience_s=node.patience_s).stall_s
+        self._maker = RoundsMaker(
+            job, links, rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
+        )
+        self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
+        self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
+        self._left = asyncio.Event()
+        self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
+        self.memory = memory
+        self.generations: Generations | None = None
+        peers_max = job.spec.peers_max
+        self._inviting = None if peers_max is None else Inviting(node, job, peers_max, lambda: self.rounds, tasks)
+
+    @property
+    def guests(self) -> tuple[str, ...]:
+        """Devices that are about to join."""
+        return () if self._inviting is None else self._inviting.asked
+
+    def is_member(self, device: str) -> bool:
+        """Whether it was ever in the job, or is to be from the next generation on."""
+        coming = self.generations is not None and self.generations.lists(device)
+        return coming or self._job.rank_of(device) is not None
+
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None before the learner is ready, and while this member has no history."""
+        return self._learner.rounds
+
+    def first_rounds(self) -> "Rounds":
+        """Those of a job that begins. Raises RequestError when the learner has not described its model."""
+        preparation, founding = self._learner.preparation, self._founding
+        assert isinstance(preparation, Preparation)
+        if preparation.manifest is None or preparation.plan is None or founding is None:
+            raise RequestError("the learner is ready before it has described its model")
+        rounds = self._maker.first(
+            preparation.manifest,
+            preparation.plan,
+            preparation.samples,
+            self.memory,
+            founding.first,
+            preparation.entry,
+        )
+        founding.made(rounds)
+        return rounds
+
+    def model(self) -> Model:
+        """That is trained, once there are rounds."""
+        return self._maker.model()
+
+    def begin_with_all(self) -> None:
+        """The first generation is entered; learners are about to prepare."""
+        self._founding = Founding(self._job, self._agreement)
+        self._watch_members()
+
+    def begin(self) -> None:
+        """All members are ready: round 1."""
+        if self.rounds is not None and self._founding is not None and not self._job.ended:
+            self._founding = None
+            self.rounds.learner.begin()
+            assert self.generations is not None
+            self.generations.begun()
+
+    @property
+    def founding(self) -> bool:
+        """Whether this device begins the job with the others, and round 1 has not begun here."""
+        return self._founding is not None
+
+    @property
+    def crossing(self) -> "Crossing | Founding | None":
+        """What leads from one generation into the next; None: this member brings no history."""
+        if self._founding is not None:
+            return self._founding
+        return self.rounds.crossing if self.rounds is not None else None
+
+    async def come_back(self) -> None:
+        """Asks to be taken into a job with which others have gone on."""
+        # In a thread, and now: the others stand still while this device enters.
+        await asyncio.to_thread(importlib.import_module, "meshtraind.rounds.driver")
+        self._without_learner = True
+        self._watch_members()
+
+    @property
+    def may_leave(self) -> bool:
+        """Whether others can go on with the job."""
+        if self.generations is None:
+            return False
+        if self.rounds is None and not self.founding:
+            return True  # they have
+        generation = self._job.generation
+        return generation is not None and bool(set(generation.learning) - {self._job.rank})
+
+    async def save(self) -> None:
+        """A checkpoint of now, before a person ends the job."""
+        if self.rounds is not None and not self.founding:
+            await self._checkpointing.before_the_end(self.rounds)
+
+    async def write_given_up(self) -> Written:
+        """The base of a history that is not kept, before its learner is ended."""
+        rounds = self.rounds
+        assert rounds is not None
+        rounds.learner.part("its history is not kept")
+        return await self._checkpointing.write_given_up(rounds)
+
+    async def leave(self) -> None:
+        """The others take out of the job what this device has not completed, and go on."""
+        if self.generations is None:
+            return
+        self._left.clear()
+        taking_part = self.rounds is not None or self.founding
+        self.generations.wish("leave")
+        if taking_part:
+            with contextlib.suppress(TimeoutError):  # then they notice when the links close
+                await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
+
+    def _watch_members(self) -> None:
+        self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
+        self.generations.start()
+        if self._inviting is not None:
+            self._tasks.spawn(self._inviting.run(), "invite")
+
+    # What the learner's process does
+
+    def learner_died(self, *, failed: bool) -> bool:
+        """What it had bound is void; another one finds the base in memory, or loads a state. False where there is
+        nothing to go on with.
+
+        Before round 1 the others have none to give: the next one is started when they have begun.
+
+        Args:
+            failed: by an error, and not killed.
+        """
+        if self.generations is not None and self.founding:
+            self.generations.wish("rest")
+            return True
+        if self.generations is not None and self.generations.end_parting():
+            return True  # the next one is started when this device is taken in
+        if self.rounds is None or self.generations is None:
+            return False
+        preparation = self._learner.preparation
+        if failed and isinstance(preparation, Joining) and preparation.kept and not self._learner.was_ready:
+            self.distrust_memory()  # what is there could not be taken over
+        kept = self.memory.kept.round() if self._wishes.comes() else None
+        if kept is not None and not self.rounds.learner.could_hold(kept):
+            kept = None
+        self.rounds.learner.dead("its process has ended", kept)
+        self._load_next(self.rounds, kept)
+        self.generations.wish("rest")
+        self.generations.look_again()
+        return True
+
+    def distrust_memory(self) -> None:
+        """The base that the learner of now holds is not to be gone on from."""
+        self.memory.kept.trusted = False
+
+    def _load_next(self, rounds: "Rounds", kept: int | None) -> None:
+        """The next process begins with what is in memory, or with another member's state."""
+        if kept is None:
+            self.memory.kept.clear()
+
+        def loaded(round_: int) -> None:
+            replaced = rounds.closed or self._learner.preparation is not joining
+            if not replaced and self.generations is not None and not self._job.ended:
+                rounds.learner.loaded(round_)
+                self.generations.wish("learn")
+
+        joining = Joining(
+            self._job,
+            rounds,
+            self._maker.manifest,
+            Sources(self._computing, self._others, lambda asked: self._state(self._node.device, asked)),
+            self._node.blobs,
+            self._carried_bytes,
+            loaded,
+            kept,
+        )
+        self._learner.begin_anew(rounds, joining)
+
+    def _computing(self) -> list[Connection]:
+        generation = self._job.generation
+        return self._linked(generation.learning if generation is not None else ())
+
+    def _others(self) -> list[Connection]:
+        generation = self._job.generation
+        return self._linked(generation.ranks if generation is not None else ())
+
+    def _linked(self, ranks: tuple[int, ...]) -> list[Connection]:
+        return [self._links[rank] for rank in ranks if rank in self._links]
+
+    def holding(self) -> Holding:
+        """What there is here to go on from where no learner computes (J3)."""
+        rounds, comes = self.rounds, self._wishes.comes()
+        if rounds is None or self.founding:
+            return Holding(loads_after=0 if comes else None)
+        newest = self._checkpointing.newest
+        return Holding(
+            base=comes and self._learner.has_base,
+            loads_after=rounds.learner.loads_after if comes else None,
+            state=self._donor.newest_round(),
+            saved=None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain)),
+        )
+
+    def saved_beginning(self, enter: Enter) -> Beginning:
+        """The own checkpoint of the cut. Raises RequestError when it is gone."""
+        newest = self._checkpointing.newest
+        if newest is None or newest.round != enter.cut or bytes.fromhex(newest.manifest.chain) != enter.chain:
+            raise RequestError(f"the checkpoint after round {enter.cut} is gone")
+        saved = newest.manifest
+        entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True)
+        return Beginning(self._maker.model(), saved.space, entry, self._agreement.passed)
+
+    def _carried_bytes(self) -> int:
+        return sum(link.chunk_payload_bytes_sent for link in self._links.values())
+
+    def _round_complete(self, rounds: "Rounds", round_: int) -> None:
+        self._checkpointing.round_complete(rounds, round_)
+        joining = self._learner.preparation
+        if isinstance(joining, Joining) and rounds is self.rounds:
+            joining.round_complete(round_)
+            if joining.may_forget_kept and rounds.hold_others_up:
+                joining.forget_kept()  # others compute: it loads their state, and keeps nobody waiting
+                self.memory.kept.clear()
+                rounds.learner.dead("its process has ended, and the others have gone on")
+
+    # What a change of generation brings
+
+    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
+        """This member takes part from the cut on, and its learner is to load a state of after it."""
+        self._founding = None
+        goes_back = beginning.entry.anew
+        if goes_back:
+            self._without_learner = self._wishes.comes()
+            self._wishes.end()
+        self._donor.forget()
+        self._checkpointing.forget(above=beginning.entry.complete if goes_back else -1)
+        self._drop_rounds()
+        self._job.take(generation)
+        self.memory = SharedMemory()
+        try:
+            rounds = self._maker.loading(generation, beginning, self.memory)
+        except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
+            raise RequestError(f"{self._node.name} cannot take part: {error}") from error
+        self._agreement.passed = beginning.barrier
+        self._load_next(rounds, None)
+
+    def entered(self, generation: Generation) -> None:
+        """This device is in a new generation."""
+        self._agreement.entered()
+        self._donor.entered(generation)
+        if self._without_learner and self._job.rank not in generation.learning:
+            self._without_learner = False
+            self._wishes.begin()
+        self._wishes.changed()
+
+    def resumed(self) -> None:
+        """All members have entered: each tells how far it is (G5)."""
+        generation = self._job.generation
+        if self._founding is not None and generation is not None and not self._job.ending:
+            if self._job.rank not in generation.learning:
+                assert self.generations is not None
+                self.generations.step_out("its learner has ended before round 1")
+            elif self._agreement.is_void:
+                self._prepare_again(self._founding)
+        self._wishes.changed()
+
+    def _prepare_again(self, founding: Founding) -> None:
+        """The learner may have loaded what others have not, of a giver that is lost."""
+        log.info("job %s: the script begins anew, for whose state it has loaded was lost", self._job.spec.job)
+        founding.dropped()
+        self._drop_rounds()
+        self.memory = SharedMemory()
+        store = self._node.blobs
+        preparation = Preparation(self._job, self._links, self.memory, self._agreement, store)
+        self._learner.begin_anew(None, preparation)
+        self._wishes.begin()
+
+    def left_out(self, reason: str) -> None:
+        """What this member has is not on the history that is kept: its learner will load another base."""
+        self._without_learner = True
+        self._founding = None
+        self._job.drop_out()
+        self._learner.let_go(f"this device was left out: {reason}")
+        self._drop_rounds()
+        self._wishes.end()
+        self._left.set()
+
+    def turned_away(self, reason: str) -> None:
+        """This device wanted to join, and there is no room any more."""
+        self._wishes.turned_away(reason)
+
+    def refuse(self, rank: int, reason: str) -> None:
+        """A member broke the protocol (G10): the others go on without it. Not at once: it may be found in the middle of
+        what a change of generation takes away."""
+        self._refusing.setdefault(rank, reason)
+        asyncio.get_running_loop().call_soon(self._refuse_now)
+
+    def _refuse_now(self) -> None:
+        refusing, self._refusing = self._refusing, {}
+        for rank, reason in refusing.items():
+            if self.generations is not None and not self._job.ending and rank != self._job.rank:
+                self.generations.refuse(self._job.members[rank].device, reason)
+
+    def look_for_stalls(self) -> None:
+        """About once a second: a member that holds a round up by sending nothing is left out like one that lies."""
+        if self.rounds is not None and not self._job.ending:
+            stalled = self.rounds.stalled(self._job.reports)
+            if stalled is not None:
+                self.refuse(*stalled)
+
+    def goes(self, rank: int) -> None:
+        """A member's part has failed, and it is to be left out."""
+        if self.generations is not None:
+            device = self._job.members[rank].device
+            self.generations.notice(device, Wish(job=self._job.spec.job, kind="leave"))
+
+    @property
+    def computes_now(self) -> bool:
+        """Rounds go on in a generation in which this device's learner computes."""
+        generation = self._job.generation
+        running = self.generations is not None and self.generations.running
+        return running and generation is not None and self._job.rank in generation.learning
+
+    @property
+    def is_out(self) -> bool:
+        """This device is in no generation, and asks in."""
+        return self.generations is None or self.generations.out
+
+    def hears(self, rank: int) -> bool:
+        """Whether what a member says of the rounds belongs to them: not if it broke the protocol."""
+        refused = self.generations is not None and self.generations.refuses(self._job.members[rank].device)
+        return rank not in self._refusing and not refused
+
+    def nobody_learns(self) -> None:
+        """No learner is left anywhere that holds the base."""
+        self._wishes.fail(self._wishes.why_none())
+
+    def _fail(self, reason: str) -> None:
+        self._wishes.fail(f"rank {self._job.rank} ({self._node.name}): {reason}")
+
+    def _drop_rounds(self) -> None:
+        if self.rounds is not None:
+            self.rounds.close()
+        self._learner.rounds = None
+        self.memory.close()
+
+    # Links, and what comes on them
+
+    def link_made(self, device: str, incarnation: int) -> None:
+        """There is a new link to a device that is or was a member."""
+        if self.generations is not None:
+            self.generations.link_made(device, incarnation)
+
+    def link_lost(self, device: str, reason: str) -> None:
+        """A link has ended; there may be a newer one."""
+        if self.generations is not None and device not in self._node.links:
+            self.generations.link_lost(device, reason)
+
+    def was_away(self) -> None:
+        """This machine slept, stood still or changed networks."""
+        if self.generations is not None:
+            self.generations.away()
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        """A device's daemon has ended."""
+        if self.generations is not None:
+            self.generations.gone(device, incarnation)
+
+    async def asked(self, device: str, body: Asked) -> Wire:
+        """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""
+        if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
+            await self._at_cut(body.cut)
+        rounds = self.rounds
+        if rounds is None:
+            raise RequestError(f"{self._node.name} has no history of job {self._job.spec.job}")
+        match body:
+            case CatchUp():
+                begins_at_cut = body.complete is None  # and a later one has another deal of samples
+                if begins_at_cut and (self.generations is None or not self.generations.promised(body.generation)):
+                    raise RequestError(f"{self._node.name} has promised another generation meanwhile")
+                return answer_catch_up(rounds, body, self._agreement.passed)
+            case FetchRound():
+                return answer_fetch_round(rounds, body)
+            case AskModel():
+                return self.model()
+            case AskState():
+                return await self._state(device, body)
+
+    async def _state(self, device: str, body: AskState) -> SavedState:
+        promised = None if self.generations is None else self.generations.newest
+        return await self._donor.state(device, body, promised)
+
+    async def _at_cut(self, cut: int) -> None:
+        """Where all go back to a state of this member, who asks may be quicker. Raises RequestError."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + GO_BACK_TIMEOUT_S
+        while self.rounds is not None and self.rounds.complete > cut and loop.time() < deadline_s:
+            await asyncio.sleep(GO_BACK_POLL_S)
+        if self.rounds is not None and self.rounds.complete != cut:
+            raise RequestError(f"{self._node.name} is at round {self.rounds.complete}, not {cut}")
+
+    def close(self) -> None:
+        """Lets go of timer, trace and memory."""
+        if self.generations is not None:
+            self.generations.close()
+        self._maker.close()
+        self.memory.close()

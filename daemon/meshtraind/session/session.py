@@ -1,0 +1,452 @@
+"""One job on this daemon, from its start or this daemon's return to it until the end: learner, rounds, outcome."""
+
+import asyncio
+import logging
+import traceback
+from typing import TYPE_CHECKING
+
+from meshtraind.learner.script_error import explain_end
+from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.learner.supervisor import Ending, LearnerLife
+from meshtraind.peers.node import Node
+from meshtraind.recovery.checkpointer import Checkpointing
+from meshtraind.recovery.state_donor import Donor
+from meshtraind.recovery.state_requests import Saving
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.learner_handler import LearnerLink, Place
+from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.membership_host import LearnerWishes, Passage
+from meshtraind.session.metrics import MetricsKeeper
+from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.requests import Preparation
+from meshtraind.storage.job_record import Job
+from meshtraind.transport.connection import Connection, RequestError
+from meshwire import limits
+from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
+from meshwire.message_base import Wire
+from meshwire.messages.job import BaseHash, End, Generation, Outcome
+from meshwire.messages.learner import LearnerHash, LearnerWelcome
+
+if TYPE_CHECKING:
+    from meshtraind.rounds.driver import Rounds
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 1.0
+SIDE_TASKS = ("checkpoint", "invite")  # without which a member goes on
+LEARNER_LOST_GRACE_S = 5.0  # between the end of a learner's connection and that of its process
+NOTHING_PREPARED = (
+    "nothing was exchanged: each device has trained by itself. Call mt.prepare(model, optimizer, loader), of `import "
+    "meshtrain as mt`, before the training loop; if each is meant to train by itself, meshtrain submit --independent"
+)
+NOTHING_EXCHANGED = (
+    "nothing was exchanged: the script has called mt.prepare, and no step of the optimizer that it gave there was "
+    "completed; if each device is meant to work by itself, meshtrain submit --independent"
+)
+UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
+
+
+class Session:
+    """Owns the learner, the rounds and the generations of one job here.
+
+    Args:
+        generation: that begins the job; None for a daemon that returns to it, which asks to be taken in.
+        links: the connection to each other member, by rank.
+        rtt_s: of the farthest member.
+        threads: how many a learner may use (M3).
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        job: Job,
+        generation: Generation | None,
+        links: dict[int, Connection],
+        *,
+        rtt_s: float,
+        threads: int,
+    ) -> None:
+        self._node = node
+        self.job = job
+        if generation is not None:
+            job.take(generation)
+        self._number = job_number(job.spec.job)
+        self._links = links
+        self._dropping_out = False  # after an internal error
+        self._over: set[int] = set()  # ranks that say that the job has succeeded
+        self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
+        self._why_ended: str | None = None  # where it was this daemon that ended the learner
+        self._learners = LearnerLife(node, job, threads, lambda: self.passage.memory)
+        self._agreement = Agreement(job, self._send, lambda: job.gone)
+        self._metrics = MetricsKeeper(links)
+        self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
+        memory = SharedMemory()
+        saving = Saving(lambda body: self.learner.notify(body), lambda: self.learner.ready)
+        checkpointing = Checkpointing(job, node.software, saving, self._tasks, lambda: self.passage.model())
+        self._donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after, self._tasks)
+        self.learner = LearnerLink(
+            Place(
+                job=job,
+                who=self._who,
+                agreement=self._agreement,
+                metrics=self._metrics,
+                tasks=self._tasks,
+                saving=saving,
+            ),
+            Preparation(job, links, memory, self._agreement, node.blobs),
+            lambda: self.passage.first_rounds(),
+            lambda: self.passage.begin(),
+            self._fail,
+            self._tell_hash,
+            self._tell_report,
+        )
+        wishes = LearnerWishes(
+            begin=self._begin_learner,
+            end=self._end_learner,
+            changed=self._generation_changed,
+            fail=self._fail,
+            why_none=lambda: self._metrics.why_none(job, self._failed_elsewhere.values()),
+            turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
+            comes=lambda: job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up,
+        )
+        self.passage = Passage(
+            node,
+            job,
+            links,
+            self.learner,
+            self._agreement,
+            self._donor,
+            checkpointing,
+            memory,
+            rtt_s,
+            self._tasks,
+            wishes,
+        )
+        self.members = MemberSide(
+            job, self._agreement, lambda: self.rounds, self.passage, self._check_all_done, self._member_ended
+        )
+        job.on_odd = self._replicas_differ
+        self.closed = asyncio.Event()
+
+    # Life
+
+    def start(self) -> None:
+        """Begins the job with all others: the learner is spawned."""
+        self.job.advance(JobEvent.START)
+        self.passage.begin_with_all()
+        self._tasks.spawn(self._run(self._learners.run), "learner")
+        self._tasks.spawn(self._report_regularly(), "report")
+
+    async def come_back(self) -> None:
+        """Asks to be taken into the job, with which others have gone on; the learner follows then."""
+        self.job.advance(JobEvent.START)
+        self._tasks.spawn(self._report_regularly(), "report")
+        await self.passage.come_back()
+
+    async def _run(self, run: int) -> None:
+        """The learner's processes, one after the other, when the one of before has ended."""
+        job = self.job
+        await self._learners.kill()
+        await self._learners.pause()
+        try:
+            going_on = True
+            while going_on and await self._learners.start(run):
+                self._metrics.begin_anew()
+                if job.state is JobState.STARTING:
+                    job.advance(JobEvent.LEARNER_STARTED)
+                self._tell_report()
+                code = await self._learners.wait()
+                going_on = run == self._learners.run and self._goes_on_after(code)
+                if going_on:
+                    await self._learners.pause()
+        except OSError as error:
+            self._cannot_start(self._named(f"could not start the script: {error}"))
+        self._tell_report()
+        self._check_all_done()
+
+    def _cannot_start(self, why: str) -> None:
+        self._metrics.failure = self._metrics.failure or why
+        self._learners.given_up = True
+        if self.passage.founding:
+            self.passage.learner_died(failed=True)
+        elif not self.passage.may_leave:
+            self.end("failed", why, now=True)
+            return
+        log.error("job %s: %s\n%s", self.job.spec.job, why, Ending.FORWARD.value)
+        self._metrics.part = "forwards"
+
+    def _goes_on_after(self, code: int) -> bool:
+        """A process has ended. Returns whether another takes its place."""
+        job, rounds = self.job, self.rounds
+        if job.state is not JobState.RUNNING:
+            self._metrics.exit_code = code
+            return False
+        steps = self._metrics.step
+        were_in, applied = (rounds.contributions, rounds.applied) if rounds is not None else (0, None)
+        ending = self._learners.after(code, were_in, steps, applied)
+        if ending is Ending.DONE:
+            self._metrics.exit_code = code
+            if rounds is not None:
+                rounds.learner.gone("its script has ended")
+            job.advance(JobEvent.LEARNER_DONE)
+            return False
+        explained = self._why_ended or explain_end(code, self._learners.error)
+        self._why_ended = None
+        why = self._named(explained)
+        self._metrics.failure = self._metrics.failure or why
+        self._tell_report()  # before the others learn that nobody computes any more
+        founding = self.passage.founding
+        if (founding and self._agreement.broken) or not self.passage.learner_died(failed=code > 0):
+            self._metrics.exit_code = code
+            if rounds is not None:
+                rounds.learner.gone("it failed")
+            self._fail(why)
+            return False
+        if job.ending:  # it was the last one that held the base
+            return False
+        when = ", when the others have begun" if founding else ""
+        log.warning("job %s: %s\n%s%s", job.spec.job, why, ending.value, when)
+        self._metrics.part = "forwards" if ending is Ending.FORWARD else "waits" if founding else "computes"
+        return ending is Ending.RESTART and not founding
+
+    def _begin_learner(self) -> None:
+        if self._learners.hopeless:
+            return
+        if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
+            self._learners.run += 1
+            self._metrics.part = "computes"
+            self._tasks.spawn(self._run(self._learners.run), "learner")
+
+    def _end_learner(self) -> None:
+        self._learners.run += 1
+        self._tasks.spawn(self._learners.kill(), "end the learner")
+
+    def _generation_changed(self) -> None:
+        self._tell_report()
+        self._check_all_done()
+
+    def end(self, outcome: Outcome, reason: str, *, now: bool, tell: bool = True) -> None:
+        """Ends the job here and, unless the end came from a member, everywhere. Later calls change nothing."""
+        if self.job.ending:
+            return
+        if outcome == "succeeded":
+            self._succeed()
+            return
+        if tell:
+            message = End(job=self.job.spec.job, outcome=outcome, reason=reason[: limits.ERROR_CHARS_MAX], now=now)
+            for member in self.job.members:
+                if member.device in self._node.links and member.device != self._node.device:
+                    self._node.links[member.device].connection.notify(message, job=self._number)
+        self.job.advance(JobEvent.CANCEL if outcome == "cancelled" else JobEvent.FAIL, reason)
+        self._agreement.wake()
+        self.learner.stop(reason)
+        self._tasks.spawn(self._stop(now), "stop")
+
+    def _member_ended(self, rank: int, end: End) -> None:
+        """A member says that the job has ended. It speaks for itself alone, but where a person cancels it, and before
+        round 1, which needs all."""
+        if end.outcome == "cancelled" or (end.outcome == "failed" and self.passage.founding):
+            self.end(end.outcome, end.reason, now=end.now, tell=False)
+        elif end.outcome == "failed" and rank not in self._failed_elsewhere:
+            log.warning("job %s: rank %d takes part no more: %s", self.job.spec.job, rank, end.reason)
+            self._failed_elsewhere[rank] = end.reason
+            self.passage.goes(rank)
+            self._tasks.spawn(self._check_over_later(), "hear whether others go on")
+        elif end.outcome == "succeeded" and rank not in self._over:
+            self._over.add(rank)
+            self._check_over()
+            self._tasks.spawn(self._check_over_later(), "hear whether others go on")
+
+    def _check_over(self, *, waited: bool = False) -> None:
+        """The job has succeeded without this device where all others that it counts on say so, each for itself: those
+        that compute in its generation, unless it computes there with them; or, while it is in none, all that are
+        linked. After a while those do who do not say that they go on."""
+        job, generations = self.job, self.passage.generations
+        if job.ending or not self._over or generations is None or self.passage.computes_now:
+            return
+        said = self._over | {rank for rank, report in job.reports.items() if report.exit_code == 0}
+        if job.generation is not None and not self.passage.is_out:
+            counted = set(job.generation.learning)
+        else:
+            devices = generations.elsewhere if waited else self._node.links.keys()
+            counted = {rank for rank, member in enumerate(job.members) if member.device in devices}
+        if counted - {job.rank} <= said:
+            self._succeed()
+
+    async def _check_over_later(self) -> None:
+        await asyncio.sleep(self._node.patience_s)
+        self._check_over(waited=True)
+        self._check_abandoned()
+
+    def _check_abandoned(self) -> None:
+        """Ends the part of a device that asks in where nobody could take it in: each of the others, which are linked,
+        has given the job up or asks in itself."""
+        job, generations = self.job, self.passage.generations
+        if job.ending or not self._failed_elsewhere or generations is None or not self.passage.is_out:
+            return
+        ask_in = self._node.links.keys() - generations.elsewhere
+        left = {rank for rank, member in enumerate(job.members) if member.device not in ask_in}
+        if not left - {job.rank} - self._failed_elsewhere.keys():
+            self.end("failed", next(iter(self._failed_elsewhere.values())), now=True, tell=False)
+
+    def _succeed(self) -> None:
+        """The others' learners have all ended well."""
+        log.info("job %s: it ends before this peer has caught up", self.job.spec.job)
+        if self.job.state is JobState.STARTING:
+            self.job.advance(JobEvent.LEARNER_STARTED)
+        if self.job.state is JobState.RUNNING:
+            self.job.advance(JobEvent.LEARNER_DONE)
+        self.job.advance(JobEvent.ALL_DONE)
+        self._tell_report()
+        self._tasks.spawn(self.close(), "close")
+
+    async def _stop(self, now: bool) -> None:
+        await self._learners.stop(now=now)
+        if not self.job.ended:
+            self.job.advance(JobEvent.STOPPED)
+        self._tell_report()
+        await self.close()
+
+    async def leave(self) -> bool:
+        """Lets the others go on without this device. False where there is nobody who could."""
+        if self.job.ending or not self.passage.may_leave:
+            return False
+        self._metrics.part = "leaves"
+        self._tell_report()
+        await self.passage.leave()
+        log.info("job %s: the others go on without this device", self.job.spec.job)
+        return True
+
+    async def close(self) -> None:
+        """Ends what is left of the session; the job's state stays as it is."""
+        await self._learners.stop(now=True)
+        self.learner.close()
+        self.passage.close()
+        self.job.on_odd = lambda _round, _odd: None  # jobs are remembered for long: this session is not, nor its rounds
+        await self._donor.close()
+        self._metrics.freeze()
+        self.closed.set()
+        await self._tasks.close()
+
+    def _check_all_done(self) -> None:
+        """Succeeds when the script of every rank that computes has ended well."""
+        job = self.job
+        self._check_over()
+        if job.state not in UNDER_WAY or job.generation is None or not job.others_succeeded:
+            return
+        running = job.state is JobState.RUNNING
+        if running and (not job.generation.learning or job.rank in job.generation.learning):
+            return
+        if job.should_have_exchanged:
+            self._fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
+            return
+        if running:
+            self._succeed()
+            return
+        job.advance(JobEvent.ALL_DONE)
+        self._tell_report()
+        self._tasks.spawn(self.close(), "close")
+
+    # The learner's process and connection
+
+    def attach(self, connection: Connection) -> LearnerWelcome:
+        """The learner has called. Raises RequestError when there is one already, or none is expected."""
+        if not self._learners.running:
+            raise RequestError(f"job {self.job.spec.job} runs no learner here any more")
+        return self.learner.attach(connection)
+
+    def learner_lost(self, connection: Connection) -> None:
+        """Its socket has closed; the process tells how it ended."""
+        if self.learner.lost(connection) and not self.job.ended:
+            self._tasks.spawn(self._kill_unless_finished(self._learners.starts), "learner lost")
+
+    async def _kill_unless_finished(self, start: int) -> None:
+        """A script that has lost its daemon and goes on would let all others wait for its next step."""
+        await asyncio.sleep(LEARNER_LOST_GRACE_S)
+        finished = self.rounds is not None and self.rounds.finished
+        same = start == self._learners.starts and self._learners.running
+        if same and not finished and self.job.state is JobState.RUNNING:
+            log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
+            await self._learners.kill()
+
+    def _tell_hash(self, body: LearnerHash) -> None:
+        message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
+        self.job.take_hash(message)
+        self._tell_all(message)
+
+    def _chain_after(self, round_: int) -> bytes | None:
+        return self.rounds.chain_after(round_) if self.rounds is not None else None
+
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None before the learner is ready, and while this member has no history."""
+        return self.learner.rounds
+
+    # Other members
+
+    def _replicas_differ(self, round_: int, odd: set[int]) -> None:
+        job = self.job
+        log.error("job %s: after round %d the bases of the ranks %s differ", job.spec.job, round_, sorted(odd))
+        if job.rank in odd and job.state is JobState.RUNNING:
+            self._why_ended = f"its base after round {round_} was not that of the others"
+            self.passage.distrust_memory()
+            self._tasks.spawn(self._learners.kill(), "repair the replica")
+
+    # Helpers
+
+    def _send(self, rank: int, message: Wire) -> None:
+        if rank in self._links:
+            self._links[rank].notify(message, job=self._number)
+
+    def _tell_all(self, message: Wire, complete: int = 0) -> None:
+        generation = self.job.generation.hash64() if self.job.generation is not None else 0
+        for link in self._links.values():
+            link.notify(message, job=self._number, generation=generation, complete=complete)
+
+    def _who(self) -> str:
+        return f"rank {self.job.rank} ({self._node.name})"
+
+    def _named(self, text: str) -> str:
+        return f"{self._who()}: {text}"
+
+    async def _report_regularly(self) -> None:
+        while True:
+            self._tell_report()
+            self.learner.sign_of_life()
+            await self._end_if_it_hangs()
+            if self.passage.generations is not None:
+                self.passage.generations.progress()
+            self.passage.look_for_stalls()
+            await asyncio.sleep(REPORT_INTERVAL_S)
+
+    async def _end_if_it_hangs(self) -> None:
+        """All others would wait for it: it is lost like one that has failed, and may be started again (J3)."""
+        hangs = self.rounds.learner.hangs() if self.rounds is not None and self._learners.running else None
+        if hangs is not None and self.job.state is JobState.RUNNING:
+            log.error("job %s: %s", self.job.spec.job, self._named(hangs))
+            self._why_ended = hangs
+            await self._learners.kill()
+
+    def _tell_report(self) -> None:
+        report = self._metrics.report(self.job, self.rounds, self._learners.starts)
+        self.job.report(report)
+        if self.rounds is not None and not self.job.ended:
+            self.rounds.peer_measured(report)
+        self._tell_all(report, self.rounds.complete if self.rounds is not None else 0)
+
+    def _fail(self, reason: str) -> None:
+        self.end("failed", reason, now=False)
+
+    def _task_failed(self, name: str, error: BaseException) -> None:
+        """A bug here, or what this machine lacks: it concerns nobody else."""
+        log.error("%s failed", name, exc_info=error)
+        if not name.rpartition("/")[2].startswith(SIDE_TASKS) and not self.job.ending and not self._dropping_out:
+            self._dropping_out = True  # once: leaving may be what fails
+            text = self._named(f"{name} failed: {''.join(traceback.format_exception(error))}")
+            self._tasks.spawn(self._drop_out(text), "leave after a failure")
+
+    async def _drop_out(self, why: str) -> None:
+        try:
+            self.job.left = await self.leave()
+        finally:
+            self.end("failed", why, now=True, tell=not self.job.left)

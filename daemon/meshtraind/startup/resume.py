@@ -1,0 +1,56 @@
+"""A job that begins from a checkpoint of another: what its learners load, and where its rounds begin."""
+
+from pathlib import Path
+
+from meshtraind.rounds.history import Entry
+from meshtraind.runtime.open_below import read_below
+from meshtraind.storage.cleanup import RESUME
+from meshtraind.transport.connection import RequestError
+from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointManifest
+from meshwire.messages.job import ResumePoint
+from meshwire.messages.learner import LearnerModel, LearnerState, StateTask
+from meshwire.rounds.chain import START
+
+
+def begins_after(point: ResumePoint | None) -> tuple[int, bytes]:
+    """The round after which a job begins, and its chain hash, which all members know before they have read a file.
+
+    A checkpoint's files stand for all that came before it.
+    """
+    return (0, START) if point is None else (point.round, point.files.sha256[: len(START)])
+
+
+class Resuming:
+    """One member's. All of them hold the same files, by their hashes. Every method raises RequestError with a text for
+    the script.
+
+    Args:
+        folder: DATA/jobs/ID of the job that begins. Blocks on the disk.
+    """
+
+    def __init__(self, folder: Path, point: ResumePoint) -> None:
+        self.folder = folder / RESUME
+        self._point = point
+        self._name = f"the checkpoint of job {point.job} after round {point.round}"
+        try:
+            with read_below(folder.parent, (folder.name, RESUME, MANIFEST_FILE)) as file:
+                self._manifest = CheckpointManifest.decode(file.read())
+        except (OSError, ValueError) as error:
+            raise RequestError(f"{self._name} cannot be read: {error}") from error
+
+    def entry(self, body: LearnerModel) -> Entry:
+        """Where rounds and ledger begin, if the script prepares what the checkpoint was written of."""
+        saved = self._manifest
+        if body.samples != saved.space:
+            raise RequestError(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
+        if body.manifest.state_digest().hex() != saved.model:
+            raise RequestError(f"the script prepares another model or optimizer than that of {self._name}")
+        complete, chain = begins_after(self._point)
+        return Entry(complete, chain, saved.samples, saved.deal)
+
+    def task(self, body: LearnerState) -> StateTask:
+        """What the learner loads."""
+        count = len(self._manifest.units)
+        if len(body.units) != count:
+            raise RequestError(f"{self._name} has {count} units of state, the script {len(body.units)}")
+        return StateTask(units=tuple(range(count)), folder=str(self.folder), write=False, round=self._manifest.round)

@@ -1,0 +1,71 @@
+"""What is deleted when a job is over: its copies of files, and blobs that are needed no more. Blocks on the disk.
+
+Kept are out/, logs/ and traces of a job that began, and its checkpoints/; of one that succeeded only those of histories
+that were given up.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from meshtraind.storage.blobs import BlobStore, building_folder
+from meshtraind.storage.checkpoint_store import CHECKPOINTS, names_among
+
+log = logging.getLogger(__name__)
+
+SOURCE, DATA, STATE, RESUME = "src", "data", "state", "resume"  # below a job's folder
+
+
+def clean_up(job: str, folder: Path, store: BlobStore, *, succeeded: bool) -> None:
+    """Of a job that has ended: what it ran from is deleted, its results are kept. Raises BlobError."""
+    remove_inputs(folder)
+    if succeeded:
+        _remove_kept_histories(folder / CHECKPOINTS)
+    _let_go(job, store)
+
+
+def discard(job: str, folder: Path, store: BlobStore) -> None:
+    """Of a job that never began: everything is deleted. Raises BlobError."""
+    _remove(folder)
+    _let_go(job, store)
+
+
+def clean_up_all(folders: Iterable[Path]) -> None:
+    """At the start of a daemon: what its predecessor had no time to delete of these jobs."""
+    for folder in folders:
+        remove_inputs(folder)
+
+
+def remove_inputs(folder: Path) -> None:
+    """Deletes what a job's learner ran from."""
+    for name in (SOURCE, DATA, STATE, RESUME):
+        _remove(folder / name)
+        _remove(building_folder(folder / name))
+
+
+def _remove_kept_histories(folder: Path) -> None:
+    """The job's result is there. What was given up is nowhere else, and a person was told its name."""
+    entries = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
+    given_up = {str(name) for name in names_among(entries) if name.given_up}
+    if not given_up:
+        _remove(folder)
+    for entry in entries:
+        if entry not in given_up:
+            _remove(folder / entry)
+
+
+def _let_go(job: str, store: BlobStore) -> None:
+    store.release(job)
+    store.trim()
+
+
+def _remove(folder: Path) -> None:
+    if not os.path.lexists(folder):
+        return
+    try:
+        shutil.rmtree(folder)
+    except (OSError, RecursionError) as error:
+        # A job may have made folders that nobody may write, or a thousand in each other; there a person has to help.
+        log.warning("cannot delete %s: %s; delete it by hand", folder, error)

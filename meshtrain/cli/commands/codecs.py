@@ -1,0 +1,73 @@
+"""`codecs`: how gradients can travel."""
+
+from typing import Any
+
+from meshtrain.cli.ui.errors import reported
+from meshtrain.cli.ui.options import Json
+from meshtrain.cli.ui.terminal import print_json, print_table, say
+from meshwire import limits
+from meshwire.codecs.registry import FAMILIES, parse_codec
+from meshwire.codecs.schedules import Ramp
+from meshwire.codecs.spec import Family, Reduction, Value
+from meshwire.layout.projections import TRANSFORMS
+from meshwire.memory.footprint import residual_bytes
+
+TOPOLOGIES = {
+    Reduction.LINEAR: "ring",
+    Reduction.SKETCH: "ring",
+    Reduction.TWO_SIDED: "sharded",
+    Reduction.GATHER: "gather",
+}
+
+
+@reported
+def codecs(as_json: Json = False) -> None:
+    """Show the codecs that --codec takes.
+
+    Bits are those of one value in a full segment, the most where they follow the values or change over the rounds, or
+    in a square matrix where factors of matrices are sent. State is what error feedback and momentum keep on each device
+    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather.
+    """
+    documents = [_document(family) for family in FAMILIES.values()]
+    if as_json:
+        print_json(documents)
+        return
+    rows = [
+        (
+            str(each["name"]),
+            f"{'' if each['fixed'] else '<= '}{each['bits_per_value']:.4g}",
+            ", ".join(each["topologies"]),
+            f"{each['state_bytes_per_value']:g} B" if each["state_bytes_per_value"] else "-",
+            str(each["example"]),
+            str(each["about"]),
+        )
+        for each in documents
+    ]
+    print_table(("NAME", "BITS/VALUE", "EXCHANGE", "STATE/VALUE", "AS TYPED", "WHAT TRAVELS"), rows, "WHAT TRAVELS")
+    say("Ranges and sources: meshtrain codecs --json. Which one when: protocol/CODECS.md")
+
+
+def _document(family: Family) -> dict[str, Any]:
+    spec = parse_codec(family.name)
+    count = limits.SEGMENT_VALUES_MAX
+    sent = TRANSFORMS[family.name].sent_values(spec, count) if family.transforms else count
+    return {
+        "name": family.name,
+        "about": family.about,
+        "source": family.source,
+        "topologies": [TOPOLOGIES[reduction] for reduction in family.reductions],
+        "reductions": [reduction.value for reduction in family.reductions],
+        "fixed": family.fixed,
+        "bits_per_value": 8 * spec.segment_bytes_max(sent) / count,
+        "error_feedback": spec.error_feedback,
+        "state_bytes_per_value": residual_bytes(spec, count, 0) / count,
+        "parameters": [
+            {"name": each.name, "about": each.about, "legal": each.legal, "default": _plain(each.default)}
+            for each in family.parameters
+        ],
+        "example": family.example or family.name,
+    }
+
+
+def _plain(default: Value) -> float | str:
+    return str(default) if isinstance(default, Ramp) else default

@@ -1,0 +1,236 @@
+"""`jobs`, `cancel` and `leave`; how commands find a job by its id prefix, and how they describe one."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.errors import CliError, reported, show_error
+from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.peernews import failures, losses, outcome_notes
+from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say, script_text
+from meshtrain.client import Client
+from meshtrain.errors import RequestError
+from meshwire.jobs.lifecycle import JOB_ID_CHARS, TERMINAL_STATES, JobState
+from meshwire.message_base import Wire
+from meshwire.messages.envelope import Done
+from meshwire.messages.job import Found, JobSummary
+from meshwire.messages.local import Cancel, GetJobs, GetStatus, Leave, Status, Watch, Watched
+from meshwire.text import printable
+
+LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets its grace
+CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
+WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
+WATCH_SILENCE_S = 30.0  # it is told about the job every second
+MATCHES_SHOWN = 5
+
+
+def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
+    """Jobs with this id prefix, the newest first."""
+    found = ask(client, GetJobs(prefix=prefix), Found, name="list of jobs")
+    return sorted(found.jobs, key=lambda job: (job.created_at_s, job.job), reverse=True)
+
+
+def find_job(client: Client, prefix: str | None) -> JobSummary:
+    """The job with this id or unambiguous prefix; the latest when None. Raises CliError, which lists candidates."""
+    if prefix == "":
+        raise CliError("an empty text is no job id", "meshtrain jobs")
+    typed = (prefix or "").lower()
+    matches = list_jobs(client, typed) if len(typed) <= JOB_ID_CHARS else []
+    if matches and (prefix is None or len(matches) == 1):
+        return matches[0]
+    if matches:
+        raise CliError(f"{len(matches)} jobs have ids that begin with {prefix!r}:{_shown(matches)}", "one more letter")
+    known = list_jobs(client) if typed else []
+    if not known:
+        raise CliError("there are no jobs yet", "meshtrain submit train.py")
+    raise CliError(f"no job has an id that begins with {prefix!r}; the latest are{_shown(known)}", "meshtrain jobs")
+
+
+def _shown(jobs: Sequence[JobSummary]) -> str:
+    """The newest of these to choose from, a line each."""
+    now_s = time.time()
+    lines = [f"{job.job}  {printable(job.script)}, {_age(job, now_s)}, {printable(job.state)}" for job in jobs]
+    more = [f"and {len(lines) - MATCHES_SHOWN} more"] if len(lines) > MATCHES_SHOWN else []
+    return "".join(f"\n  {line}" for line in (*lines[:MATCHES_SHOWN], *more))
+
+
+def _age(job: JobSummary, now_s: float) -> str:
+    return f"{human_seconds(now_s - job.created_at_s)} ago"
+
+
+def watch_job(client: Client, job: str, show: Callable[[JobSummary], None]) -> JobSummary:
+    """Shows every update of a job until it has ended; returns the last state, which it has not shown."""
+
+    def on_event(event: Wire) -> None:
+        if isinstance(event, Watched):
+            show(event.summary)
+
+    reply = ask(
+        client,
+        Watch(job=job),
+        Watched,
+        name=f"job {job}",
+        timeout_s=WATCH_TIMEOUT_S,
+        on_event=on_event,
+        silence_s=WATCH_SILENCE_S,
+    )
+    return reply.summary
+
+
+def has_ended(job: JobSummary) -> bool:
+    """Whether nothing of it will change any more."""
+    return job.state in TERMINAL_STATES
+
+
+def outcome_lines(job: JobSummary) -> list[str]:
+    """How a job ended, and why it failed: for stderr."""
+    took = ""
+    if job.started_at_s is not None and job.ended_at_s is not None:
+        took = f" after {human_seconds(job.ended_at_s - job.started_at_s)}"
+    facts = [f"{job.rounds} rounds"] if job.rounds else []
+    if job.replicas_equal is not None:
+        verdict = "bit-equal" if job.replicas_equal else "DIFFERENT"
+        facts.append(f"replicas {verdict} ({job.hashes_compared} comparisons)")
+    lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
+    if job.state == JobState.SUCCEEDED:
+        return lines + [f"note: {note}" for note in outcome_notes(job)]
+    notes = [f"note: {loss}" for loss in losses(job)]
+    if job.state == JobState.CANCELLED:
+        if job.error:
+            lines = [f"{lines[0]}, {printable(job.error.removeprefix('cancelled '))}"]
+        return lines + notes
+    lines += [*notes, *(script_text(text) for text in failures(job))]
+    if any(report.failure for report in job.ranks):
+        lines.append(f"All that the scripts said: meshtrain logs {job.job}")
+    return lines
+
+
+@reported
+def jobs(
+    prefix: Annotated[str, typer.Argument(metavar="ID", help="Only jobs whose id begins so.")] = "",
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """List jobs, the newest first. Of one that is expired, results and logs were deleted on this device."""
+    with connected(data_dir) as client:
+        found = list_jobs(client, prefix.lower())
+    if json:
+        print_json([plain(job) for job in found])
+        return
+    if not found:
+        none = "No jobs. Start one: meshtrain submit train.py"
+        say(f"No job has an id that begins with {prefix!r}. See all: meshtrain jobs" if prefix else none)
+        return
+    now_s = time.time()
+    columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
+    print_table(columns, [_job_row(job, now_s) for job in found])
+    for job in [job for job in found if job.given_up][:MATCHES_SHOWN]:
+        for loss in losses(job):
+            say(f"{job.job}: {loss}")
+    if found[0].state == JobState.LOST:
+        say(f"{found[0].job} was lost. To go on from its last checkpoint: meshtrain submit --resume {found[0].job}")
+
+
+def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
+    took = "-"
+    if job.started_at_s is not None and (job.ended_at_s is not None or not has_ended(job)):
+        took = human_seconds((job.ended_at_s or now_s) - job.started_at_s)
+    return (
+        job.job,
+        printable(job.name),
+        printable(job.state) + (", expired" if job.expired_at_s is not None else ""),
+        _peers(job),
+        str(job.rounds),
+        _age(job, now_s),
+        took,
+        printable(job.script),
+    )
+
+
+def _peers(job: JobSummary) -> str:
+    """How many take part; of how many, where some do not."""
+    count = len(job.members)
+    return f"{len(job.present)}/{count}" if 0 < len(job.present) < count else str(count)
+
+
+@reported
+def leave(
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Its id, or a prefix of it.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Take this device out of a job; the others go on with it. It does not come back to the job by itself."""
+    with connected(data_dir) as client:
+        found = find_job(client, job)
+        if has_ended(found):
+            raise CliError(f"job {found.job} has ended already: {found.state}")
+        ask(client, Leave(job=found.job), Done, name=f"leaving {found.job}", timeout_s=LEAVE_TIMEOUT_S)
+    print(found.job)
+
+
+@reported
+def cancel(
+    ids: Annotated[list[str], typer.Argument(metavar="JOB", help="Ids, or prefixes of them.")],
+    now: Annotated[bool, typer.Option("--now", help="Save nothing, kill the learners.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask, also where this device has no part in the job.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """End jobs, on all their devices.
+
+    On a device that computes for the job its state is saved first, unless it has --checkpoint-every off: `meshtrain
+    submit --resume JOB` goes on from there. With --now, from the last checkpoint.
+
+    Asks first where the job neither runs on this device nor was submitted here.
+    """
+    failed = False
+    with connected(data_dir) as client:
+        for prefix in ids:
+            try:
+                failed |= not _cancel_one(client, prefix, now=now, sure=yes)
+            except CliError as error:
+                show_error(str(error), error.hint)
+                failed = True
+            except (RequestError, TimeoutError) as error:
+                show_error(f"job {prefix} could not be cancelled: {error}", "meshtrain cancel --now " + prefix)
+                failed = True
+    if failed:
+        raise typer.Exit(1)
+
+
+def _cancel_one(client: Client, prefix: str, *, now: bool, sure: bool) -> bool:
+    """Returns whether the job ends. Raises CliError where nobody can be asked."""
+    job = find_job(client, prefix)
+    if has_ended(job):
+        say(f"job {job.job} has ended already: {job.state}")
+        return True
+    if not sure and not _is_of_this_device(client, job) and not _asked(job):
+        say(f"job {job.job} goes on")
+        return False
+    ask(client, Cancel(job=job.job, now=now), Done, name=f"cancelling {job.job}", timeout_s=CANCEL_TIMEOUT_S)
+    print(job.job)
+    return True
+
+
+def _is_of_this_device(client: Client, job: JobSummary) -> bool:
+    """Whether it takes part, or somebody submitted the job from here."""
+    here = ask(client, GetStatus(), Status, name="status").device
+    return here == job.submitter or any(member.device == here for member in job.members)
+
+
+def _asked(job: JobSummary) -> bool:
+    """Whether the person says yes. Raises CliError without a terminal."""
+    where = ", ".join(printable(member.name) for member in job.members)
+    fact = f"job {job.job} ({printable(job.name)}) has nothing to do with this device: it runs on {where}"
+    if not at_terminal():
+        raise CliError(fact, f"meshtrain cancel --yes {job.job}")
+    return typer.confirm(f"{fact}. Cancel it there?", err=True)
+
+
+def at_terminal() -> bool:
+    """Whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()

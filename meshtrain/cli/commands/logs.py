@@ -1,0 +1,115 @@
+"""`logs`: what the learners wrote, of all ranks, whole or as it grows; `follow_job` is also how `submit` goes on."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from meshtrain.cli.commands.jobs import find_job, has_ended, outcome_lines
+from meshtrain.cli.ui.connection import connected
+from meshtrain.cli.ui.errors import CliError, UsageError, reported
+from meshtrain.cli.ui.follow import Follower
+from meshtrain.cli.ui.followview import View
+from meshtrain.cli.ui.logpieces import log_end, read_log, tail_offset
+from meshtrain.cli.ui.options import DataDir
+from meshtrain.cli.ui.terminal import printable_lines, say
+from meshtrain.client import Client
+from meshtrain.datadir import data_folder
+from meshtrain.errors import RequestError
+from meshwire.jobs.lifecycle import EXIT_CODES, JobState
+from meshwire.messages.job import JobSummary, Member
+
+
+@reported
+def logs(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Id or prefix of one; the latest job without it.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends; ctrl-C detaches.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", min=0, metavar="N", help="Only the last N lines of each rank.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, metavar="N", help="Only this rank.")] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Every byte as the scripts wrote it, to be read by a tool.")
+    ] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Show the output of a job's scripts. From all its devices; with -f the exit code is the job's outcome.
+
+    Colours are kept; other control sequences, which could change the terminal or hide text, are shown as escapes, on a
+    terminal and in a pipe. Of a progress bar the last state is shown, with -f every ten seconds.
+    """
+    with connected(data_dir) as client:
+        summary = find_job(client, job)
+        ranks = _chosen(summary, rank)
+        if not follow:
+            _show(client, summary, ranks, lines, raw)
+            return
+    only = None if rank is None else ranks
+    raise typer.Exit(follow_job(data_dir, summary.job, summary.members, ranks=only, tail=lines, raw=raw))
+
+
+def _chosen(summary: JobSummary, rank: int | None) -> list[int]:
+    if rank is None:
+        return list(range(len(summary.members)))
+    if rank >= len(summary.members):
+        raise UsageError(f"job {summary.job} has ranks 0 to {len(summary.members) - 1}, no rank {rank}")
+    return [rank]
+
+
+def _show(client: Client, summary: JobSummary, ranks: Sequence[int], tail: int | None, raw: bool) -> None:
+    failed: list[str] = []
+    with View([member.name for member in summary.members], ranks, raw=raw) as view:
+        for rank in ranks:
+            try:
+                end_bytes = log_end(client, summary.job, rank)
+                start_bytes = 0 if tail is None else tail_offset(client, summary.job, rank, tail, end_bytes)
+                for line in read_log(client, summary.job, rank, start_bytes, end_bytes, raw=raw):
+                    view.lines(rank, [line])
+            except RequestError as error:  # one peer that is away does not hide the others' logs
+                failed.append(f"the log of rank {rank} ({summary.members[rank].name}): {error}")
+    if failed:
+        raise CliError("\n".join(failed), "meshtrain peers")
+    if not has_ended(summary):
+        say(f"The job is {summary.state}. Follow it: meshtrain logs -f {summary.job}")
+
+
+def follow_job(
+    data_dir: Path | None,
+    job: str,
+    members: Sequence[Member],
+    *,
+    ranks: Sequence[int] | None = None,  # all, if none are named
+    tail: int | None = None,
+    logs: TextIO | None = None,
+    raw: bool = False,
+) -> int:
+    """Shows a job until it ends or ctrl-C detaches. Returns the exit code: the outcome's, 0 when detached."""
+    shown = list(range(len(members))) if ranks is None else list(ranks)
+    folder = data_folder(data_dir)
+    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None, raw=raw)
+    try:
+        with View([member.name for member in members], shown, logs or sys.stdout, raw=raw) as view:
+            summary = follower.run(view)
+    except KeyboardInterrupt:
+        say(f"\nDetached: job {job} is still running. Follow it: meshtrain logs -f {job}")
+        return 0
+    for line in outcome_lines(summary):
+        say(line)
+    if summary.state == JobState.SUCCEEDED:
+        say(f"Results: meshtrain get {job}")
+    return exit_code(summary)
+
+
+def exit_code(summary: JobSummary) -> int:
+    """What a shell learns of a job that has ended. Raises CliError for a state that is no end."""
+    try:
+        return EXIT_CODES[JobState(summary.state)]
+    except (ValueError, KeyError):
+        raise CliError(
+            f"the daemon ended the report on job {summary.job}, which is {printable_lines(summary.state)}",
+            f"meshtrain logs -f {summary.job}",
+        ) from None

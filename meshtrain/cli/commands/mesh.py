@@ -1,0 +1,229 @@
+"""`status`, `peers`, `pair`, `unpair`: this device and the others."""
+
+import re
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli import EXIT_INTERRUPTED
+from meshtrain.cli.commands.jobs import has_ended, list_jobs
+from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.errors import UsageError, reported
+from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.peertable import print_peers
+from meshtrain.cli.ui.terminal import human_seconds, human_step, plain, print_json, print_table, printable_lines, say
+from meshwire.addresses import DEFAULT_PORT, Address
+from meshwire.jobs.files import human_bytes
+from meshwire.jobs.partition_wait import NEVER, PATIENCES, partition_wait_s
+from meshwire.message_base import Wire
+from meshwire.messages.job import JobSummary
+from meshwire.messages.link import Software
+from meshwire.messages.local import (
+    GetPeers,
+    GetStatus,
+    PairCode,
+    Paired,
+    PairHost,
+    PairJoin,
+    PairProgress,
+    Peers,
+    PeerSummary,
+    Status,
+    Unpair,
+)
+from meshwire.text import printable
+
+ADDRESSES_SHOWN = 3  # of this device's: cable, radio and one more
+ID_CHARS = 8  # of a device id that people see
+PAIR_HOST_TIMEOUT_S = 900.0  # the code itself expires earlier, at the daemon
+PAIR_JOIN_TIMEOUT_S = 120.0  # the search ends earlier, at the daemon
+TRUST = "A paired device may run code on this one, with the rights of the user that runs meshtraind."
+
+
+@reported
+def status(
+    data_dir: DataDir = None,
+    json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also timeouts, links, who does not join.")] = False,
+) -> None:
+    """Show this device. Its name, links, running jobs with all their devices, and warnings.
+
+    With -v also how long it waits for what, before a job goes on without a device (all of it follows from `up
+    --patience` and from the measured round trip), what each link takes and was spared, and which devices could join a
+    job, but do not.
+    """
+    with connected(data_dir) as client:
+        reply = ask(client, GetStatus(), Status, name="status")
+        shown = list_jobs(client) if reply.jobs_running and not json else []
+    if json:
+        print_json(plain(reply))
+        return
+    print(f"{printable(reply.name)} ({reply.device[:ID_CHARS]}) is up for {human_seconds(reply.up_s)}")
+    print(f"  listens   {printable(reply.listen)}")
+    print(f"  peers     {reply.peers_linked} linked of {reply.peers_paired} paired")
+    print(f"  jobs      {reply.jobs_running} running")
+    print(f"  software  {_software(reply.software)}")
+    print(f"  data      {printable(reply.data_dir)} (pid {reply.pid})")
+    if verbose:
+        _print_timeouts(reply)
+        _print_links(reply)
+    for job in shown:
+        if not has_ended(job):
+            print()
+            print_peers(job)
+            if verbose:
+                print(f"  {_partition_wait(job, reply.patience_s)}")
+                for name, why in job.not_joining:
+                    print(f"  {printable(name)} does not join: {printable(why)}")
+    for warning in reply.warnings:
+        say(f"warning: {printable_lines(warning)}", style="yellow")
+    if not reply.peers_paired:
+        say("No other device is paired yet. Add one: meshtrain pair")
+
+
+def _partition_wait(job: JobSummary, patience_s: float) -> str:
+    part = "a part without a majority"
+    if job.partition_wait == NEVER:
+        return f"{part} waits for the others for ever (--partition-wait never)"
+    wait = human_step(partition_wait_s(job.partition_wait, patience_s))
+    why = f"{PATIENCES} x patience" if job.partition_wait is None else "--partition-wait"
+    return f"{part} waits {wait} for the others ({why}), then goes on, and yields to them"
+
+
+def _print_timeouts(status: Status) -> None:
+    rtt = "no link yet" if status.rtt_s is None else f"round trip {status.rtt_s * 1000:.1f} ms"
+    print(f"  patience  {status.patience_s:g} s ({rtt}); from these two follows:")
+    for what, seconds in status.timeouts:
+        print(f"    {human_step(seconds):>8}  {printable(what)}")
+
+
+def _print_links(status: Status) -> None:
+    for link in status.links:
+        rate = "never full" if link.bytes_per_s is None else f"takes {link.bytes_per_s * 8 / 1e6:.0f} Mbit/s"
+        sent, spared = human_bytes(link.sent_bytes), human_bytes(link.spared_bytes)
+        print(f"  link      {printable(link.name)}: {rate}; {sent} of gradients sent, {spared} spared by LZ4")
+
+
+def _software(software: Software) -> str:
+    torch = f"torch {software.torch}" if software.torch is not None else "no torch (a hub)"
+    return printable(f"meshtrain {software.meshtrain}, Python {software.python}, {torch}, {software.system}")
+
+
+@reported
+def peers(data_dir: DataDir = None, json: Json = False) -> None:
+    """List the other devices. STATE: linked, paired (but away), or seen on this network (not paired)."""
+    with connected(data_dir) as client:
+        reply = ask(client, GetPeers(), Peers, name="peers")
+    if json:
+        print_json([plain(peer) for peer in reply.peers])
+        return
+    if not reply.peers:
+        say("No other device is known. Add one: meshtrain pair")
+        return
+    print_table(
+        ("NAME", "ID", "STATE", "ADDRESS", "RTT", "CORES", "MEMORY", "SOFTWARE"),
+        [_peer_row(peer) for peer in reply.peers],
+    )
+    for peer in reply.peers:
+        if peer.refused is not None:
+            say(f"warning: {printable_lines(peer.refused)}", style="yellow")
+
+
+def _peer_row(peer: PeerSummary) -> tuple[str, ...]:
+    return (
+        printable(peer.name),
+        peer.device[:ID_CHARS],
+        peer.state,
+        printable(peer.address or "-"),
+        "-" if peer.rtt_s is None else f"{peer.rtt_s * 1000:.1f} ms",
+        "-" if peer.cores is None else str(peer.cores),
+        "-" if peer.memory_bytes is None else human_bytes(peer.memory_bytes),
+        "-" if peer.software is None else _software(peer.software),
+    )
+
+
+@reported
+def pair(
+    code: Annotated[
+        str | None, typer.Argument(metavar="CODE", help="The code that the other device shows, e.g. 483-917.")
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="HOST[:PORT]", help="Where the other device is, as its screen says; if mDNS is blocked."
+        ),
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Pair with another device. Without CODE show one and wait; with CODE join the device that shows it.
+
+    A paired device may run code on this one, with the rights of the user that runs meshtraind.
+    """
+    if code is None:
+        if at is not None:
+            raise UsageError("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
+        _pair_host(data_dir)
+        return
+    digits = re.sub(r"[\s-]", "", code)
+    if not re.fullmatch(r"[0-9]{6}", digits):
+        raise UsageError(
+            f"{code!r} is not a pairing code; a code has six digits",
+            "meshtrain pair, on the other device: it shows the code",
+        )
+    with connected(data_dir) as client:
+        body = PairJoin(code=f"{digits[:3]}-{digits[3:]}", at=at)
+        reply = ask(client, body, Paired, name="pairing", timeout_s=PAIR_JOIN_TIMEOUT_S, on_event=_show_progress)
+    _show_paired(reply)
+
+
+def _pair_host(data_dir: DataDir) -> None:
+    try:
+        with connected(data_dir) as client:
+            reply = ask(client, PairHost(), Paired, name="pairing", timeout_s=PAIR_HOST_TIMEOUT_S, on_event=_show_code)
+    except KeyboardInterrupt:
+        say("Not paired: the code is no longer valid.")
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    _show_paired(reply)
+
+
+def _show_code(event: Wire) -> None:
+    if isinstance(event, PairCode):
+        say(f"Pairing code: {event.code}    (valid for {human_seconds(event.expires_s)})")
+        say("On the other device type:")
+        say(f"  meshtrain pair {event.code}")
+        say("or, where the network hides devices from each other:")
+        for number, host in enumerate(event.addresses[:ADDRESSES_SHOWN]):
+            other = "" if number == 0 else "    (or this address)"
+            say(f"  meshtrain pair {event.code} --at {printable(_to_type(host, event.port))}{other}")
+        say(TRUST)
+        say("Waiting; ctrl-C stops it.")
+
+
+def _to_type(host: str, port: int) -> str:
+    """HOST[:PORT] as `--at` takes it, without the port that it fills in."""
+    address = Address(host=host, port=port)
+    if port != DEFAULT_PORT:
+        return str(address)
+    return str(address).removesuffix(f":{port}")
+
+
+def _show_progress(event: Wire) -> None:
+    if isinstance(event, PairProgress):
+        say(printable_lines(event.text))
+
+
+def _show_paired(reply: Paired) -> None:
+    print(f"paired with {printable(reply.name)} ({reply.device[:ID_CHARS]})")
+    say("Next: meshtrain peers")
+
+
+@reported
+def unpair(
+    peer: Annotated[str, typer.Argument(metavar="PEER", help="Name or id prefix, as `meshtrain peers` shows them.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Forget a paired device. Its link is dropped, and it may no longer run anything here."""
+    with connected(data_dir) as client:
+        reply = ask(client, Unpair(peer=peer), Paired, name="unpair")
+    print(f"forgot {printable(reply.name)} ({reply.device[:ID_CHARS]})")
+    say("It still trusts this device until `meshtrain unpair` is typed there as well.")

@@ -1,0 +1,343 @@
+"""`submit`: packs the working directory, hands it to the daemon, and follows the job."""
+
+import tempfile
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli.submission.dryrun import Memory, memory_of_members, show_dry_run
+from meshtrain.cli.submission.measuring import NotMeasured, measure
+from meshtrain.cli.submission.peers import peers_wanted
+from meshtrain.cli.submission.resume import check_alone, resume_from
+from meshtrain.cli.submission.shipping import DATA_FOLDER, data_place, pack, relative_script, write
+from meshtrain.cli.submission.started import send, started
+from meshtrain.cli.ui.connection import connected
+from meshtrain.cli.ui.errors import UsageError, reported
+from meshtrain.cli.ui.options import DataDir, Json
+from meshtrain.cli.ui.progress import Stages
+from meshwire import limits
+from meshwire.codecs.registry import CodecSpec
+from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY, schedule_of
+from meshwire.jobs.files import human_bytes
+from meshwire.jobs.partition_wait import PartitionWait
+from meshwire.jobs.partition_wait import partition_wait as partition_wait_of
+from meshwire.messages.local import Resubmit, Submit
+from meshwire.model.masks import MaskSettings, masks_of
+from meshwire.sync.codec_for_mode import codec_of
+from meshwire.sync.mode import SyncSettings, sync_settings
+
+IN_STEP = "Keeping in step, when --sync alone is not enough"
+
+
+class OnNan(StrEnum):
+    STOP = "stop"
+    SKIP = "skip"
+
+
+@reported
+def submit(
+    context: typer.Context,
+    script: Annotated[
+        str | None, typer.Argument(metavar="SCRIPT", help="The training script, inside the working directory.")
+    ] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", metavar="NAME", help="Name of the job; else the script's.")
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            "--peers",
+            metavar="N|N:MAX",
+            help="On N, this one included. N:MAX: on N or more, and devices that are paired or wake up later join, up "
+            "to MAX in all (2:8; 2: for any number).",
+        ),
+    ] = None,
+    on: Annotated[str | None, typer.Option("--on", metavar="A,B", help="On exactly these: names or ids.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Data folder to ship; ./data if there is one."),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="GLOB", help="Ship these although git ignores them, or they look like secrets."
+        ),
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="Do not ship these.")] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="Environment variable of the script.")
+    ] = None,
+    sync: Annotated[
+        str,
+        typer.Option(
+            "--sync",
+            metavar="MODE",
+            help="bsp: all take every step together. ssp:S: nobody waits for a device that is less than S steps late; "
+            "ssp:2 suits laptops. local:H: H steps on each device's own weights, then their mean. "
+            "sparseloco:H: the same with 200 times fewer bytes. demo: plain SGD on "
+            "the signs of momentum, of which next to nothing travels.",
+        ),
+    ] = "bsp",
+    codec: Annotated[
+        str | None,
+        typer.Option(
+            "--codec",
+            metavar="NAME[:PARAMETERS]",
+            help="Encoding of gradients: fp32 is exact, and the default where --sync brings none; fp16 is half of it, "
+            "int8 a quarter, topk:0.01 sends one value in a hundred; `meshtrain codecs` shows all.",
+        ),
+    ] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(
+            "--masks",
+            metavar="PART[,every=N,move=PART,until=N]",
+            help="Train without PART of the weights, 0.8: only the others travel. In every Nth round (100) a part of "
+            "them (0.3, falling to 0 until round N) is exchanged for weights with larger gradients.",
+        ),
+    ] = None,
+    on_nan: Annotated[OnNan, typer.Option("--on-nan", help="A gradient with NaN or inf: stop, or skip.")] = OnNan.STOP,
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", min=0, max=2**63 - 1, help="Else a random one.")
+    ] = None,
+    hash_every: Annotated[
+        int,
+        typer.Option("--hash-every", metavar="N", min=0, help="Compare the replicas every N rounds; 0: at the end."),
+    ] = 0,
+    checkpoint_every: Annotated[
+        str,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="N|Nr|off",
+            help="Two devices save the job every N minutes, or every N rounds (500r).",
+        ),
+    ] = CHECKPOINT_EVERY,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="JOB[@ROUND]",
+            help="Go on from a job's newest checkpoint, or that after ROUND, as `meshtrain checkpoints` lists them; "
+            "without SCRIPT all is as it was.",
+        ),
+    ] = None,
+    partition_wait: Annotated[
+        str | None,
+        typer.Option(
+            "--partition-wait",
+            metavar="SECONDS|never",
+            help="Devices that are cut off from most of the others wait so long for them, then train on by themselves; "
+            "what they do yields to what the others do. 6 times the patience of `up`; with 600 a router may restart, "
+            "and nothing is done twice.",
+        ),
+    ] = None,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            help="Each device may train by itself: a job that has exchanged nothing has succeeded, too.",
+        ),
+    ] = False,
+    trace: Annotated[bool, typer.Option("--trace", help="Record what happens when, in the job's trace.jsonl.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and return.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would be sent to whom, and the memory it takes; start nothing."),
+    ] = False,
+    data_dir: DataDir = None,
+    json: Json = False,
+    straggler: Annotated[
+        str | None,
+        typer.Option(
+            "--straggler",
+            metavar="carry|wait",
+            rich_help_panel=IN_STEP,
+            help="A device that is late: the rounds go on and its gradient joins a later one (carry, the default with "
+            "ssp), or they wait for it (wait).",
+        ),
+    ] = None,
+    visibility: Annotated[
+        str | None,
+        typer.Option(
+            "--visibility",
+            metavar="eager|fixed",
+            rich_help_panel=IN_STEP,
+            help="A round is applied once it is complete (eager, the default), or exactly S+1 steps later (fixed: two "
+            "runs are equal bit by bit).",
+        ),
+    ] = None,
+    own: Annotated[
+        str | None,
+        typer.Option(
+            "--own",
+            metavar="0|1/m|1",
+            rich_help_panel=IN_STEP,
+            help="Share of its own next updates with which a device goes on before their rounds are there: 1 (the "
+            "default), 1/m (of m devices), or 0, which takes the least memory.",
+        ),
+    ] = None,
+    shares: Annotated[
+        str | None,
+        typer.Option(
+            "--shares",
+            metavar="equal|speed",
+            rich_help_panel=IN_STEP,
+            help="Batches of equal size, or of sizes that follow the measured speed: the default with a bound above 0, "
+            "and where devices differ in cores.",
+        ),
+    ] = None,
+) -> None:
+    """Train SCRIPT on all linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
+
+    Ships the working directory without what .gitignore names, and without secrets such as .env, .ssh or *.pem, of which
+    a line tells. Everything after SCRIPT is the script's. The exit code is the job's outcome: 0 succeeded, 1 failed, 3
+    lost, 130 cancelled.
+    """
+    count, count_max = peers_wanted(peers)
+    if peers is not None and on is not None:
+        raise UsageError("--peers and --on exclude each other", "--on with as many names as you want")
+    if script is None:
+        raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
+    if resume is not None and seed is not None:
+        raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
+    settings, chosen_codec, chosen_masks = _settings(
+        sync, straggler, visibility, own, shares, checkpoint_every, codec, masks
+    )
+    waits = _waits(partition_wait)
+    root = Path.cwd()
+    relative = relative_script(root, script)
+    job_name = name if name is not None else Path(relative).stem
+    if not 1 <= len(job_name) <= limits.NAME_CHARS_MAX:
+        raise UsageError(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
+    if data is None and (root / DATA_FOLDER).is_dir():
+        data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
+    environment = _environment(env or ())
+    chosen = _names(on)
+    typed_bytes = sum(len(text.encode()) for text in (*(args or ()), *(env or ())))
+    if typed_bytes > limits.JOB_SPEC_BYTES_MAX:
+        raise UsageError(
+            f"arguments and environment hold {human_bytes(typed_bytes)}, at most "
+            f"{human_bytes(limits.JOB_SPEC_BYTES_MAX)} are sent",
+            "a file beside the script",
+        )
+    with connected(data_dir) as client, tempfile.TemporaryDirectory(prefix="meshtrain-") as folder, Stages() as stages:
+        source, shipped_data = pack(root, relative, data, include or (), exclude or (), stages)
+        body = Submit(
+            name=job_name,
+            root=str(source.root),
+            manifest=write(source.manifest, Path(folder) / "source"),
+            data_root=None if shipped_data is None else str(shipped_data.root),
+            data_manifest=None if shipped_data is None else write(shipped_data.manifest, Path(folder) / "data"),
+            data_path=None if data is None else data_place(root, data, source.manifest),
+            script=relative,
+            args=tuple(args or ()),
+            env=environment,
+            on=chosen,
+            peers=count,
+            peers_max=count_max,
+            sync=sync,
+            straggler=straggler,
+            visibility=visibility,
+            own=own,
+            shares=shares,
+            codec=codec,
+            masks=masks,
+            on_nan=on_nan.value,
+            seed=seed,
+            bucket_bytes=None,
+            hash_every=hash_every,
+            trace=trace,
+            dry_run=dry_run,
+            independent=independent,
+            partition_wait=waits,
+            checkpoint_every=checkpoint_every,
+            resume=None if resume is None else resume_from(client, resume),
+        )
+        submitted = send(client, body, stages)
+        notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
+        memory = None
+        if dry_run:
+            try:
+                measurement = measure(
+                    root, relative, args or (), dict(environment), data, settings, chosen_codec, stages
+                )
+                available = memory_of_members(client, submitted.members)
+                memory = Memory(
+                    measurement, str(chosen_codec), settings, submitted.members, available, count_max, chosen_masks
+                )
+            except NotMeasured as problem:
+                notes.append(f"how much memory it takes is not known: {problem}")
+    if dry_run:
+        folders = {"source": source, **({"data": shipped_data} if shipped_data is not None else {})}
+        show_dry_run(submitted, notes, folders, memory, json)
+        return
+    raise typer.Exit(started(submitted, notes, data_dir, detach=detach, json=json))
+
+
+def _resubmit(
+    context: typer.Context,
+    resume: str | None,
+    on: tuple[str, ...],
+    peers: tuple[int | None, int | None],
+    data_dir: Path | None,
+    *,
+    detach: bool,
+    json: bool,
+) -> int:
+    """A job goes on as it was. Returns the exit code."""
+    count, count_max = peers
+    if resume is None:
+        raise UsageError("which script?", "meshtrain submit train.py")
+    check_alone(context, resume)
+    with connected(data_dir) as client, Stages() as stages:
+        body = Resubmit(resume=resume_from(client, resume), on=on, peers=count, peers_max=count_max)
+        submitted = send(client, body, stages)
+    return started(submitted, submitted.notes, data_dir, detach=detach, json=json)
+
+
+def _settings(
+    sync: str,
+    straggler: str | None,
+    visibility: str | None,
+    own: str | None,
+    shares: str | None,
+    checkpoint_every: str,
+    codec: str | None,
+    masks: str | None,
+) -> tuple[SyncSettings, CodecSpec, MaskSettings | None]:
+    """How the members keep in step, and what travels. Raises UsageError, also for a schedule that does not exist."""
+    try:
+        schedule_of(checkpoint_every)
+        settings = sync_settings(sync, straggler, visibility, own, shares)
+        chosen_codec = codec_of(settings, codec)
+        return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _waits(typed: str | None) -> PartitionWait | None:
+    try:
+        return None if typed is None else partition_wait_of(typed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _environment(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    split = [pair.partition("=") for pair in pairs]
+    for pair, (key, equals, _) in zip(pairs, split, strict=True):
+        if not key or not equals:
+            raise UsageError(f"-e {pair!r} is not of the form K=V")
+    return tuple((key, value) for key, _, value in split)
+
+
+def _names(on: str | None) -> tuple[str, ...]:
+    if on is None:
+        return ()
+    names = tuple(name.strip() for name in on.split(","))
+    if not all(names):
+        raise UsageError(f"--on {on!r} has an empty name", "meshtrain peers")
+    return names

@@ -1,0 +1,70 @@
+"""`top`: the peers of a job, live."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from meshtrain.cli.commands.jobs import find_job, has_ended, list_jobs, outcome_lines, watch_job
+from meshtrain.cli.ui.connection import connected
+from meshtrain.cli.ui.errors import reported
+from meshtrain.cli.ui.options import DataDir
+from meshtrain.cli.ui.peertable import print_peers, render_peers
+from meshtrain.cli.ui.terminal import console, plain, say
+from meshtrain.client import Client
+from meshwire.messages.job import JobSummary
+
+REFRESHES_PER_S = 4
+
+
+@reported
+def top(
+    job: Annotated[
+        str | None, typer.Argument(metavar="JOB", help="Id or prefix of one; else the latest job that runs.")
+    ] = None,
+    data_dir: DataDir = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One line of JSON at every update.")] = False,
+) -> None:
+    """Show a job's devices live. Who is ahead, who is late, who waits for whom and why; ctrl-C ends it, not the job.
+
+    PART: in, or back after it was lost; loading the state of the others; forwards, with no learner of its own; lost;
+    left. AHEAD: rounds that a device has taken part in and not applied yet. AGE: rounds that were missing in the
+    weights of its newest contribution. NULLS: rounds that went on without it. Without a terminal one table is printed.
+    """
+    with connected(data_dir) as client:
+        seen = _chosen(client, job)
+        try:
+            if as_json:
+                seen = watch_job(client, seen.job, _print_line)
+                _print_line(seen)
+            elif console().is_terminal and not has_ended(seen):
+                seen = _live(client, seen)
+                print_peers(seen)
+            else:
+                print_peers(seen)
+        except KeyboardInterrupt:
+            return
+    if has_ended(seen) and not as_json:
+        for line in outcome_lines(seen):
+            say(line)
+
+
+def _chosen(client: Client, prefix: str | None) -> JobSummary:
+    """The job that is meant. Raises CliError."""
+    if prefix is None:
+        running = [job for job in list_jobs(client) if not has_ended(job)]
+        if running:
+            return running[0]
+    return find_job(client, prefix)
+
+
+def _live(client: Client, job: JobSummary) -> JobSummary:
+    from rich.live import Live
+
+    out = console()
+    with Live(render_peers(job), console=out, transient=True, refresh_per_second=REFRESHES_PER_S) as live:
+        return watch_job(client, job.job, lambda seen: live.update(render_peers(seen)))
+
+
+def _print_line(job: JobSummary) -> None:
+    print(json.dumps(plain(job), allow_nan=False), flush=True)

@@ -1,0 +1,163 @@
+"""How a followed job looks: log lines with the rank's name in front, and one line that says where the job stands."""
+
+import sys
+import time
+from collections.abc import Collection, Sequence
+from types import TracebackType
+from typing import Self, TextIO
+
+from meshtrain.cli.ui.logpieces import raw_bytes
+from meshtrain.cli.ui.peernews import losses, news, script_failed
+from meshtrain.cli.ui.peertable import waits
+from meshtrain.cli.ui.terminal import console, human_step, say
+from meshwire.jobs.lifecycle import TERMINAL_STATES, JobState
+from meshwire.messages.job import JobSummary, Metrics
+from meshwire.text import printable
+
+STYLES = ("cyan", "magenta", "green", "yellow", "blue", "red")
+VALUES_SHOWN = 3
+FAILURE_HOLD_S = 2.0  # news of a script that has failed waits so long: if it fails everywhere, the end tells it
+
+
+def prefixes(names: Sequence[str]) -> list[str]:
+    """`[rank name] `, equally wide for all ranks."""
+    made = [f"[{rank} {printable(name)}]" for rank, name in enumerate(names)]
+    width = max(map(len, made), default=0)
+    return [text.ljust(width) + " " for text in made]
+
+
+def status_text(job: JobSummary, lasting: Collection[int] = ()) -> str:
+    """Where a job stands, in one line.
+
+    Args:
+        lasting: ranks that have been waiting for the same for a while; the others' waiting is the step's own.
+    """
+    reports = job.ranks
+    parts = [f"{printable(job.name)} {printable(job.state)}"]
+    if job.present and len(job.present) < len(job.members):
+        parts.append(f"{len(job.present)} of {len(job.members)} peers")
+    if job.waiting_for:
+        parts.append(f"waiting: {printable(job.waiting_for)}")
+    if not reports:
+        return " · ".join(parts)
+    metrics = [report.metrics for report in reports]
+    if job.rounds or any(one.round for one in metrics):
+        parts.append(f"round {max([job.rounds, *(one.round for one in metrics)])}")
+    parts += [f"{printable(name)} {value:.4g}" for name, value in _means(metrics)[:VALUES_SHOWN]]
+    slowest_s = max(one.step_s for one in metrics)
+    if slowest_s > 0:
+        parts.append(f"{human_step(slowest_s)}/step")
+    for rank, reason in waits(job).items():
+        if rank in lasting:
+            parts.append(f"{printable(job.members[rank].name)} waits: {reason}")
+            break
+    return " · ".join(parts)
+
+
+def _means(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
+    """The script's own values, averaged over the ranks that have them, in order of appearance."""
+    values: dict[str, list[float]] = {}
+    for one in metrics:
+        for name, value in one.values:
+            values.setdefault(name, []).append(value)
+    return [(name, sum(column) / len(column)) for name, column in values.items()]
+
+
+class View:
+    """Where a followed job is shown. On a terminal the status line stays below the log; in a pipe each change of
+    state is a line on stderr. What happens to a member is a line in both.
+
+    Args:
+        names: of the members, by rank.
+        shown: the ranks whose logs are shown; one alone needs no prefix.
+        logs: where log lines go, which are safe to show;
+        raw: or as `RawLines` has them. Then nothing is drawn, and without prefixes not a byte is added.
+    """
+
+    def __init__(
+        self, names: Sequence[str], shown: Sequence[int], logs: TextIO | None = None, *, raw: bool = False
+    ) -> None:
+        self._prefixes = prefixes(names) if len(shown) > 1 else [""] * len(names)
+        self._logs = logs or sys.stdout
+        self._console = console(stderr=self._logs is sys.stderr)
+        self._live = None
+        self._raw = raw
+        self._seen: JobSummary | None = None
+        self._held: list[str] = []  # news, in order
+        self._held_until_s = 0.0
+        self._waits: dict[int, str] = {}  # when the job was shown last
+        if self._console.is_terminal and not raw:
+            from rich.live import Live
+
+            self._live = Live("", console=self._console, transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def joined(self, names: Sequence[str]) -> None:
+        """There are more members than before, and the logs of all are shown."""
+        self._prefixes = prefixes(names)
+
+    def lines(self, rank: int, lines: Sequence[str]) -> None:
+        """Log lines of one rank."""
+        if not lines:
+            return
+        prefix = self._prefixes[rank]
+        if self._raw:
+            end = "\n" if prefix else ""
+            self._logs.flush()
+            self._logs.buffer.write(
+                raw_bytes("".join(f"{prefix}{line}{'' if line.endswith(chr(10)) else end}" for line in lines))
+            )
+            self._logs.buffer.flush()
+            return
+        if self._live is None:
+            self._logs.write("".join(f"{prefix}{line}\n" for line in lines))
+            self._logs.flush()
+            return
+        from rich.text import Text
+
+        style = STYLES[rank % len(STYLES)]
+        for line in lines:
+            self._console.print(Text.assemble((prefix, style), Text.from_ansi(line)), soft_wrap=True)
+
+    def status(self, job: JobSummary) -> None:
+        """Where the job stands now; called about once a second."""
+        waiting = waits(job)
+        lasting = [rank for rank, reason in waiting.items() if self._waits.get(rank) == reason]
+        self._waits = waiting
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text(status_text(job, lasting), style="bold", overflow="ellipsis", no_wrap=True))
+        elif self._seen is None or job.state != self._seen.state:
+            say(f"job {job.job} {printable(job.state)}")
+        for line in self._news(job):
+            if self._live is None:
+                say(line)
+            else:
+                self._console.print(line, style="yellow")
+        self._seen = job
+
+    def _news(self, job: JobSummary) -> list[str]:
+        """What is to be told now."""
+        now_s = time.monotonic()
+        if self._seen is None:
+            return losses(job)
+        if script_failed(self._seen, job):
+            self._held_until_s = now_s + FAILURE_HOLD_S
+        self._held += news(self._seen, job)
+        if job.state in (JobState.FAILING, JobState.FAILED):
+            self._held.clear()
+        elif now_s < self._held_until_s and job.state not in TERMINAL_STATES:
+            return []
+        told, self._held = self._held, []
+        return told

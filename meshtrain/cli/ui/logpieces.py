@@ -1,0 +1,167 @@
+"""A rank's log as lines that are safe to show: read piece by piece, from the start, the end, or as it grows."""
+
+import codecs
+from collections.abc import Iterable, Iterator
+
+from meshtrain.cli.ui.connection import ask
+from meshtrain.cli.ui.terminal import NO_COLOUR, cut_at, script_text
+from meshtrain.client import Client
+from meshwire import limits
+from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
+from meshwire.messages.job import Fetch, Fetched
+
+PIECE_TIMEOUT_S = 60.0  # as long as the daemons themselves wait for a piece from each other
+LINE_CHARS_MAX = 64 * limits.KIB  # a longer line is shown in parts
+
+
+class Lines:
+    """Turns pieces of a log into whole lines that are safe to show (`script_text`).
+
+    Of a line that is drawn anew with "\\r", as progress bars are, only what a terminal would show last is kept: one
+    rank's bar cannot overwrite another's line, and does not pile up.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = ""
+        self._is_bar = False  # the line that is not complete was drawn anew
+        self._bar_told = ""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that these bytes complete, without their ends; of one that is too long, its parts."""
+        *lines, rest = (self._rest + self._decoder.decode(data)).split("\n")
+        ended = [_drawn_last(line) for line in lines]
+        if ended and self._bar_told:
+            ended = ended[1:] if ended[0] == self._bar_told else ended  # it has not moved since it was told
+            self._bar_told = ""
+        shown = [part for line in ended for part in _parts(line)]
+        drawn = _drawn_last(rest)
+        self._is_bar = "\r" in rest or (self._is_bar and not lines)
+        *parts, last = _parts(drawn)
+        self._rest = last + ("\r" if rest.endswith("\r") else "")  # of a line's end, or the next drawing's begin
+        return [script_text(part) for part in (*shown, *parts)]
+
+    def bar(self) -> list[str]:
+        """The progress bar that is being drawn, if it was and has changed since this was asked last."""
+        bar = _drawn_last(self._rest) if self._is_bar else ""
+        if not bar.strip() or bar == self._bar_told:
+            return []
+        self._bar_told = bar
+        return [script_text(bar)]
+
+    def flush(self) -> list[str]:
+        """What follows the last line end."""
+        rest, self._rest = _drawn_last(self._rest + self._decoder.decode(b"", final=True)), ""
+        return [script_text(part) for part in _parts(rest)] if rest and rest != self._bar_told else []
+
+
+class RawLines:
+    """The same interface for bytes that are to be written as they are. They come as text, in lines with their ends;
+    `raw_bytes` makes the same bytes of it again."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
+        self._rest = ""
+
+    def feed(self, data: bytes) -> list[str]:
+        """The lines that these bytes complete; of one that is too long, what there is."""
+        *lines, rest = (self._rest + self._decoder.decode(data)).split("\n")
+        too_long = len(rest) > LINE_CHARS_MAX
+        self._rest = "" if too_long else rest
+        return [*(line + "\n" for line in lines), *([rest] if too_long else [])]
+
+    def bar(self) -> list[str]:
+        """Nothing: a bar is what comes last of its line."""
+        return []
+
+    def flush(self) -> list[str]:
+        """What follows the last line end."""
+        rest, self._rest = self._rest + self._decoder.decode(b"", final=True), ""
+        return [rest] if rest else []
+
+
+def raw_bytes(text: str) -> bytes:
+    """What `RawLines` was fed."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+class ScriptErrors:
+    """Tells the errors that end scripts from what a log holds besides."""
+
+    def __init__(self) -> None:
+        self._inside = False
+
+    def left_out(self, lines: Iterable[str]) -> list[str]:
+        """The lines without those errors; these may begin and end in other calls."""
+        shown = []
+        for line in lines:
+            plain = line.removesuffix(NO_COLOUR)
+            if not self._inside and plain.endswith(ERROR_BEGINS):
+                self._inside = True
+                last = plain.removesuffix(ERROR_BEGINS)  # what the script had written of its last line
+                if not last:
+                    continue
+                line = last + line.removeprefix(plain)
+            elif self._inside:
+                self._inside = line != ERROR_ENDS
+                continue
+            shown.append(line)
+        return shown
+
+
+def _drawn_last(line: str) -> str:
+    return line.rstrip("\r").rpartition("\r")[2]
+
+
+def _parts(line: str) -> list[str]:
+    """A line as one part; or as many as it is too long for, of which the last may be shorter."""
+    parts, at = [], 0
+    while len(line) - at > LINE_CHARS_MAX:
+        end = at + cut_at(line[at : at + LINE_CHARS_MAX + 1], LINE_CHARS_MAX)
+        parts.append(line[at:end])
+        at = end
+    return [*parts, line[at:]]
+
+
+def fetch_log(client: Client, job: str, rank: int, offset_bytes: int, max_bytes: int, wait_s: float) -> Fetched:
+    """One piece of a rank's log, wherever that rank runs."""
+    body = Fetch(job=job, what="log", rank=rank, offset_bytes=offset_bytes, max_bytes=max_bytes, wait_s=wait_s)
+    return ask(client, body, Fetched, name=f"log of rank {rank}", timeout_s=PIECE_TIMEOUT_S + wait_s)
+
+
+def log_end(client: Client, job: str, rank: int) -> int:
+    """How many bytes the log holds now."""
+    return fetch_log(client, job, rank, 0, 1, 0.0).total_bytes
+
+
+def tail_offset(client: Client, job: str, rank: int, lines: int, end_bytes: int) -> int:
+    """Where the last `lines` lines of the first `end_bytes` bytes begin; reads backwards from there."""
+    if lines == 0:
+        return end_bytes
+    wanted = lines + 1  # line ends: the one before the first wanted line counts, the last line's own may be missing
+    block_end = end_bytes
+    while block_end > 0:
+        start = max(0, block_end - limits.FETCH_BYTES_MAX)
+        data = fetch_log(client, job, rank, start, block_end - start, 0.0).data
+        if block_end == end_bytes and not data.endswith(b"\n"):
+            wanted -= 1
+        at = len(data)
+        while (at := data.rfind(b"\n", 0, at)) >= 0:
+            wanted -= 1
+            if wanted == 0:
+                return start + at + 1
+        block_end = start
+    return 0
+
+
+def read_log(client: Client, job: str, rank: int, start_bytes: int, end_bytes: int, *, raw: bool) -> Iterator[str]:
+    """The lines between two offsets. `raw`: with their ends, as `RawLines` has them."""
+    lines = RawLines() if raw else Lines()
+    while start_bytes < end_bytes:
+        wanted_bytes = min(limits.FETCH_BYTES_MAX, end_bytes - start_bytes)
+        piece = fetch_log(client, job, rank, start_bytes, wanted_bytes, 0.0)
+        if not piece.data:
+            break
+        start_bytes += len(piece.data)
+        yield from lines.feed(piece.data)
+    yield from lines.flush()

@@ -1,0 +1,93 @@
+"""The peers of a running job, one line each: how fast, how far ahead, how late, and who waits for whom and why."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from meshtrain.cli.ui.peernews import losses, name_of, part_of, unlinkable
+from meshtrain.cli.ui.terminal import human_step, made_table, print_table
+from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
+from meshwire.text import printable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+COLUMNS = ("NAME", "PART", "STEP", "STEP TIME", "AHEAD", "AGE", "NULLS", "BATCH", "WAITS FOR")
+WRAPPING = COLUMNS[-1]
+ABSENT = ("lost", "left", "refused")
+
+
+def peer_rows(job: JobSummary) -> list[tuple[str, ...]]:
+    """Cells of `COLUMNS`, by rank. PART: `part_of`, and which run of its script. AHEAD: rounds that it has taken part
+    in and not applied. AGE: how many rounds were missing in what it computed its newest contribution on. NULLS: rounds
+    that went on without it."""
+    reports = {report.rank: report for report in job.ranks}
+    ranks = range(len(job.members)) if job.generation else sorted(reports)
+    return [_row(job, reports.get(rank) or RankReport(job=job.job, rank=rank, state="")) for rank in ranks]
+
+
+def print_peers(job: JobSummary) -> None:
+    """The table under a line about the job, on stdout."""
+    print(_title(job))
+    if job.ranks:
+        print_table(COLUMNS, peer_rows(job), WRAPPING)
+    for note in (*losses(job), *unlinkable(job)):
+        print(f"note: {note}")
+
+
+def render_peers(job: JobSummary) -> "RenderableType":
+    """The same, to be drawn anew in place."""
+    from rich.console import Group
+    from rich.text import Text
+
+    notes = (Text(f"note: {note}") for note in (*losses(job), *unlinkable(job)))
+    return Group(Text(_title(job)), made_table(COLUMNS, peer_rows(job), WRAPPING), *notes)
+
+
+def waits(job: JobSummary) -> dict[int, str]:
+    """What each rank that is blocked waits for, with names for ranks."""
+    return {
+        report.rank: with_names(report.metrics.waiting_for, job.members)
+        for report in job.ranks
+        if report.metrics.waiting_for and not report.metrics.finished and part_of(job, report.rank) not in ABSENT
+    }
+
+
+def with_names(text: str, members: Sequence[Member]) -> str:
+    """A daemon's text that knows ranks, for people, who know names."""
+
+    def named(match: re.Match[str]) -> str:
+        rank = int(match[1])
+        return members[rank].name if rank < len(members) else match[0]
+
+    return printable(re.sub(r"\brank (\d+)\b", named, text))
+
+
+def _title(job: JobSummary) -> str:
+    rounds = max((report.metrics.round for report in job.ranks), default=0)
+    generation = f", generation {job.generation}" if job.generation else ""
+    waiting = f"; waiting: {printable(job.waiting_for)}" if job.waiting_for else ""
+    return (
+        f"{job.job} {printable(job.name)} {printable(job.state)}, round {max(job.rounds, rounds)}{generation}{waiting}"
+    )
+
+
+def _row(job: JobSummary, report: RankReport) -> tuple[str, ...]:
+    metrics, part = report.metrics, part_of(job, report.rank)
+    return (
+        name_of(job, report.rank),
+        part + (f" (run {report.restarts + 1})" if report.restarts else ""),
+        str(metrics.step),
+        human_step(metrics.step_s) if metrics.step_s else "-",
+        str(metrics.ahead),
+        "-" if metrics.age is None else str(metrics.age),
+        str(metrics.nulls),
+        str(metrics.batch) if metrics.batch else "-",
+        "-" if part in ABSENT else _waits_for(job.members, metrics),
+    )
+
+
+def _waits_for(members: Sequence[Member], metrics: Metrics) -> str:
+    if metrics.finished:
+        return "(has finished)"
+    return with_names(metrics.waiting_for, members) if metrics.waiting_for else "-"

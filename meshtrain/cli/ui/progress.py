@@ -1,0 +1,55 @@
+"""Progress of what takes long, on stderr: a bar on a terminal once it took 2 s, else a line per stage."""
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from meshtrain.cli.ui.terminal import console, printable_lines, say
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+SHOW_AFTER_S = 2.0
+
+
+class Stages:
+    """Work in stages of bytes; use as a context so that the bar is gone afterwards."""
+
+    def __init__(self) -> None:
+        self._console = console(stderr=True)
+        self._started_s = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._text = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, text: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        """Where the work is. A stage without bytes has `total_bytes` 0."""
+        text = printable_lines(text)
+        if not self._console.is_terminal:
+            if text != self._text:
+                say(text)
+        elif time.monotonic() - self._started_s >= SHOW_AFTER_S:
+            self._show_bar(text, done_bytes, total_bytes)
+        self._text = text
+
+    def _show_bar(self, text: str, done_bytes: int, total_bytes: int) -> None:
+        if self._bar is None:
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+            columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(True))
+            self._bar = Progress(*columns, TransferSpeedColumn(), console=self._console, transient=True)
+            self._task = self._bar.add_task(text, total=None)
+            self._bar.start()
+        assert self._task is not None
+        if text != self._text:
+            self._bar.reset(self._task)
+        self._bar.update(self._task, description=text, completed=done_bytes, total=total_bytes or None)

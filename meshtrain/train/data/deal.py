@@ -1,0 +1,205 @@
+"""This learner's granted batches, on their way into the script (X1, X2, X4).
+
+They lie in a queue until the DataLoader draws them, which its workers' prefetch does early, and are in hand from then
+until the script gets them. The sampler never waits: it ends when the queue is empty, and the loader goes on with a new
+pass over it when there is more. So nobody ever waits while a batch is in hand.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import DataLoader, Sampler
+
+from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.data.ordering import LoaderOrder
+from meshwire import limits
+from meshwire.messages.learner import SampleSpace
+from meshwire.samples.pool import Batch
+from meshwire.sync.mode import SyncSettings
+
+
+class Waits(NamedTuple):
+    """How a learner waits for samples.
+
+    Attributes:
+        wait: takes in what the daemon says until a condition holds, at most until the next round is complete. It is
+            also told what for, in words.
+        idle: the same for an epoch's end, or more of it, which other peers' steps have to bring. Then a step may begin.
+        end_period: a round is made of local steps so far (R9). Returns whether there were any.
+    """
+
+    wait: Callable[[Callable[[], bool], str], None]
+    idle: Callable[[int], None]
+    end_period: Callable[[], bool]
+
+
+class _Bound(NamedTuple):
+    step: int
+    batches: tuple[Batch, ...]
+
+
+class Deal(Sampler[list[Any]]):
+    """What this learner holds, epoch by epoch; for the DataLoader a batch sampler.
+
+    Args:
+        seed: the job's.
+
+    Raises:
+        NotSupported, UsageError: for loaders that cannot be dealt, as `LoaderOrder` says.
+
+    Attributes:
+        epoch: the one whose samples are handed out now.
+        begun: whether any of this epoch have been.
+    """
+
+    def __init__(self, loader: DataLoader[Any], world_size: int, seed: int, sync: SyncSettings) -> None:
+        self._order = LoaderOrder(loader, world_size, seed)
+        self._space = self._order.space()
+        self._prefetch = (loader.prefetch_factor or 0) * loader.num_workers
+        self._sync = sync
+        self._orders: dict[int, Sequence[Any]] = {}
+        self._queue: deque[Batch] = deque()
+        self._in_hand: deque[Batch] = deque()
+        self._unbound: list[Batch] = []  # handed to the script since the last bind
+        self._step_batches = 1  # the most that one step has used
+        self._granted = False
+        self._bound: _Bound | None = None  # the newest step that a round may be on the way for
+        self._over = -1  # the newest epoch that is over
+        self.epoch = 0
+        self.begun = False
+
+    def describe(self) -> str:
+        """For the comparison between peers."""
+        return self._order.describe()
+
+    def space(self) -> SampleSpace:
+        """What the daemon is told."""
+        return self._space
+
+    # What the daemon says
+
+    def grant(self, batches: Sequence[Batch], step: int) -> None:
+        """More batches: what it holds when it begins, what a bind of `step` has claimed, or what a lost peer held."""
+        self._granted = True
+        self._queue = deque(sorted([*self._queue, *batches], key=_epoch))
+        if self._bound is not None and self._bound.step <= step:
+            self._bound = None
+
+    def epoch_over(self, epoch: int) -> None:
+        """X4: the blocks of this epoch, and of those before, are covered, those of all members."""
+        self._over = max(self._over, epoch)
+
+    def step_lost(self, step: int, retry: bool) -> None:
+        """The newest bound step is in no round. `retry`: it was in no bind either, so its samples come again (R5)."""
+        bound = self._bound
+        if retry and bound is not None and bound.step == step:
+            self._queue.extendleft(reversed(bound.batches))
+            self._bound = None
+
+    # What a step says
+
+    def bind(self, step: int) -> int:
+        """A step binds, covering what was handed out. Returns how many batches are to be held after its round (X2).
+
+        These are: what the loader prefetches; as many as the largest step so far has used, for each of the s+1 rounds
+        that may be in flight and of the s+1 steps that may begin before the next round is complete; and one to begin
+        with.
+        """
+        self._bound = _Bound(step, tuple(self._unbound))
+        self._step_batches = max(self._step_batches, len(self._unbound))
+        self._unbound = []
+        wanted = self._prefetch + 2 * (self._sync.staleness + 1) * self._step_batches + 1
+        return min(wanted, limits.CLAIM_BATCHES_MAX)
+
+    # What the loader does
+
+    def more(self, waits: Waits) -> bool:
+        """Waits until there is a batch of this epoch to draw. False: there will be none.
+
+        Nobody waits for the end of an epoch who owes a bind himself: batches handed out that no step has used yet are
+        part of the next one. Nor with s>0 in lockstep: there, every learner steps on into the next epoch with the
+        others, and what a lost peer held comes first in it. A period of local steps ends with the epoch (R9).
+
+        Raises:
+            UsageError: when no batch is there and none will come before the next bind.
+        """
+        self._wait_for_grant(waits)
+        while not self._drawable() and waits.end_period():
+            self._wait_for_grant(waits)
+        if self._starves() and not self._is_over():
+            raise UsageError(
+                f"one step has taken {len(self._unbound)} batches from the prepared loader, which are all that this "
+                "peer holds: it is dealt more when it steps. Accumulate over fewer batches, or evaluate on a loader of "
+                "its own"
+            )
+        if not self._drawable() and not self._is_over() and self._waits():
+            waits.idle(self.epoch)
+        return self._drawable()
+
+    def _wait_for_grant(self, waits: Waits) -> None:
+        waits.wait(lambda: bool(self._queue) or self._is_over() or self._starves(), "samples")
+
+    def settled(self) -> bool:
+        """Whether there is more of this epoch, or it is over."""
+        return self._drawable() or self._is_over()
+
+    def handed_out(self) -> tuple[Batch, int]:
+        """The batch drawn first is handed to the script: its blocks, and how many samples it has."""
+        batch = self._in_hand.popleft()
+        self._unbound.append(batch)
+        self.begun = True
+        return batch, len(self._indices(batch))
+
+    def give_back(self) -> None:
+        """What is in hand was drawn in vain: it comes first again."""
+        self._queue.extendleft(reversed(self._in_hand))
+        self._in_hand.clear()
+
+    def next_epoch(self) -> None:
+        """This one has nothing more for this learner."""
+        self.epoch += 1
+        self.begun = False
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while self._drawable():
+            batch = self._queue.popleft()
+            self._in_hand.append(batch)
+            yield self._indices(batch)
+
+    def __len__(self) -> int:
+        """With equal shares, in rounds; how many batches this learner gets may follow from its speed."""
+        return self._order.rounds(self._space.total)
+
+    def _drawable(self) -> bool:
+        return bool(self._queue) and _epoch(self._queue[0]) <= self.epoch
+
+    def _is_over(self) -> bool:
+        return self._over >= self.epoch
+
+    def _starves(self) -> bool:
+        """Nothing is left, and no round is on the way that would bring more."""
+        return self._granted and not self._queue and self._bound is None
+
+    def _waits(self) -> bool:
+        return not self._unbound and (self._sync.staleness == 0 or not self._sync.lockstep)
+
+    def _indices(self, batch: Batch) -> list[Any]:
+        units = [unit for block in batch for unit in self._order_of(block.epoch)[block.first : block.end]]
+        return [item for unit in units for item in unit] if self._order.whole_batches else units
+
+    def _order_of(self, epoch: int) -> Sequence[Any]:
+        if epoch not in self._orders:
+            order = self._order.of(epoch)
+            if len(order) != self._space.total:
+                raise NotSupported(
+                    f"the loader's sampler gives {len(order)} in epoch {epoch + 1}, and its length was "
+                    f"{self._space.total} when the job began, by which all peers deal: give every epoch that length"
+                )
+            self._orders = {known: self._orders[known] for known in self._orders if known >= self.epoch - 1}
+            self._orders[epoch] = order
+        return self._orders[epoch]
+
+
+def _epoch(batch: Batch) -> int:
+    return batch[0].epoch

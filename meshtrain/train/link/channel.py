@@ -1,0 +1,105 @@
+"""What a learner and its daemon say to each other during the rounds."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from meshtrain.client import Client
+from meshtrain.errors import ConnectionLost, JobStopped, MeshtrainError
+from meshwire.message_base import Wire
+from meshwire.messages.learner import RoundDone, Stop, Waiting
+
+SILENCE_TIMEOUT_S = 30.0  # a daemon says about once a second for whom a learner waits
+LINGER_S = 2.0  # for the daemon to read the last messages
+START_TIMEOUT_S = 7200.0  # longer than the daemon's own patience with slow members, whose error says more
+
+N = TypeVar("N", bound=Wire)
+OnRound = Callable[[RoundDone], None]
+
+
+class Channel:
+    """The connection with the rules of a job: signs of life, stops, and a queue of rounds.
+
+    Attributes:
+        rounds: that have arrived and are not taken yet, in order.
+        waited_s: time spent without a notice in `wait`, since the beginning.
+        stopped: whether the daemon has said that the job ends.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._handlers: dict[type[Wire], Callable[[Any], None]] = {}
+        self.rounds: deque[RoundDone] = deque()
+        self.waited_s = 0.0
+        self.stopped = False
+
+    def route(self, kind: type[N], handler: Callable[[N], None]) -> None:
+        """Notices of this type go to `handler` as they are read."""
+        self._handlers[kind] = handler
+
+    def tell(self, body: Wire) -> None:
+        """Sends a notice. Raises ConnectionLost."""
+        self._client.notify(body)
+
+    def ask(self, body: Wire, name: str, on_waiting: Callable[[str], None] | None = None) -> Wire:
+        """Sends a request that may wait for other peers. Raises RequestError, ConnectionLost."""
+
+        def on_event(event: Wire) -> None:
+            if isinstance(event, Waiting) and on_waiting is not None:
+                on_waiting(event.reason)
+
+        return self._client.request(
+            body, timeout_s=START_TIMEOUT_S, silence_s=SILENCE_TIMEOUT_S, name=name, on_event=on_event
+        )
+
+    def look(self) -> None:
+        """Takes what has arrived, without waiting. Raises JobStopped."""
+        while (notice := self._client.next_notice(0.0)) is not None:
+            self._take(notice)
+
+    def wait(self, until: Callable[[], bool], what: str, on_round: OnRound | None = None) -> None:
+        """Takes notices until `until()` is true. Every wait of a learner is this one.
+
+        Args:
+            what: is waited for, for the error.
+            on_round: is given the rounds as they arrive; None leaves them in the queue.
+
+        Raises:
+            JobStopped: the daemon ends the job.
+            ConnectionLost: no sign of life from it for SILENCE_TIMEOUT_S.
+        """
+        reason = "it has not said for what"
+        while True:
+            while on_round is not None and self.rounds:
+                on_round(self.rounds.popleft())
+            if until():
+                return
+            began_s = time.monotonic()
+            notice = self._client.next_notice(SILENCE_TIMEOUT_S)
+            self.waited_s += time.monotonic() - began_s
+            if notice is None:
+                raise ConnectionLost(
+                    f"no sign of life from the daemon for {SILENCE_TIMEOUT_S:.0f} s; {what} waits: {reason}"
+                )
+            if isinstance(notice, Waiting):
+                reason = notice.reason
+            self._take(notice)
+
+    def close(self) -> None:
+        """Ends the connection once the daemon has read what was sent."""
+        self._client.close(linger_s=LINGER_S)
+
+    def _take(self, notice: Wire) -> None:
+        match notice:
+            case RoundDone():
+                self.rounds.append(notice)
+            case Stop(reason=reason):
+                self.stopped = True
+                raise JobStopped(f"the job ends: {reason}")
+            case Waiting():
+                pass  # the sign of life is that it came
+            case _ if type(notice) in self._handlers:
+                self._handlers[type(notice)](notice)
+            case _:
+                raise MeshtrainError(f"the daemon sent {type(notice).__name__} to a learner: versions differ")

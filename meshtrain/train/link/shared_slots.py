@@ -1,0 +1,45 @@
+"""The learner's side of the shared memory: raw slots to write w*g into, one result slot to read the means from (M1)."""
+
+import mmap
+import os
+
+import torch
+
+from meshtrain.errors import MeshtrainError
+from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.model.plan import VALUE_BYTES, Plan, Span
+
+
+class Slots:
+    """fp32 tensors over the shared memory.
+
+    Args:
+        descriptor: of the file that the daemon has made; sized here.
+
+    Raises:
+        MeshtrainError: when the system does not give that much memory.
+    """
+
+    def __init__(self, descriptor: int, plan: Plan, staleness: int) -> None:
+        self.layout = MemoryLayout.for_bound(plan.total_values, staleness)
+        try:
+            os.ftruncate(descriptor, self.layout.total_bytes)
+            self._map = mmap.mmap(descriptor, self.layout.total_bytes)
+        except (OSError, ValueError) as error:
+            raise MeshtrainError(
+                f"no {self.layout.total_bytes} bytes of shared memory for the gradients of this model: {error}"
+            ) from error
+        self.result = self._slot(self.layout.result_offset)
+
+    def raw(self, step: int) -> torch.Tensor:
+        """Where step `step` writes its gradients."""
+        return self._slot(self.layout.raw_offset(step))
+
+    def _slot(self, offset_bytes: int) -> torch.Tensor:
+        return torch.frombuffer(self._map, dtype=torch.float32, count=self.layout.values, offset=offset_bytes)
+
+
+def view(slot: torch.Tensor, span: Span, shape: torch.Size) -> torch.Tensor:
+    """One tensor's place in a slot."""
+    assert slot.element_size() == VALUE_BYTES
+    return slot[span.start : span.start + span.count].view(shape)

@@ -1,0 +1,233 @@
+"""The step boundary: rounds go into the base until the next step may start; idle times, barriers, the flush at the end.
+
+The daemon decides which rounds and when: the learner applies what it is given until it is told to start (R1).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from meshtrain.errors import MeshtrainError, RequestError, UsageError
+from meshtrain.train.lgc.tasks import train_as_asked
+from meshtrain.train.link.channel import Channel
+from meshtrain.train.optim.clipping import Untouched
+from meshtrain.train.step.apply import Applying, BaseParts
+from meshtrain.train.step.contribution import Contribution
+from meshtrain.train.step.saving import Saving
+from meshwire.messages.learner import (
+    BarrierPassed,
+    EncoderTask,
+    LearnerBack,
+    LearnerBarrier,
+    LearnerIdle,
+    LearnerStepped,
+    RoundDone,
+    Start,
+)
+
+
+class Boundary:
+    """One learner's.
+
+    Args:
+        untouched: knows whether the script changes gradients between backward() and step(): only s=0 allows it.
+        before_view: called when a step may start, before the model holds what it computes with.
+        absent_in_barriers: whether rounds go on without a learner that waits for the others: its daemon then tells it
+            to start again.
+
+    Attributes:
+        decided: rounds that this learner was in or was passed over in, when its step began.
+        bases: contexts of `base` that are open.
+    """
+
+    def __init__(
+        self,
+        base: BaseParts,
+        applying: Applying,
+        contribution: Contribution,
+        untouched: Untouched,
+        saving: Saving,
+        channel: Channel,
+        before_view: Callable[[], None],
+        *,
+        absent_in_barriers: bool,
+    ) -> None:
+        self._base = base
+        self._applying = applying
+        self._contribution = contribution
+        self._untouched = untouched
+        self._saving = saving
+        self._channel = channel
+        self._before_view = before_view
+        self._absent_in_barriers = absent_in_barriers
+        self._started = 0
+        self._passed: BarrierPassed | None = None
+        self._closed = False
+        self._began_s = time.monotonic()
+        self._waited_before_s = channel.waited_s
+        self.decided = 0
+        self.bases = 0
+        self._held: Mapping[int, torch.Tensor] = {}  # this learner's own buffers, while the model holds the base's
+        channel.route(Start, self._on_start)
+        channel.route(BarrierPassed, self._on_passed)
+        channel.route(EncoderTask, lambda task: channel.tell(train_as_asked(task)))
+
+    def close(self) -> None:
+        """What is open in `base` changes nothing any more."""
+        self._closed = True
+
+    def end_step(self) -> None:
+        """The step has ended. Returns when the next one may start, with the model as it is to compute with."""
+        self._tell_stepped()
+        self.wait_start()
+
+    def _tell_stepped(self) -> None:
+        now_s = time.monotonic()
+        self._channel.tell(
+            LearnerStepped(
+                step=self._contribution.step,
+                samples=self._contribution.samples,
+                step_s=now_s - self._began_s,
+                exposed_s=self._channel.waited_s - self._waited_before_s,
+            )
+        )
+        self._began_s, self._waited_before_s = now_s, self._channel.waited_s
+        self._contribution.next_step()
+
+    def wait_start(self) -> None:
+        """Applies the rounds that the daemon gives until the step may start, then shows what it computes with."""
+        step = self._contribution.step
+        self._wait(lambda: self._started == step, f"step {step} for its start")
+        self._contribution.aim(self.decided + 1)
+        self._before_view()
+        self._show_view()
+
+    def save_in_period(self) -> None:
+        """Between two local steps, of which a period may have many (R9): the base lies beside the weights, and these go
+        on as they were."""
+        if self._saving.due:
+            with self._saving.possible():
+                self._show_view()
+
+    def idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
+        """Waits for other peers without being waited for, and applies rounds meanwhile (R5).
+
+        Args:
+            what: is waited for, for the error.
+        """
+        begins_again = self._leave()
+        self._channel.tell(LearnerIdle(reason=reason, finished=False))
+        if self._contribution.done is None:
+            self._wait(until, what)
+        else:  # a round of s=0 that the script has not stepped on yet comes first
+            self._channel.wait(until, what)
+        self._channel.tell(LearnerBack())
+        if begins_again:
+            self.wait_start()
+        else:
+            self._show_view()
+
+    def barrier(self, number: int) -> None:
+        """Waits until every peer is in this barrier; with s>0 all replicas are equal then.
+
+        Raises:
+            UsageError: between backward() and optimizer.step().
+            RequestError: some peer will never come.
+        """
+        if self._contribution.sealed:
+            raise UsageError("mt.barrier() between backward() and optimizer.step(): call it after the step")
+        self._leave()
+        try:
+            self._enter(number)
+        finally:  # told that some peer will never come, it goes on as well
+            if self._passed is not None:
+                self._resume()
+
+    def flush(self) -> None:
+        """At the end: every round that anybody has contributed to is in the base, and the model holds it."""
+        if self._contribution.sealed:
+            self._tell_stepped()
+        self._leave()
+        self._enter(0)
+        self.show_base_for_good()
+
+    def show_base_for_good(self) -> None:
+        """No step will follow: the model holds what all peers have in common."""
+        self._base.view.show_base()
+        self._base.view.clear()
+        self._base.buffers.show_base()
+
+    @contextmanager
+    def base(self) -> Iterator[None]:
+        """O7: inside, the model holds the base."""
+        applied = self._applying.applied
+        if not self.bases:
+            self._base.view.show_base()
+            self._held = self._base.buffers.show_base()
+        self.bases += 1
+        try:
+            yield
+        finally:
+            self.bases -= 1
+            if not self.bases and not self._closed:
+                self._base.buffers.restore()
+                if self._applying.applied == applied:
+                    self._base.buffers.show(self._held)
+                self._show_view()
+
+    def show_own_buffers(self) -> None:
+        """Inside `base`, before a round of local steps: the model holds their buffers, until it is over (O5)."""
+        if self.bases:
+            self._base.buffers.show(self._held)
+            self._held = {}
+
+    def _wait(self, until: Callable[[], bool], what: str) -> None:
+        """Between two steps: rounds are applied and the base is saved as the daemon says, until `until()` is true."""
+        with self._saving.possible():
+            self._channel.wait(until, what, self._apply)
+
+    def _apply(self, done: RoundDone) -> None:
+        if self._untouched.ever_changed and not done.void:
+            raise UsageError(
+                f"round {done.round} was averaged while this peer had no samples left, and this script changes "
+                "gradients after backward(), which this peer cannot do alike: clip with mt.clip_grad_norm_, or submit "
+                "with --shares equal"
+            )
+        self._applying.apply(done)
+        self._saving.do_due()
+
+    def _leave(self) -> bool:
+        """The daemon forgets a step that has begun and sent nothing. Returns whether it will be begun again."""
+        begins_again = not self._contribution.sealed
+        if begins_again:
+            self._started = 0
+        return begins_again
+
+    def _enter(self, number: int) -> None:
+        self._passed = None
+        self._channel.tell(LearnerBarrier(number=number))
+        what = f"barrier {number}" if number else "the end of the job"
+        self._wait(lambda: self._passed is not None, what)
+        assert self._passed is not None
+        if self._passed.number != number:
+            raise MeshtrainError(f"the daemon answered barrier {number} with {self._passed.number}: versions differ")
+        if self._passed.error is not None:
+            raise RequestError(self._passed.error)
+
+    def _resume(self) -> None:
+        if self._absent_in_barriers:
+            self.wait_start()
+        else:
+            self._started = self._contribution.step
+
+    def _show_view(self) -> None:
+        if not self.bases:
+            self._base.view.show_view()
+
+    def _on_start(self, start: Start) -> None:
+        self._started, self.decided = start.step, start.decided
+
+    def _on_passed(self, passed: BarrierPassed) -> None:
+        self._passed = passed

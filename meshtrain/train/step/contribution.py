@@ -1,0 +1,195 @@
+"""The contribution of the step at hand: from its first bucket in the raw slot to its round.
+
+A step is what the round machine counts: one synchronised backward pass, or a period of local steps (R9). Buckets leave
+strictly in the plan's order: one that is full early waits for those before it.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from meshtrain.train.link.channel import Channel
+from meshtrain.train.link.shared_slots import view
+from meshtrain.train.model.mask_choice import packed
+from meshtrain.train.step.buffers import Buffers
+from meshtrain.train.step.means import Means
+from meshtrain.train.step.step_samples import DrawnSamples, Taken
+from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone, StepLost
+from meshwire.messages.rounds import Poison
+from meshwire.model.plan import Bucket
+
+
+class Contribution:
+    """One learner's, step after step.
+
+    Args:
+        pack: the options of the optimizer for the bind of a step (O3).
+        what: is contributed, for people: "gradient".
+
+    Attributes:
+        trained: indices of the spans of trained parameters.
+        spans: those of them that travel in the round at hand, in the plan's order.
+        step: number of the step that is being computed, from 1.
+        samples: how many it covers.
+        hyperparameters: what its bind said.
+        filled: spans that hold something.
+        poisoned: whether any bucket was not finite (V1).
+        sealed: whether all of it has left.
+        done: s=0: its round, while it is in `p.grad` and not in the base; None before that, and for a lost step.
+    """
+
+    def __init__(
+        self,
+        means: Means,
+        buffers: Buffers,
+        drawn: DrawnSamples,
+        pack: Callable[[int], bytes],
+        channel: Channel,
+        what: str,
+    ) -> None:
+        plan, specs = means.plan, means.tensors.manifest.tensors
+        self._means = means
+        self._buffers = buffers
+        self._drawn = drawn
+        self._pack = pack
+        self._channel = channel
+        self._what = what
+        self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
+        self._raw = means.slots.raw(1)
+        self._taken = Taken(1.0, (), 0)
+        self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
+        self.step = 1
+        self.hyperparameters = b""
+        self._plan = plan
+        self.aim(1)
+        self._reset()
+
+    def aim(self, round_: int) -> None:
+        """The step that begins is for this round, if no other length than its travels in a round before (T1)."""
+        plan = self._means.plans.of(round_)
+        if plan is not self._plan:
+            for step in range(self._means.slots.layout.raw_slots):
+                self._means.slots.raw(step).zero_()  # what was written where padding lies now
+        self._plan = plan
+        self._bucket_of = {index: bucket.index for bucket in plan.buckets for index in bucket.spans}
+        self.spans: Mapping[int, None] = dict.fromkeys(index for index in self.trained if plan.spans[index].count)
+        self._open = [len(bucket.spans) for bucket in plan.buckets]  # spans that are missing, by bucket
+
+    def begin(self) -> None:
+        """The next write is the step's first: its weight and samples are what was drawn until now (R2)."""
+        self._taken = self._drawn.take(self.step)
+        self.samples = int(self._taken.weight) if self._taken.blocks else 0
+        self.hyperparameters = self._pack(self.step)
+        self._raw = self._means.slots.raw(self.step)
+
+    def write(self, index: int, values: torch.Tensor, divisor: float = 1.0) -> None:
+        """w * values / divisor into the place of span `index`, whose tensor counts as used (O5). Where not all values
+        travel, the kept ones."""
+        span = self._plan.spans[index]
+        if (places := self._means.masks.places(span.tensor)) is not None and span.count < values.numel():
+            values = packed(values, places)
+        place, factor = view(self._raw, span, values.shape), self._taken.weight / divisor
+        if values.dtype is torch.float32 and values.device.type == "cpu":
+            torch.mul(values, factor, out=place)
+        else:
+            place.copy_(values).mul_(factor)
+        self.filled.add(index)
+        self._used.add(span.tensor)
+        self._open[self._bucket_of[index]] -= 1
+
+    def leave_out(self, index: int) -> None:
+        """This learner has nothing for span `index`: it counts as zero."""
+        span = self._plan.spans[index]
+        self._raw[span.start : span.start + span.count].zero_()
+        self._open[self._bucket_of[index]] -= 1
+
+    def send_full(self, *, overflows: bool = False) -> None:
+        """Tells the daemon of the buckets that are full and whose turn it is.
+
+        Args:
+            overflows: what is not finite is a GradScaler's overflow.
+        """
+        while self._next < len(self._open) and not self._open[self._next]:
+            bucket = self._plan.buckets[self._next]
+            poison = self._poison(bucket, overflows)
+            self.poisoned |= poison is not None
+            self._channel.tell(
+                LearnerBucket(
+                    step=self.step,
+                    bucket=bucket.index,
+                    weight=self._taken.weight,
+                    samples=self._taken.blocks,
+                    hyperparameters=self.hyperparameters,
+                    claim=self._taken.claim,
+                    poison=poison,
+                )
+            )
+            self._next += 1
+
+    def seal(self, *, overflows: bool = False) -> None:
+        """All parameters are written or left out: buffers follow, and the rest of the buckets."""
+        self._buffers.write(self._raw, self._taken.weight, self._plan)
+        for index in self._buffer_spans:
+            if index in self._bucket_of:
+                self._open[self._bucket_of[index]] -= 1
+        self.send_full(overflows=overflows)
+        integers = self._buffers.integers()
+        self._channel.tell(LearnerSealed(step=self.step, used=self._used_bitmap(), integers=integers))
+
+    def wait_round(self) -> RoundDone | None:
+        """s=0: the step's own round, which is the next one; None when the step is lost."""
+        rounds = self._channel.rounds
+        self._channel.wait(
+            lambda: self._lost or (bool(rounds) and rounds[0].step == self.step), f"step {self.step} for its round"
+        )
+        return None if self._lost else rounds.popleft()
+
+    def lost(self, notice: StepLost) -> None:
+        """A step of this learner is in no round (V2, R5)."""
+        if notice.step == self.step and notice.retry:
+            self._lost = True
+            self.samples = 0
+
+    def next_step(self) -> None:
+        """The step has ended."""
+        self.step += 1
+        self._reset()
+
+    def _poison(self, bucket: Bucket, overflows: bool) -> Poison | None:
+        """V1: the first tensor of the bucket that holds NaN or an infinity."""
+        if _finite(self._raw[bucket.start : bucket.start + bucket.count]):
+            return None
+        for index in bucket.spans:
+            span = self._plan.spans[index]
+            if span.count and not _finite(self._raw[span.start : span.start + span.count]):
+                of_parameter = index in self.filled
+                return Poison(
+                    bucket=bucket.index,
+                    parameter=span.name,
+                    reason=f"its {self._what if of_parameter else 'buffer'} holds NaN or infinity",
+                    overflow=of_parameter and overflows,
+                )
+        raise AssertionError("padding between two tensors stays zero")
+
+    def _used_bitmap(self) -> bytes:
+        bits = bytearray(self._means.tensors.manifest.used_bytes)
+        for tensor in self._used:
+            bits[tensor // 8] |= 1 << tensor % 8
+        return bytes(bits)
+
+    def _reset(self) -> None:
+        self.sealed = self.poisoned = self._lost = False
+        self.done: RoundDone | None = None
+        self.samples = 0
+        self.filled: set[int] = set()
+        self._used: set[int] = set()  # their tensors
+        self._open = [len(bucket.spans) for bucket in self._plan.buckets]  # spans that are missing, by bucket
+        self._next = 0  # the bucket to be sent next
+
+
+def _finite(values: torch.Tensor) -> bool:
+    """A sum of squares that is finite proves it, at the speed of memory. One that is not may have overflowed: then the
+    largest magnitude tells, which is infinite or NaN when any value is and takes about thirty times as long."""
+    if torch.dot(values, values).isfinite():
+        return True
+    return bool(torch.linalg.vector_norm(values, ord=float("inf")).isfinite())

@@ -1,0 +1,220 @@
+"""The backward pass: hooks fill the buckets. With s=0 its end waits for the round (O1).
+
+Gradients are copied into shared memory as they become ready, and a bucket leaves as soon as it and all before it are
+full: the exchange runs while earlier layers are still computed (WFBP).
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+
+import torch
+from torch.autograd import Variable
+from torch.utils.checkpoint import CheckpointFunction
+
+from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.optim.clipping import Untouched
+from meshtrain.train.optim.stale_view import Overlay
+from meshtrain.train.step.apply import Applying, BaseParts
+from meshtrain.train.step.contribution import Contribution
+
+REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What goes with the gradients of a step.
+
+    Attributes:
+        applying: takes rounds into the base.
+        staleness: the bound s.
+    """
+
+    base: BaseParts
+    overlay: Overlay
+    contribution: Contribution
+    applying: Applying
+    scaling: Scaling
+    untouched: Untouched
+    staleness: int
+
+
+class Gradients:
+    """Contributes the gradients of one model, one round per synchronised backward pass."""
+
+    def __init__(self, parts: StepParts) -> None:
+        self._parts = parts
+        self._contribution = parts.contribution
+        self._spans = parts.base.means.plan.spans
+        self._places = parts.base.means.tensors.places
+        self._lock = threading.RLock()  # a model on several devices has several backward threads
+        self._paused = 0
+        self._scale = 1.0
+        self._task: int | None = None  # autograd's id of the running synchronised pass
+        self._accumulated = False
+        self._hooks = [
+            self._parameter(index).register_post_accumulate_grad_hook(self._hook(index))
+            for index in self._contribution.trained
+        ]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """O6: backward passes inside only accumulate."""
+        self._paused += 1
+        try:
+            yield
+        finally:
+            self._paused -= 1
+
+    def check_synchronised(self) -> None:
+        """Called before the optimizer steps. Raises UsageError when it would step on gradients of this peer alone."""
+        if self._task is not None:
+            raise UsageError("optimizer.step() after a backward pass that failed: this step cannot be completed")
+        if self._accumulated and not self._contribution.sealed:
+            raise UsageError(
+                "optimizer.step() after backward passes under mt.no_sync() only: "
+                "run the last backward() of a step outside of it"
+            )
+
+    def next_step(self) -> None:
+        """The step has ended."""
+        self._parts.untouched.forget()
+        self._task = None
+        self._accumulated = False
+
+    def close(self) -> None:
+        """Removes the hooks."""
+        for hook in self._hooks:
+            hook.remove()
+
+    # The backward pass
+
+    def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
+        def on_gradient(parameter: torch.Tensor) -> None:
+            with self._lock, torch.no_grad():
+                if self._paused:
+                    self._accumulated = True
+                    return
+                task = torch._C._current_graph_task_id()
+                if self._task is None:
+                    self._begin(task)
+                elif task != self._task or index in self._contribution.filled:
+                    self._refuse_second()
+                if index in self._contribution.spans:
+                    self._write(index, parameter)
+                self._contribution.send_full(overflows=self._parts.scaling.active)
+
+        return on_gradient
+
+    def _begin(self, task: int) -> None:
+        if _inside_reentrant_checkpoint():
+            raise NotSupported(_REENTRANT)
+        if self._contribution.sealed:
+            raise UsageError(
+                "a second backward() before optimizer.step(): to accumulate gradients, run all but the last "
+                "backward() of a step under `with mt.no_sync():`"
+            )
+        self._task = task
+        self._scale = self._parts.scaling.begin()
+        self._contribution.begin()
+        Variable._execution_engine.queue_callback(self._finish)
+
+    def _refuse_second(self) -> None:
+        if _inside_reentrant_checkpoint():
+            raise NotSupported(_REENTRANT)
+        raise UsageError(
+            "an earlier backward pass of this step failed when part of its gradients had been sent already, or runs "
+            "at the same time in another thread: this step cannot be completed"
+        )
+
+    def _write(self, index: int, parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if gradient.layout is not torch.strided:
+            raise NotSupported(
+                f"{self._spans[index].name} has a sparse gradient, which cannot be averaged: use sparse=False in its "
+                "module"
+            )
+        self._contribution.write(index, gradient, self._scale)
+
+    # Its end
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        parts, contribution = self._parts, self._contribution
+        with self._lock:
+            for index in contribution.spans:
+                if index not in contribution.filled:
+                    self._fill_unreached(index)
+            contribution.seal(overflows=parts.scaling.active)
+            if parts.staleness == 0:
+                self._take_round()
+            elif not contribution.poisoned:  # what is not finite would spread over the view, and from there for ever
+                parts.overlay.keep(contribution.step, self._scale, contribution.hyperparameters)
+            self._task = None
+            contribution.sealed = True
+            parts.untouched.remember()
+
+    def _fill_unreached(self, index: int) -> None:
+        """A parameter that this pass did not reach counts with what it has accumulated, else with zero."""
+        parameter = self._parameter(index)
+        if parameter.grad is not None:
+            self._write(index, parameter)
+        else:
+            self._contribution.leave_out(index)
+
+    def _take_round(self) -> None:
+        """O1: `p.grad` becomes the average; None after a void round, and in a lost step."""
+        base = self._parts.base
+        done = self._contribution.wait_round()
+        if done is None:
+            self._forget_gradients()
+            return
+        self._contribution.done = done
+        if done.void:
+            base.buffers.restore()
+            self._forget_gradients()
+        self._parts.applying.check(done)
+        if done.void:
+            return
+        self._parts.applying.decide_masks(done)
+        if base.buffers.watched:
+            self._parts.applying.kept.dirty()  # they are of the new round from here on
+        for parameter, mean in base.means.of(done):
+            if mean is None:
+                parameter.grad = None
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.copy_(mean)
+            if self._parts.scaling.active:
+                parameter.grad.mul_(self._scale)
+        base.buffers.take(base.means.slots.result, done.integers, base.means.plans.of(done.round))
+
+    def _forget_gradients(self) -> None:
+        """A GradScaler must see an overflow on every peer, so that all of them skip the step and shrink alike."""
+        for parameter in self._parts.base.means.parameters():
+            parameter.grad = torch.full_like(parameter, float("inf")) if self._parts.scaling.active else None
+
+    def _parameter(self, index: int) -> torch.Tensor:
+        return self._places[self._spans[index].tensor].tensor()
+
+
+_REENTRANT = (
+    "activation checkpointing with use_reentrant=True runs a backward pass inside the backward pass, and its gradients "
+    "cannot be told from complete ones: use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+)
+
+
+def _inside_reentrant_checkpoint() -> bool:
+    """Whether this hook was called from the backward pass that such a checkpoint starts: it stands on the stack."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code is REENTRANT_CODE:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False

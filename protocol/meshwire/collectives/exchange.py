@@ -1,0 +1,191 @@
+"""One bucket's way through a topology program on one rank: where chunks land, and what becomes possible when they have.
+
+Pure bookkeeping over segments; the executor owns the bytes. Each rank keeps one *area* for a round: the encoded vector,
+and behind it what else has to land; of a gather, the others' parts alone. This is what all exchanges have in common;
+`ringexchange.py`, `shardedexchange.py` and `gatherexchange.py` are the ways there are.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from meshwire.collectives.topology import Op, Program, Shard, Step
+from meshwire.frames.header import Flags, Header
+from meshwire.layout.encoded import EncodedLayout
+
+
+class Part(Enum):
+    """What this rank adds to a bucket."""
+
+    DATA = "data"  # w*g
+    POISON = "poison"  # V1, V2
+    NOTHING = "nothing"  # R4, R5: it only forwards
+
+
+Place = tuple[int, int]  # (offset, length) in bytes of an area
+WEIGHT_TOLERANCE = 1e-6  # partial sums of weights are rounded in the order of the topology's program
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What to do with a run of segments.
+
+    In this order: add what there is (`add_own`, `incoming`, `parts`), divide by `weight` and, but for a gather, encode
+    once (`finish`), decode into the result (`deliver`), send as each of `send_steps`. A poisoned run skips the
+    arithmetic.
+
+    A final run (`deliver`) is sent as it is, in one frame: its squared norm (O4) is of just these segments. Whoever
+    finishes it computes that once, in float64, over the decoded values; all others pass it on. In a gather all finish.
+
+    Attributes:
+        at_once: it is computed now; otherwise when the link can take it.
+        length_bytes: of the run as it lies encoded in the area; not known yet of one that is to be encoded in segments
+            that vary in length.
+        parts: where the run's contributions lie, in the order in which they are summed; None is this rank's own.
+    """
+
+    first_segment: int
+    segment_count: int
+    incoming: bool
+    add_own: bool
+    finish: bool
+    deliver: bool
+    at_once: bool
+    send_steps: tuple[int, ...]
+    contributors: int
+    weight: float
+    poison: bool
+    length_bytes: int
+    squared_norm: float = 0.0
+    parts: tuple[Place | None, ...] = ()
+
+
+class Exchange(ABC):
+    """The state of one bucket in one round."""
+
+    def __init__(self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout) -> None:
+        self._bucket = bucket
+        self._program = program
+        self._shards = shards
+        self._layout = layout
+        self._rank_bit = 1 << program.rank
+        self._part: Part | None = None
+        self._own_weight = 0.0
+        self._announced = [0] * len(program.steps)  # segments whose headers were accepted, by step
+        self._received_at = [0] * len(program.steps)  # and whose payloads are here
+        self._step_weight: list[tuple[int, float] | None] = [None] * len(program.steps)
+        self._undelivered_segments = sum(shard.segment_count for shard in shards)
+        self._squared_norms: list[float] = []  # by final run
+        self.contributors = 0  # as the owners' frames name them
+        self.weight = 0.0
+        self.poisoned = False
+
+    @property
+    def complete(self) -> bool:
+        """Every segment's result is in the area."""
+        return not self._undelivered_segments
+
+    @property
+    def squared_norm(self) -> float:
+        """O4: of the bucket's final values. Rounded once, so it does not depend on the order of arrival."""
+        return math.fsum(self._squared_norms)
+
+    def contribute(self, part: Part, weight: float) -> Iterator[Work]:
+        """Fixes what this rank adds, once. Yields the work that this makes possible."""
+        assert self._part is None
+        assert (weight > 0) == (part is not Part.NOTHING)
+        self._part = part
+        self._own_weight = weight
+        return self._contributed()
+
+    def announce(self, sender: int, header: Header) -> Place | str:
+        """Checks an incoming chunk against the program. Returns its place in the area, or what is wrong with it."""
+        step_index = header.step
+        if step_index >= len(self._program.steps):
+            return f"program step {step_index} of {len(self._program.steps)}"
+        step = self._program.steps[step_index]
+        if step.recv_from != sender or step.recv_shard is None:
+            return f"rank {sender} has nothing to send at program step {step_index}"
+        run = self._shards[step.recv_shard]
+        expected = run.first_segment + self._announced[step_index]
+        left = run.segment_count - self._announced[step_index]
+        if header.first_segment != expected or not 1 <= header.segment_count <= left:
+            return (
+                f"segments {header.first_segment}+{header.segment_count} of bucket {self._bucket} at step "
+                f"{step_index}; expected to begin at {expected}, at most {left}"
+            )
+        if header.contributors & ~self._program.bitmap:
+            return f"contributors {header.contributors:#x} name a rank outside the generation's {self._program.ranks}"
+        if (header.weight > 0) != (header.contributors != 0):
+            return f"weight {header.weight} does not suit contributors {header.contributors:#x}"
+        if (wrong := self._wrong(step, header, left)) is not None:
+            return wrong
+        claimed = (header.contributors, header.weight)
+        if self._step_weight[step_index] not in (None, claimed):
+            return f"contributors changed within step {step_index} of bucket {self._bucket}"
+        offset, most = self._place(header)
+        empty = header.flags & Flags.POISON or not header.contributors
+        due = range(1) if empty else range(most if self._layout.fixed else 1, most + 1)
+        if header.payload_bytes not in due:
+            wanted = f"{due[0]}" if len(due) == 1 else f"{due[0]} to {due[-1]}"
+            return f"payload of {header.payload_bytes} bytes where {wanted} were due"
+        if header.squared_norm and (empty or step.op is not Op.COPY):
+            return f"squared norm {header.squared_norm} of what is not final, poison or empty (O4)"
+        self._step_weight[step_index] = claimed
+        self._announced[step_index] += header.segment_count
+        return offset, header.payload_bytes
+
+    def step(self, header: Header) -> Step:
+        """At which an announced chunk was received."""
+        return self._program.steps[header.step]
+
+    def unlike(self, header: Header, bound: tuple[int, float]) -> str | None:
+        """R2: what is wrong with an announced chunk, if those whose parts can be in it are bound to these contributors
+        with this summed weight. Poison replaces all that a sum had gathered."""
+        contributors, weight = bound
+        if header.flags & Flags.POISON:
+            return None
+        if header.contributors != contributors:
+            return f"its sum shows the contributors {header.contributors:#x}, the binds name {contributors:#x} (R2)"
+        if not math.isclose(header.weight, weight, rel_tol=WEIGHT_TOLERANCE):
+            return f"its sum shows the weight {header.weight}, the binds add up to {weight} (R2)"
+        return None
+
+    def lacks(self) -> list[int]:
+        """The steps at which this rank has still to receive something, in their order."""
+        return [
+            index
+            for index, step in enumerate(self._program.steps)
+            if step.recv_shard is not None and self._received_at[index] < self._shards[step.recv_shard].segment_count
+        ]
+
+    def arrived(self, header: Header) -> None:
+        """An announced chunk's payload is here."""
+        self._received_at[header.step] += header.segment_count
+
+    def delivered(self, work: Work) -> bool:
+        """Reports that final segments are in the result. Returns whether the bucket is complete with them."""
+        self._undelivered_segments -= work.segment_count
+        self.poisoned |= work.poison
+        self.contributors = work.contributors
+        self.weight = work.weight
+        self._squared_norms.append(work.squared_norm)
+        return self.complete
+
+    @abstractmethod
+    def landed(self, header: Header) -> Work | None:
+        """An announced chunk's payload is in its place. Returns the work that this makes possible, if any yet."""
+
+    @abstractmethod
+    def _contributed(self) -> Iterator[Work]:
+        """What the own part makes possible."""
+
+    @abstractmethod
+    def _wrong(self, step: Step, header: Header, left: int) -> str | None:
+        """What is wrong with a chunk in this way of exchanging; `left`: segments that the step still lacks."""
+
+    def _place(self, header: Header) -> Place:
+        """Where an incoming chunk belongs, and how long it can be."""
+        return self._layout.span(self._bucket, header.first_segment, header.segment_count)

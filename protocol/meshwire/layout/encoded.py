@@ -1,0 +1,118 @@
+"""Where the encoded segments of a round lie in memory (C1)."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from meshwire import limits
+from meshwire.codecs.registry import CodecSpec, Reduction, buffer_codec, whole_codec
+from meshwire.collectives.topology import Shard
+from meshwire.model.plan import Bucket, Plan
+
+
+class Shorter(Protocol):
+    """A vector that is sent in the place of the model's."""
+
+    @property
+    def plan(self) -> Plan:
+        """Of what is sent. It has as many buckets as the model's, in the same order."""
+
+    def measured_segments(self, bucket: int) -> int:
+        """How many segments of a bucket count in squared norms (O4): the first ones."""
+
+
+class EncodedLayout:
+    """Byte positions of every segment's encoding inside the area.
+
+    Where segments vary in length, every run of them has the place that it could take at most; its segments lie back to
+    back at the beginning of that.
+
+    Args:
+        plan: of what is encoded.
+        codec: the job's.
+        parameters: that of the parameters' buckets, where it is not the job's.
+        shorter: what of the model's vector `plan` is, where another one is sent (`meshwire.layout.projections`).
+
+    Attributes:
+        codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
+        fixed: each segment takes exactly the place that it has.
+        gathered: a round is kept as all its contributors' vectors, and not as the mean's.
+        served_in_place: a round's bytes are an encoded vector as it lies here, and not back to back.
+    """
+
+    def __init__(
+        self, plan: Plan, codec: CodecSpec, parameters: CodecSpec | None = None, shorter: Shorter | None = None
+    ) -> None:
+        self.plan = plan
+        self.shorter = shorter
+        self.reduction = codec.reduction
+        self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
+        self.fixed = all(each.fixed for each in self.codecs)
+        self.gathered = codec.reduction is Reduction.GATHER
+        self.served_in_place = self.fixed and not self.gathered
+        self._places: list[_Places] = []
+        offset = 0
+        for bucket, each in zip(plan.buckets, self.codecs, strict=True):
+            places = _Places(bucket, each, offset)
+            offset += places.run_bytes(0, bucket.segment_count)
+            self._places.append(places)
+        self.total_bytes = offset
+
+    def measured_segments(self, bucket: int) -> int:
+        """How many segments of a bucket count in squared norms (O4): the first ones."""
+        if self.shorter is not None:
+            return self.shorter.measured_segments(bucket)
+        return self.plan.buckets[bucket].segment_count if bucket < self.plan.parameter_buckets else 0
+
+    def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
+        """(offset, length) in bytes of a run of segments."""
+        places = self._places[bucket]
+        return places.offset + first_segment * places.full_bytes, places.run_bytes(first_segment, segment_count)
+
+    def chunk_segments(self, bucket: int) -> int:
+        """How many segments one frame carries, if there are so many."""
+        return self._places[bucket].chunk_segments
+
+    def chunks(self, bucket: int, shard: Shard) -> Iterator[tuple[int, int]]:
+        """(first segment, segment count) of each frame that carries a piece of it."""
+        end = shard.first_segment + shard.segment_count
+        for first in range(shard.first_segment, end, self.chunk_segments(bucket)):
+            yield first, min(self.chunk_segments(bucket), end - first)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Rounds of a job that follow each other.
+
+    Attributes:
+        layouts: which they have in turn: round k the one at k modulo how many there are.
+        until: the last one; None: the job's.
+    """
+
+    layouts: tuple[EncodedLayout, ...]
+    until: int | None = None
+
+
+def _codec_of(bucket: Bucket, plan: Plan, codec: CodecSpec, parameters: CodecSpec) -> CodecSpec:
+    if bucket.index < plan.coded_buckets:
+        return parameters
+    return whole_codec(codec) if bucket.index < plan.parameter_buckets else buffer_codec(codec)
+
+
+class _Places:
+    """One bucket's, from `offset` on."""
+
+    def __init__(self, bucket: Bucket, codec: CodecSpec, offset: int) -> None:
+        self.offset = offset
+        self.full_bytes = codec.segment_bytes_max(bucket.segment_values)
+        self._segment_count = bucket.segment_count
+        self._last_bytes = codec.segment_bytes_max(bucket.segment_bounds(bucket.segment_count - 1)[1])
+        # About CHUNK_BYTES, for segment headers must not halve it.
+        self.chunk_segments = max(1, (limits.CHUNK_BYTES + self.full_bytes // 8) // self.full_bytes)
+
+    def run_bytes(self, first_segment: int, segment_count: int) -> int:
+        if not segment_count:
+            return 0
+        if first_segment + segment_count < self._segment_count:
+            return segment_count * self.full_bytes
+        return (segment_count - 1) * self.full_bytes + self._last_bytes

@@ -1,0 +1,40 @@
+"""Codecs that turn the model's vector into a shorter one, whose values are summed like gradients on the ring.
+
+Which values a round sends, and what they stand for, follows from the results of earlier rounds, so all members know it
+without a word. Whoever comes in later has to hold those results first.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from meshwire.codecs.spec import CodecSpec
+from meshwire.layout.encoded import Phase
+from meshwire.layout.lgc import SharedPlaces
+from meshwire.layout.powersgd import LowRank
+from meshwire.model.plan import Plan
+
+
+class Transform(Protocol):
+    """Of one family of codecs."""
+
+    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
+        """After the warm-up."""
+
+    def builds_on(self, codec: CodecSpec, staleness: int) -> int:
+        """How many rounds back a round needs the result of another one."""
+
+    def kept_bytes(self, phases: tuple[Phase, ...], codec: CodecSpec, staleness: int) -> int:
+        """What a daemon keeps for it beside rounds and residuals."""
+
+    def sent_values(self, codec: CodecSpec, count: int) -> int:
+        """How many a square matrix of about so many values takes in a round."""
+
+
+TRANSFORMS: Mapping[str, Transform] = MappingProxyType({"powersgd": LowRank(), "lgc": SharedPlaces()})
+"""By family."""
+
+
+def builds_on(codec: CodecSpec, staleness: int) -> int:
+    """How many rounds back a round needs the result of another one; 0: none."""
+    return TRANSFORMS[codec.name].builds_on(codec, staleness) if codec.family.transforms else 0

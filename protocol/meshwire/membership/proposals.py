@@ -1,0 +1,138 @@
+"""The proposer's side of a generation change: whom to list, and what the promises decide (G4, G6, G7)."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from meshwire import limits
+from meshwire.checkpoints.way_on import WayOn, way_on
+from meshwire.membership.lineage import rank_of
+from meshwire.messages.generation import Enter, Standing
+from meshwire.messages.job import Generation, Member
+from meshwire.rounds.chain import START
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """Whom a generation lists (fields as in `Generation`)."""
+
+    members: tuple[Member, ...]
+    ranks: tuple[int, ...]
+    learning: tuple[int, ...]
+
+
+def roll_of(
+    last: Generation,
+    entered: Generation,
+    *,
+    without: Collection[int],
+    joining: Iterable[Member],
+    learn: Collection[int],
+    rest: Collection[int],
+) -> Roll:
+    """Who is in the next generation.
+
+    `last` is the newest one promised, `entered` the newest one entered, which `last` extends: whoever is in one of
+    them stays, but for the ranks `without`. A device that returns takes its old rank with its new incarnation, a
+    newcomer the next one while there are any; neither computes at first. `learn` and `rest` are the ranks that wish so.
+    """
+    members = list(last.members)
+    unlisted = {rank for rank in entered.ranks if rank not in last.ranks and members[rank] == entered.members[rank]}
+    ranks = ({*last.ranks} | unlisted) - {*without}
+    learning = {*last.learning} | (unlisted & {*entered.learning}) | {*learn}
+    for member in sorted(joining, key=lambda member: member.device):
+        rank = rank_of(last, member.device)
+        if rank is None and len(members) < limits.MEMBERS_MAX:
+            rank = len(members)
+            members.append(member)
+        elif rank is not None:
+            members[rank] = member
+        if rank is not None:
+            ranks.add(rank)
+            learning.discard(rank)
+    return Roll(tuple(members), tuple(sorted(ranks)), tuple(sorted((learning & ranks) - {*rest})))
+
+
+def lies_on(standing: Standing, history: Standing) -> bool:
+    """G4: are all rounds that `standing` holds those of `history`, as far as its chain hashes reach?"""
+    behind = history.complete - standing.complete
+    known = standing.generation is not None and standing.chains and 0 <= behind < len(history.chains)
+    return bool(known) and standing.chains[-1] == history.chains[-1 - behind]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which history is kept, and who lacks it."""
+
+    cut: int
+    chain: bytes
+    source: int
+    reload: tuple[int, ...]
+
+
+def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
+    """G4: of those who entered the newest generation g* that any responder entered, the longest history.
+
+    Its source is the holder from whose chain hashes most members can be caught up; of several the proposer, then the
+    lowest rank. Two entered generations can share a number where neither made progress beyond a promise: then the
+    proposer's is g*, or the longer one. If nobody brings a history all are told to reload, from round 0.
+    """
+    with_history = {rank: standing for rank, standing in standings.items() if standing.generation is not None}
+    if not with_history:
+        return Kept(0, START, proposer, tuple(sorted(standings)))
+    number = max(standing.number for standing in with_history.values())
+    newest = {rank: standing for rank, standing in with_history.items() if standing.number == number}
+    first = max(newest, key=lambda rank: (rank == proposer, newest[rank].complete, -rank))
+    among = {rank: held for rank, held in newest.items() if held.generation == newest[first].generation}
+    cut = max(held.complete for held in among.values())
+
+    def lacking(source: int) -> tuple[int, ...]:
+        return tuple(sorted(rank for rank, standing in standings.items() if not lies_on(standing, standings[source])))
+
+    longest = [rank for rank, held in among.items() if held.complete == cut]
+    source = min(longest, key=lambda rank: (len(lacking(rank)), rank != proposer, rank))
+    return Kept(cut, standings[source].chains[-1], source, lacking(source))
+
+
+def enter_message(generation: Generation, standings: Mapping[int, Standing], proposer: int) -> Enter:
+    """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
+    kept = keep(standings, proposer)
+    way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
+    if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
+        kept = Kept(*saved, way.source, tuple(sorted(standings)))
+    complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
+    follows = max((held for rank, held in standings.items() if rank not in kept.reload), key=_counted, default=None)
+    return Enter(
+        job=generation.job,
+        generation=generation.hash64(),
+        cut=kept.cut,
+        chain=kept.chain,
+        source=kept.source,
+        complete=tuple(sorted(complete.items())),
+        reload=kept.reload,
+        counted=0 if follows is None else follows.counted,
+        learning=() if follows is None else follows.learning,
+        founded=any(held.founded for rank, held in standings.items() if way.way == "back" or rank not in kept.reload),
+        way=way.way,
+    )
+
+
+def _counted(standing: Standing) -> int:
+    return standing.counted
+
+
+def worst_linked(standings: Mapping[int, Standing], proposer: int) -> tuple[int, int] | None:
+    """G7: (whom to leave out, whom it has no link to) if two members have none; None if all have.
+
+    Of such two the one without history, then the one with fewer links, then the higher rank. The proposer has links to
+    all: it has their promises.
+    """
+
+    def linked(one: int, other: int) -> bool:
+        return proposer in (one, other) or (other in standings[one].linked and one in standings[other].linked)
+
+    apart = {one: [other for other in standings if other != one and not linked(one, other)] for one in standings}
+    suspects = [rank for rank in standings if apart[rank]]
+    if not suspects:
+        return None
+    worst = max(suspects, key=lambda rank: (standings[rank].generation is None, len(apart[rank]), rank))
+    return worst, min(apart[worst])

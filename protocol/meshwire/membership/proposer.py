@@ -1,0 +1,402 @@
+"""When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from meshwire.membership.effects import Phase
+from meshwire.membership.entitled import is_entitled, is_gone, newest_history, still_there
+from meshwire.membership.proposals import Roll, enter_message, worst_linked
+from meshwire.membership.requests import Kind
+from meshwire.membership.state import State
+from meshwire.messages.generation import Electorate, Enter, Propose, Standing
+from meshwire.messages.job import Generation, Member
+
+WISHES: Mapping[Kind, str] = MappingProxyType(
+    {
+        "leave": "leaves",
+        "learn": "is ready to compute",
+        "rest": "computes no more",
+        "anew": "holds the base no more",
+    }
+)
+
+
+@dataclass(slots=True)
+class Proposal:
+    """The own one, until all have promised."""
+
+    generation: Generation
+    until_s: float
+    standings: dict[int, Standing] = field(default_factory=dict)
+
+
+class Proposer:
+    """Looks at the state after every input: is another generation wanted, and is it this member's turn?"""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._wanted_since_s: float | None = None
+        self._outvoted_since_s: float | None = None  # those that are here are not entitled to go on
+        self._not_before_s = float("-inf")
+        self._failed = ""  # why the own proposal is to be replaced
+        self._judged_links = False  # a missing link between members was given time already
+        self.proposal: Proposal | None = None
+        self.wake_s: float | None = None
+        self.waiting = ""
+
+    # What happens to the own proposal.
+
+    def forget(self) -> None:
+        """Another proposal was promised, or a generation entered, or this device is out."""
+        self._withdraw()
+        self._failed = ""
+        self._wanted_since_s = None
+        self._not_before_s = float("-inf")
+
+    def ran(self) -> None:
+        """Rounds go on."""
+        self._judged_links = False
+        self._outvoted_since_s = None
+
+    def again(self, reason: str, now_s: float, *, wait_s: float = 0.0) -> None:
+        """The own proposal leads nowhere: another one, by the list as it is then."""
+        if self.proposal is not None:
+            self._withdraw()
+            self._failed = reason
+            self._wanted_since_s = None
+            self._not_before_s = now_s + wait_s
+
+    def postpone(self, until_s: float) -> None:
+        """Somebody else may be about to propose."""
+        self._not_before_s = max(self._not_before_s, until_s)
+
+    def promised(self, rank: int, standing: Standing, now_s: float) -> Enter | None:
+        """A member's promise. The last one decides, unless two members have no link to each other (G7), or those that
+        promised are not what the proposal took them for: entitled, or not."""
+        state, proposal = self._state, self.proposal
+        assert proposal is not None, "no proposal"
+        proposal.standings[rank] = standing
+        if len(proposal.standings) < len(proposal.generation.ranks):
+            return None
+        if apart := worst_linked(proposal.standings, state.rank):
+            worst, other = (proposal.generation.members[rank] for rank in apart)
+            grace = not self._judged_links and proposal.standings[apart[0]].generation is not None
+            if not grace:
+                state.overdue.add(worst.device)
+            self._judged_links = True
+            reason = f"{worst.name} and {other.name} have no link"
+            self.again(reason, now_s, wait_s=state.timeouts.relink_grace_s if grace else 0.0)
+            return None
+        if wrong := self._misjudged(proposal):
+            state.told = {proposal.generation.members[rank]: held for rank, held in proposal.standings.items()}
+            self.again(wrong, now_s)
+            return None
+        self.proposal = None  # it is not withdrawn: from now on somebody may enter it
+        self.forget()
+        return enter_message(proposal.generation, proposal.standings, state.rank)
+
+    # Whether to propose.
+
+    def consider(self, now_s: float) -> None:
+        """Proposes, or notes in `wake_s` and `waiting` when to look again and why."""
+        state = self._state
+        self.wake_s, self.waiting = None, ""
+        if self.proposal is not None:
+            self._watch(self.proposal, now_s)
+        if self.proposal is not None or (state.wish.leaves and state.phase is not Phase.PROMISED):
+            return
+        everyone = state.next_roll()
+        absent = {rank for rank in everyone.ranks if not self._is_here(everyone.members[rank])}
+        reasons = self._reasons(everyone, absent, now_s)
+        if not reasons:
+            self._wanted_since_s = None
+            self._wait_for_phase()
+            return
+        self.waiting = "a new generation: " + ", ".join(reasons)
+        since_s = self._wanted_since_s = now_s if self._wanted_since_s is None else self._wanted_since_s
+        if state.entered is None:
+            if self._reached(since_s + state.timeouts.enter_s, now_s):
+                state.leave("the change of generation failed: " + ", ".join(reasons), now_s)
+            return
+        roll = self._roll(everyone, absent)
+        if rival := self._rival(everyone, roll):
+            self.waiting = (
+                f"a person: this device and {rival.name} say of each other that they broke the protocol, and nobody "
+                "else is left; `meshtrain leave` on the one that is wrong lets the other go on, `meshtrain cancel` "
+                "ends the job"
+            )
+            return
+        entitled = self._judge(roll)
+        at_s = self._propose_at_s(everyone, absent, roll, since_s)
+        if entitled and not self._may_have_missed(roll, now_s):
+            self._outvoted_since_s = None
+        else:
+            self._outvoted_since_s = now_s if self._outvoted_since_s is None else self._outvoted_since_s
+            if entitled:
+                self.waiting += "; this device was away, the others may have gone on without it"
+                at_s = max(at_s, state.back_until_s)
+            else:
+                at_s = max(at_s, self._provisional_at_s(roll, at_s - since_s, now_s))
+            if self._yields(now_s):
+                return
+        if self._reached(at_s, now_s):
+            self._propose(roll, now_s, entitled=entitled)
+
+    def _watch(self, proposal: Proposal, now_s: float) -> None:
+        state = self._state
+        waits_for = [m for rank, m in proposal.generation.live.items() if rank not in proposal.standings]
+        self.waiting = f"promises of generation {proposal.generation.number}: {_names(waits_for)}"
+        gone = [member for member in proposal.generation.live.values() if not state.links.holds(member)]
+        refused = [member for member in proposal.generation.live.values() if member.device in state.refusals]
+        if refused:
+            self.again(self._refused(refused), now_s)
+        elif any(self._reached(state.links.suspect_at_s(member), now_s) for member in gone):
+            self.again(state.links.missing(gone), now_s)
+        elif self._reached(proposal.until_s, now_s):
+            state.overdue |= {member.device for member in waits_for} - {state.me.device}
+            self.again(f"no promise of {_names(waits_for)}", now_s)
+
+    def _reasons(self, everyone: Roll, absent: set[int], now_s: float) -> list[str]:
+        state = self._state
+        members = everyone.members
+        if state.phase is Phase.PROMISED:
+            if self._failed:
+                return [self._failed]
+            proposer = next(member for member in members if member.device == state.change.proposer)
+            if proposer.device in state.refusals:
+                return [f"{self._refused([proposer])}, who proposed generation {state.change.number}"]
+            if not state.links.holds(proposer) and self._reached(state.links.suspect_at_s(proposer), now_s):
+                return [f"{state.links.missing([proposer])}, who proposed generation {state.change.number}"]
+            if state.until_s is not None and self._reached(state.until_s, now_s):
+                return [f"{proposer.name} did not commit generation {state.change.number}"]
+            return []
+        lost = [members[r] for r in sorted(absent) if self._reached(state.links.suspect_at_s(members[r]), now_s)]
+        reasons = [state.links.missing(lost)] if lost else []
+        reasons += [f"generation {where.generation.number} went on apart" for where in state.ahead.values()][:1]
+        reasons += state.torn.values()
+        if refused := self._refused_of(everyone):
+            reasons.append(self._refused([members[rank] for rank in sorted(refused)]))
+        if state.until_s is not None and state.phase is Phase.ENTERED and self._reached(state.until_s, now_s):
+            late = [members[rank] for rank in state.missing]
+            state.overdue |= {member.device for member in late}
+            reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
+        if state.phase is Phase.CATCHING_UP and not refused:  # petitions of before are being fulfilled
+            if state.until_s is not None and self._reached(state.until_s, now_s):
+                reasons.append("this device has not caught up in time")
+            return reasons
+        for kind, text in WISHES.items():
+            if ranks := state.petitions.wishing(kind, state.change):
+                reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
+        if joining := self._joining(everyone, absent):
+            reasons.append(f"{_names(list(joining))} asks in")
+        return reasons
+
+    def _roll(self, everyone: Roll, absent: set[int]) -> Roll:
+        state = self._state
+        overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in state.overdue}
+        # Whoever proposes is in the generation, and repeats that it wishes to leave.
+        leaving = state.petitions.wishing("leave", state.change) - {state.rank}
+        return state.next_roll(
+            without=absent | overdue | leaving | self._refused_of(everyone),
+            joining=self._joining(everyone, absent),
+            learn=state.petitions.wishing("learn", state.change),
+            rest=state.petitions.wishing("rest", state.change),
+        )
+
+    def _refused_of(self, everyone: Roll) -> set[int]:
+        return {rank for rank in everyone.ranks if everyone.members[rank].device in self._state.refusals}
+
+    def _refused(self, members: list[Member]) -> str:
+        """For people."""
+        return ", ".join(
+            f"{member.name} was refused: {self._state.refusals.reason(member.device)}" for member in members
+        )
+
+    def _rival(self, everyone: Roll, roll: Roll) -> Member | None:
+        """Who accuses this member and is refused by it, where nobody else is left: no machine can tell who is right."""
+        state = self._state
+        if roll.ranks != (state.rank,):
+            return None
+        known = self._departed(everyone)
+        rivals = [everyone.members[rank] for rank in sorted(self._refused_of(everyone) - known)]
+        return next((rival for rival in rivals if rival.device in state.refusals.against_me), None)
+
+    def _joining(self, everyone: Roll, absent: set[int]) -> tuple[Member, ...]:
+        """Who asks in and can be taken in; not who was listed just now and did not do its part."""
+        state = self._state
+        reached = {everyone.members[rank].device for rank in everyone.ranks if rank not in absent}
+        joining = state.petitions.joining(state.links, everyone.members, reached - state.overdue, state.members_max)
+        return tuple(member for member in joining if member.device not in state.overdue)
+
+    def _is_here(self, member: Member) -> bool:
+        """Is it linked, and not known to be together with others?"""
+        state = self._state
+        elsewhere = (member in where.generation.live.values() for where in state.ahead.values())
+        return state.links.holds(member) and not any(elsewhere)
+
+    def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float) -> float:
+        """After its turn (G7), not while somebody may be back within the grace."""
+        state, timeouts = self._state, self._state.timeouts
+        suspect_s = [state.links.suspect_at_s(everyone.members[rank]) for rank in absent]
+        grace_s = min(since_s + timeouts.relink_grace_s, max(suspect_s, default=since_s))
+        others = {rank for rank in everyone.ranks if rank != state.rank}
+        reached = others & {*roll.ranks}
+        turns = 0 if self._failed else sum(rank < state.rank for rank in reached)
+        if not reached and self._refused_of(everyone):
+            turns += 1  # whoever is refused may have as much to say
+        if 0 < 2 * len(reached) < len(others):
+            turns += 2  # the many that this member does not reach may reach the few that it does
+        return max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
+
+    # Who is entitled (`meshwire.membership.entitled`).
+
+    def _judge(self, roll: Roll) -> bool:
+        """As far as is known here: their promises tell."""
+        state = self._state
+        told = {rank: state.told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in state.told}
+        return is_entitled(_part(roll), {**told, state.rank: state.would_say()}, state.gone(roll.members))
+
+    def _departed(self, everyone: Roll) -> set[int]:
+        """Who is known to go on nowhere else, refused or not."""
+        departed = self._state.departed(everyone.members)
+        return {rank for rank in everyone.ranks if (rank, everyone.members[rank].incarnation) in departed}
+
+    def _misjudged(self, proposal: Proposal) -> str:
+        """What is wrong with the proposal, by what all say; empty if nothing is."""
+        state, generation, standings = self._state, proposal.generation, proposal.standings
+        part = {rank: member.incarnation for rank, member in generation.live.items()}
+        entitled = is_entitled(part, standings, state.gone(generation.members))
+        history = newest_history([*standings.values()])
+        if entitled == generation.provisional:
+            return f"the members of generation {generation.number} are {'' if entitled else 'not '}entitled to go on"
+        if history is None or not generation.provisional or history.number == generation.root:
+            return ""
+        return f"somebody has gone on in generation {history.number}"
+
+    def _provisional_at_s(self, roll: Roll, turns_s: float, now_s: float) -> float:
+        """When those that are here go on though others may be together elsewhere, who then have more right to."""
+        state, entered = self._state, self._state.entered
+        assert entered is not None, "no history"
+        here = {rank for rank, member in entered.live.items() if rank in roll.ranks and roll.members[rank] == member}
+        gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
+        if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
+            return now_s  # nobody is missed who was here when they went on
+        if not here & {*entered.learning}:
+            self.waiting += "; nobody who computes is here"
+            return float("inf")
+        assert self._outvoted_since_s is not None
+        counted = f"{len(here & {*entered.counted})} of {len(entered.counted) + len(entered.gone)} that count are here"
+        wait_s = state.timeouts.provisional_s
+        then = "it waits for them" if wait_s == float("inf") else f"it goes on provisionally after {wait_s:g} s"
+        self.waiting += f"; {counted}, the others may be together elsewhere: {then}"
+        return self._outvoted_since_s + wait_s + turns_s
+
+    def _may_have_missed(self, roll: Roll, now_s: float) -> bool:
+        """This machine was away, and one that counts may have gone on without it: provisionally, and for hours."""
+        state, entered = self._state, self._state.entered
+        assert entered is not None, "no history"
+        if now_s >= state.back_until_s:
+            return False
+        counted = {rank: entered.members[rank].incarnation for rank in entered.counted}
+        known = state.gone(roll.members)
+        return any(_part(roll).get(r) != i and not is_gone(_part(roll), r, i, known) for r, i in counted.items())
+
+    def _yields(self, now_s: float) -> bool:
+        """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
+        state = self._state
+        assert self._outvoted_since_s is not None
+        if not state.ahead:
+            return False
+        if not self._reached(self._outvoted_since_s + state.timeouts.yield_s, now_s):
+            return False
+        where = max(state.ahead.values(), key=lambda where: where.generation.number)
+        state.leave(f"generation {where.generation.number} went on without this device", now_s, where)
+        return True
+
+    def _propose(self, roll: Roll, now_s: float, *, entitled: bool) -> None:
+        state = self._state
+        assert state.entered is not None, "no history"
+        before = {member.device for member in state.entered.live.values()}
+        number = state.highest + 1
+        root, counted = number, roll.learning
+        gone: tuple[int, ...] = ()
+        base = self._base(roll)
+        if not entitled:
+            root, counted, gone = self._electorate(base, roll)
+        elif not counted:
+            still = tuple(rank for rank, incarnation in base.counted if _part(roll).get(rank) == incarnation)
+            counted = still or roll.ranks
+        generation = Generation(
+            job=state.job,
+            number=number,
+            proposer=state.me.device,
+            parent=state.entered.digest(),
+            members=roll.members,
+            ranks=roll.ranks,
+            learning=roll.learning,
+            root=root,
+            counted=counted,
+            gone=gone,
+        )
+        for member in generation.live.values():
+            if member.device not in before:
+                state.send_where(member.device)
+            state.send(member.device, Propose(generation=generation))
+        self.forget()
+        self.proposal = Proposal(generation, now_s + state.timeouts.answer_s)
+        state.promise(generation, now_s)
+        self.consider(now_s)
+
+    def _base(self, roll: Roll) -> Electorate:
+        """Of the newest history that anybody in the roll is known to bring."""
+        told = [held for member, held in self._state.told.items() if member in roll.members]
+        base = newest_history([*told, self._state.would_say()])
+        assert base is not None, "no history"
+        return base
+
+    def _electorate(self, base: Electorate, roll: Roll) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        """Root, counted and gone of a provisional generation after `base`."""
+        known = self._state.gone(roll.members)
+        voters = still_there(base, _listed(roll), known)
+        gone = {rank for rank, incarnation in voters if is_gone(_listed(roll), rank, incarnation, known)}
+        counted = {rank for rank, _ in voters} - gone
+        return base.number, tuple(sorted(counted)), tuple(sorted(gone | {*base.gone}))
+
+    def _withdraw(self) -> None:
+        """The own proposal, which nobody was told to enter."""
+        if self.proposal is not None:
+            self._state.votes.withdraw(self.proposal.generation)
+            self.proposal = None
+
+    def _wait_for_phase(self) -> None:
+        state = self._state
+        match state.phase:
+            case Phase.PROMISED:
+                proposer = state.name(state.change.proposer)
+                self.waiting = f"{proposer} to commit generation {state.change.number}"
+            case Phase.CATCHING_UP:
+                self.waiting = f"the rounds before generation {state.change.number}"
+            case Phase.ENTERED:
+                late = [state.change.members[rank] for rank in state.missing]
+                self.waiting = f"{_names(late)} to enter generation {state.change.number}"
+
+    def _reached(self, at_s: float, now_s: float) -> bool:
+        """Has the time come? If not, look again then."""
+        if now_s < at_s < float("inf"):
+            self.wake_s = at_s if self.wake_s is None else min(self.wake_s, at_s)
+        return now_s >= at_s
+
+
+def _part(roll: Roll) -> Mapping[int, int]:
+    """Who is in it, by rank."""
+    return {rank: roll.members[rank].incarnation for rank in roll.ranks}
+
+
+def _listed(roll: Roll) -> Mapping[int, int]:
+    """Who ever was, in the newest incarnation of each device."""
+    return {rank: member.incarnation for rank, member in enumerate(roll.members)}
+
+
+def _names(members: list[Member]) -> str:
+    return ", ".join(member.name for member in members)

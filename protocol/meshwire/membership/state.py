@@ -1,0 +1,354 @@
+"""What one daemon knows of its membership in one job, and the steps from one phase to the next (G1, G2, G6)."""
+
+from collections.abc import Collection, Sequence
+
+from meshwire import limits
+from meshwire.membership.effects import (
+    CatchUpFrom,
+    Effect,
+    EnterGeneration,
+    Fence,
+    LeftOut,
+    Message,
+    NobodyLearns,
+    Phase,
+    Refusal,
+    Resume,
+    Send,
+    Shunned,
+)
+from meshwire.membership.entitled import Votes, electorate_of
+from meshwire.membership.lineage import extended, rank_of
+from meshwire.membership.links import MemberLinks
+from meshwire.membership.own_request import OwnWish
+from meshwire.membership.proposals import Roll, roll_of
+from meshwire.membership.refusals import Refusals
+from meshwire.membership.rejoin import Outside
+from meshwire.membership.requests import Petitions
+from meshwire.messages.generation import Accuse, Enter, Entered, Refused, Standing, Where, Wish
+from meshwire.messages.job import Generation, Member
+from meshwire.timeouts import Timeouts
+
+NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
+
+
+class State:
+    """Shared by the machine, which takes inputs, and the proposer, which decides when to change the generation."""
+
+    def __init__(
+        self,
+        me: Member,
+        job: str,
+        timeouts: Timeouts,
+        now_s: float,
+        generation: Generation | None,
+        known: Collection[str],
+        members_max: int,
+    ) -> None:
+        self.me = me
+        self.job = job
+        self.members_max = members_max
+        self.timeouts = timeouts
+        self.links = MemberLinks(me)
+        self.petitions = Petitions()
+        self.refusals = Refusals(me.device, timeouts)
+        self.outside = Outside(me.device, known, now_s)
+        self.phase = Phase.OUT if generation is None else Phase.RUNNING
+        self.entered = generation  # the newest one; None: no history is kept here
+        self.promised = generation  # the newest one; nothing older is promised again
+        self.highest = 0 if generation is None else generation.number  # of all numbers seen
+        self.standing: Standing | None = None  # as promised
+        self.votes = Votes(generation)
+        self.told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
+        self.back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
+        self.ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
+        self.overdue: set[str] = set()  # devices that did not do their part in time
+        self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
+        self.wish = OwnWish()
+        self.samples = 0
+        self.until_s: float | None = None  # the deadline of the present phase
+        self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
+        self.effects: list[Effect] = []
+        self._lineage: tuple[int, ...] = ()  # what the promised generation came after, by hash, newest first
+        self._heard: set[int] = set()  # ranks that have entered the promised generation
+        self._promised_at_s = now_s
+        self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is
+        self._gone: set[tuple[str, int]] = set()  # devices with incarnations
+        if generation is not None:
+            self.links.expect(generation, now_s + timeouts.patience_s)
+            self.wish.found(generation.number, computes=self.computes)
+
+    # What is known.
+
+    @property
+    def change(self) -> Generation:
+        """The newest generation promised, by a member of it."""
+        assert self.promised is not None, "in no generation"
+        return self.promised
+
+    @property
+    def rank(self) -> int:
+        """The own one, for the job's whole life."""
+        rank = rank_of(self.change, self.me.device)
+        assert rank is not None, "not listed"
+        return rank
+
+    @property
+    def computes(self) -> bool:
+        """In the newest generation promised this rank's learner does."""
+        return self.rank in self.change.learning
+
+    @property
+    def lineage(self) -> tuple[int, ...]:
+        """What the entered generation came after, and what this daemon promised since, by hash."""
+        own = None if self.entered is None else self.entered.hash64()
+        return tuple(ancestor for ancestor in self._lineage if ancestor != own)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Who has not entered the promised generation."""
+        return tuple(rank for rank in self.change.ranks if rank not in self._heard)
+
+    def next_roll(
+        self,
+        *,
+        without: Collection[int] = (),
+        joining: Collection[Member] = (),
+        learn: Collection[int] = (),
+        rest: Collection[int] = (),
+    ) -> Roll:
+        """Whom the next generation lists. Before a commit those whom a proposal left out are counted again."""
+        entered = self.entered if self.phase is Phase.PROMISED and self.entered is not None else self.change
+        return roll_of(self.change, entered, without=without, joining=joining, learn=learn, rest=rest)
+
+    def is_listed(self, device: str, incarnation: int | None = None) -> bool:
+        """Is it a live member of the generation entered or promised, in this incarnation?"""
+        generations = (generation for generation in (self.entered, self.promised) if generation is not None)
+        members = (member for generation in generations for member in generation.live.values())
+        return any(m.device == device and incarnation in (None, m.incarnation) for m in members)
+
+    def has_no_room(self, generation: Generation) -> bool:
+        """Was this device never in the job, and are there as many as it takes?"""
+        return rank_of(generation, self.me.device) is None and len(generation.members) >= self.members_max
+
+    def note_gone(self, device: str, incarnation: int) -> None:
+        """This incarnation will never be heard again: until a generation that lists it proves the contrary."""
+        if len(self._gone) < limits.PEERS_MAX:
+            self._gone.add((device, incarnation))
+
+    def note_linked(self, device: str, incarnation: int) -> None:
+        """What was there before is gone."""
+        for generation in (self.entered, self.promised):
+            for member in () if generation is None else generation.members:
+                if member.device == device and member.incarnation != incarnation:
+                    self.note_gone(device, member.incarnation)
+
+    def gone(self, members: Sequence[Member]) -> set[tuple[int, int]]:
+        """Who is known to be, or is refused (G10), by their ranks among these members of all times."""
+        refused = {(rank, one.incarnation) for rank, one in enumerate(members) if one.device in self.refusals}
+        return self.departed(members) | refused
+
+    def departed(self, members: Sequence[Member]) -> set[tuple[int, int]]:
+        """Who is known to be gone, refused or not, by their ranks among these members of all times."""
+        ranks = {member.device: rank for rank, member in enumerate(members)}
+        return {(ranks[device], incarnation) for device, incarnation in self._gone if device in ranks}
+
+    def name(self, device: str) -> str:
+        """For people."""
+        members = () if self.promised is None else self.promised.members
+        return next((member.name for member in members if member.device == device), device[:8])
+
+    # What is sent.
+
+    def send(self, device: str, message: Message) -> None:
+        """To a device other than this one, if it is linked."""
+        if device in self.links:
+            self.effects.append(Send(device, message))
+
+    def send_members(self, message: Message) -> None:
+        """To all other members of the promised generation."""
+        for member in self.change.live.values():
+            self.send(member.device, message)
+
+    def send_where(self, device: str) -> int:
+        """Tells where this daemon is; returns the samples that it told."""
+        assert self.entered is not None, "nowhere"
+        self._told_where.add(device)
+        where = Where(job=self.job, generation=self.entered, ancestors=self.lineage, samples=self.samples)
+        self.send(device, where)
+        return where.samples
+
+    def refuse(self, device: str, generation: Generation, reason: str, number: int | None = None) -> None:
+        """Answers a proposal that is outdated or not for this daemon; `number` (default: promised) is what counts."""
+        if number is None:
+            number = 0 if self.promised is None else self.promised.number
+        self.send(device, Refused(job=self.job, generation=generation.hash64(), number=number, reason=reason))
+
+    def protest(self, device: str, text: str, now_s: float) -> None:
+        """Something broke the protocol."""
+        if not self.shun(device, text, now_s) and device not in self.refusals:
+            self.effects.append(Refusal(device, text))
+
+    # Who is refused (G10).
+
+    def shun(self, device: str, reason: str, now_s: float) -> bool:
+        """This daemon has seen a member break the protocol, and tells all. False: it is none, or is refused already."""
+        if device == self.me.device or device in self.refusals or not self.is_listed(device):
+            return False
+        self._refused(device, reason, self.me.device, self.refusals.count(device) + 1, now_s)
+        for other in sorted(self.links):
+            if self.is_listed(other):
+                self.accuse(other, device)
+        return True
+
+    def accuse(self, to: str, device: str) -> None:
+        """Tells a member why this one refuses another."""
+        reason = self.refusals.reason(device)[: limits.REASON_CHARS_MAX]
+        violations = min(self.refusals.count(device), limits.VIOLATIONS_MAX)
+        self.send(to, Accuse(job=self.job, device=device, reason=reason, violations=violations))
+
+    def believe(self, accuser: str, accuse: Accuse, now_s: float) -> None:
+        """A member has seen another break the protocol.
+
+        Its word is enough, once: if one member lies and the others are honest, the liar is in every accusation. So
+        whoever alone speaks against one member after the other is refused itself; and of two that accuse each other
+        before a generation is without one of them, the word of the lower rank counts.
+        """
+        refusals, device = self.refusals, accuse.device
+        if device == self.me.device:
+            refusals.accused_by(accuser, accuse.reason)
+        if accuser in refusals and not self._outranks(accuser, device):
+            return
+        refusals.heard(accuser, device)
+        if (other := refusals.speaks_alone(accuser, device)) is not None:
+            if refusals.accuser(other) == accuser:
+                refusals.acquit(other)
+            self.shun(accuser, f"it alone says of {self.name(other)} and of {self.name(device)} that they do", now_s)
+        elif device != self.me.device and device not in refusals and self.is_listed(device):
+            if accuser in refusals:
+                refusals.acquit(accuser)
+            self._refused(device, accuse.reason, accuser, accuse.violations, now_s)
+
+    def _outranks(self, accuser: str, device: str) -> bool:
+        """Is the accuser refused on the word of nobody but this device, of a higher rank?"""
+        own, other = rank_of(self.change, accuser), rank_of(self.change, device)
+        mutual = self.refusals.accuser(accuser) == device
+        return mutual and self.is_listed(accuser) and own is not None and other is not None and own < other
+
+    def _refused(self, device: str, reason: str, accuser: str, count: int, now_s: float) -> None:
+        self.refusals.refuse(device, reason, accuser, count, now_s)
+        self.petitions.forget(device)
+        self.effects.append(Shunned(device, reason, accuser, self.refusals.count(device)))
+
+    # From phase to phase.
+
+    def promise(self, generation: Generation, now_s: float) -> None:
+        """G2: from now on nothing older. An earlier promise that led nowhere yet is withdrawn."""
+        earlier = self.promised
+        unfinished = earlier is not None and self.phase in (Phase.PROMISED, Phase.CATCHING_UP)
+        if earlier is not None and unfinished and earlier.proposer != generation.proposer:
+            reason = f"generation {generation.number} was promised instead"
+            self.refuse(earlier.proposer, earlier, reason, generation.number)
+        if generation.parent is not None:
+            parent = int.from_bytes(generation.parent[:8], "little")
+            self._lineage = extended(self._lineage, parent, *self.outside.ancestors(parent))
+        if earlier is not None:
+            self._lineage = extended(self._lineage, earlier.hash64())
+        self.promised = generation
+        self.highest = max(self.highest, generation.number)
+        self.phase = Phase.PROMISED
+        self.standing = None
+        self.overdue, self.torn, self._heard = set(), {}, set()
+        self._promised_at_s = now_s
+        self.until_s = now_s + self.timeouts.enter_s
+        self.links.expect(generation, now_s + self.timeouts.relink_grace_s)
+        self.votes.promise(generation)
+        self.effects.append(Fence(generation))
+
+    def stand(self, held: Standing) -> Standing:
+        """G4: what this member brings."""
+        if held.generation is None:
+            self.entered = None
+        self.standing = self.would_say(held)
+        return self.standing
+
+    def would_say(self, held: Standing | None = None) -> Standing:
+        """What this member would say now, with these rounds or none."""
+        say = {"linked": self.links.ranks(self.change), "votes": self.votes.told, "forgot": self.votes.forgot}
+        if held is not None:
+            say["holding"] = held.holding
+        if self.entered is None:
+            return NOTHING.model_copy(update=say)
+        history = electorate_of(self.entered, entered=True)
+        say |= {"generation": self.entered.hash64(), "number": self.entered.number, "history": history}
+        return (held or NOTHING).model_copy(update=say)
+
+    def commit(self, enter: Enter, now_s: float) -> None:
+        """All have promised: catch up to the cut, or enter at once."""
+        assert self.standing is not None, "not promised"
+        self._committed = enter
+        self.phase = Phase.CATCHING_UP
+        self.until_s = now_s + self.timeouts.catch_up_s
+        reload = self.rank in enter.reload
+        if not reload and self.standing.complete == enter.cut:
+            self.enter(now_s)
+            return
+        if reload:
+            if enter.way != "back":
+                self.entered = None  # going back, the own history counts until the saved one is here: that may be lost
+            self.wish.forget()
+        source = self.change.members[enter.source].device
+        self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
+
+    def enter(self, now_s: float) -> None:
+        """All rounds up to the cut are here. Receiving is on before the others hear of it."""
+        generation = self.entered = self.change
+        self.votes.enter(generation)
+        self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
+        self.told, self.ahead = {}, {}
+        self.phase = Phase.ENTERED
+        self.petitions.settle(self._promised_at_s)
+        self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
+        self.effects.append(EnterGeneration(generation, self._committed))
+        if self._committed.way == "none":
+            self.effects.append(NobodyLearns(generation))
+        self.send_members(Entered(job=self.job, generation=generation.hash64()))
+        live = {member.device for member in generation.live.values()}
+        for device in sorted({member.device for member in generation.members} | self._told_where):
+            if device not in live and device in self.links:
+                self.send_where(device)
+        self.has_entered(self.rank, now_s)
+
+    def has_entered(self, rank: int, now_s: float) -> None:
+        """Of this member or another, perhaps before this one. When all have, rounds go on."""
+        self._heard.add(rank)
+        if self.phase is not Phase.ENTERED or self.missing:
+            return
+        self.phase = Phase.RUNNING
+        self.until_s = None
+        self.overdue.clear()
+        self.refusals.against_me.clear()
+        self.outside.came_in(now_s)
+        begins = self.wish.run(self.change.number, computes=self.computes)
+        self.effects.append(Resume(self.change, begins))
+        self.tell_wish(now_s)
+
+    def tell_wish(self, now_s: float) -> None:
+        """The own one, to a generation that does not fulfil it."""
+        if (kind := self.wish.due(computes=self.computes)) is not None:
+            self.petitions.wish(self.me.device, kind, now_s)
+            self.send_members(Wish(job=self.job, kind=kind))
+
+    def leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
+        """This member's history is not kept, but that of `kept` if another is: it is in no generation, and those that
+        still count on it are told."""
+        self.send_members(Wish(job=self.job, kind="leave", returns=not self.wish.leaves))
+        self.phase = Phase.OUT
+        self.told, self.ahead = {}, {}
+        self.entered = self.standing = self.until_s = None
+        self.overdue, self.torn = set(), {}
+        self._lineage = ()
+        self.petitions = Petitions()
+        self.wish.forget()
+        self.outside.left(now_s, self.timeouts)
+        self.effects.append(LeftOut(reason, kept))

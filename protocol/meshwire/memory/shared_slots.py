@@ -1,0 +1,82 @@
+"""The shared memory between a daemon and its learner: fp32 slots in plan order (M1, DESIGN section 13).
+
+The daemon makes it before it spawns the learner, who finds the descriptor in MEMORY_FD_VARIABLE, sizes it for the
+prepared model and reports the size; both map it. Raw slots take w*g (W3) from the learner; the result slot takes the
+means from the daemon.
+"""
+
+from dataclasses import dataclass
+
+from meshwire.codecs.spec import Reduction
+from meshwire.model.plan import VALUE_BYTES
+
+PAGE_BYTES = 4096
+
+# What a daemon gives its learner in the environment
+ENDPOINT_VARIABLE = "MESHTRAIN_ENDPOINT"  # unix:PATH or tcp:HOST:PORT
+TOKEN_VARIABLE = "MESHTRAIN_TOKEN"
+JOB_VARIABLE = "MESHTRAIN_JOB_ID"
+MEMORY_FD_VARIABLE = "MESHTRAIN_MEMORY_FD"
+
+# What the command line gives a script that it runs itself, without a job
+SCRIPT_DATA_VARIABLE = "MESHTRAIN_DATA"  # what mt.data_dir() returns
+MEASURE_VARIABLE = "MESHTRAIN_MEASURE"  # a file: mt.prepare writes the model's size there and ends the script
+MEASURE_SYNC_VARIABLE = "MESHTRAIN_MEASURE_SYNC"  # the job's --sync,
+MEASURE_CODEC_VARIABLE = "MESHTRAIN_MEASURE_CODEC"  # and its codec: what they do not allow is refused there too
+
+DATA_DIR_VARIABLE = "MESHTRAIN_DATA_DIR"  # the daemon's data folder, for every command
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Byte offsets of the slots. Each slot holds `values` fp32 and starts on a page."""
+
+    values: int
+    raw_slots: int
+
+    @classmethod
+    def for_bound(cls, values: int, staleness: int) -> "MemoryLayout":
+        """M1: two raw slots let the next step's buckets be written while the last one's are still being encoded.
+
+        With s=0 a step begins only after its predecessor's round is complete, so one is enough.
+        """
+        return cls(values, 1 if staleness == 0 else 2)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next."""
+        return -(-self.values * VALUE_BYTES // PAGE_BYTES) * PAGE_BYTES
+
+    def raw_offset(self, step: int) -> int:
+        """Where step `step` (from 0) writes its gradients."""
+        return (step % self.raw_slots) * self.slot_bytes
+
+    @property
+    def result_offset(self) -> int:
+        """Where the means of the round to be applied lie."""
+        return self.raw_slots * self.slot_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of the mapping; at least one page."""
+        return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)
+
+
+def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduction.LINEAR, members: int = 1) -> int:
+    """Memory of a daemon's own that one round takes, from its first chunk until every member holds it and the learner
+    has applied it.
+
+    Args:
+        encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`), which the codec decides.
+        staleness: with s > 0 a round has two of them, what is passed on and this member's own part, because raw slots
+            are free once they are encoded (M1). With s=0 the own part stays in the raw slot.
+        reduction: of the codec. Where parts are not plain sums the own one is encoded at any s. In the sharded exchange
+            beside the vector lie the others' parts of the shards that this member owns, which are about one vector
+            too. Of a gather there are all members' parts, and no vector.
+        members: of the job, at most.
+    """
+    if reduction is Reduction.GATHER:
+        return members * encoded_bytes
+    if reduction is Reduction.TWO_SIDED:
+        return 3 * encoded_bytes
+    return (2 if staleness or reduction is Reduction.SKETCH else 1) * encoded_bytes

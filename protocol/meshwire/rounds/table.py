@@ -1,0 +1,199 @@
+"""What one daemon knows of the rounds in flight: every member's decisions, checked as they arrive, and G3 and G5.
+
+Members decide the rounds one after the other, so a member's messages are a sequence in which each has one legal place.
+That order, and what a member can know, bound everything that a message can make a daemon keep.
+"""
+
+from collections.abc import Mapping
+
+from meshwire.messages.rounds import Bind, Call, Null, Seal
+from meshwire.rounds.effects import RoundComplete
+from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.round import BucketResult, Round
+
+
+class RoundTable:
+    """The rounds after the committed one. Methods that take a message return what is wrong with it, or None.
+
+    Own messages enter by the same methods. What is wrong changes nothing.
+
+    Args:
+        complete: the cut at which all members of the generation enter: nobody has decided anything above it.
+    """
+
+    def __init__(self, settings: RoundSettings, complete: int) -> None:
+        self._settings = settings
+        self._rank = settings.rank
+        self._rounds: dict[int, Round] = {}
+        self._decided = dict.fromkeys(settings.ranks, complete)
+        self._complete = dict.fromkeys(settings.ranks, complete)
+        self._last_binds: dict[int, Bind] = {}
+        self.committed = complete
+
+    def entered(self, settings: RoundSettings, promised: Mapping[int, int]) -> "RoundTable":
+        """The table of the next generation, entered at `complete` (G6). The members tell their decisions again.
+
+        Args:
+            promised: what each rank held whole when it promised (G5). Those not named hold the cut, or need nothing.
+        """
+        table = RoundTable(settings, self.complete)
+        table.committed = self.committed
+        for rank in settings.ranks:
+            if rank != self._rank:
+                table._complete[rank] = min(promised.get(rank, self.complete), self.complete)
+        table._last_binds = {rank: bind for rank, bind in self._last_binds.items() if rank in settings.ranks}
+        return table
+
+    def __len__(self) -> int:
+        return len(self._rounds)
+
+    @property
+    def complete(self) -> int:
+        """The last round that this daemon holds whole, as it does all before it (G5)."""
+        return self._complete[self._rank]
+
+    def own(self, round_: int) -> tuple[Bind, Seal | None] | None:
+        """What this member decided: its bind, with its seal if it was given, or None: a null."""
+        state = self._rounds[round_]
+        bind = state.binds.get(self._rank)
+        return None if bind is None else (bind, state.seals.get(self._rank))
+
+    def decided(self, rank: int) -> int:
+        """The last round that the member bound or nulled (R0: d)."""
+        return self._decided[rank]
+
+    @property
+    def decided_by_all(self) -> int:
+        """The last round that nobody has still to bind or null."""
+        return min(self._decided.values())
+
+    def settled(self, rank: int) -> int:
+        """The last round that the member nulled or sealed. No daemon can hold a later one whole (G3)."""
+        return self._decided[rank] - self._open(rank)
+
+    # One message each.
+
+    def bind(self, rank: int, bind: Bind) -> str | None:
+        age, bound = bind.round - 1 - bind.base, self._settings.staleness
+        if wrong := self._out_of_turn(rank, bind.round, "bound"):
+            return wrong
+        if not 0 <= age <= bound:
+            return f"bound round {bind.round} on base {bind.base}: age {age} is not within 0 to {bound} (R0)"
+        if bind.base > self.settled(self._rank):
+            return f"bound round {bind.round} on base {bind.base}, a round that this member has not ended (G3)"
+        self._decided[rank] = bind.round
+        self._round(bind.round).binds[rank] = self._last_binds[rank] = bind
+        self._holds(rank, bind.base)
+        return None
+
+    def null(self, rank: int, null: Null) -> str | None:
+        if wrong := self._out_of_turn(rank, null.round, "nulled"):
+            return wrong
+        if null.round > self._reachable():
+            return f"nulled round {null.round}; nobody can have called a round after {self._reachable()} (R0, R3)"
+        self._decided[rank] = null.round
+        self._round(null.round).nulls.add(rank)
+        self._holds(rank, null.round - self._settings.staleness - 1)
+        return None
+
+    def seal(self, rank: int, seal: Seal) -> str | None:
+        if not self._open(rank) or seal.round != self._decided[rank]:
+            return f"sealed round {seal.round}, in which it has no open contribution (W2)"
+        if len(seal.used) != self._settings.used_bytes or len(seal.integers) != self._settings.integers:
+            return (
+                f"sealed round {seal.round} with {len(seal.used)} bytes of used parameters and {len(seal.integers)} "
+                f"integers; the manifest has {self._settings.used_bytes} and {self._settings.integers}"
+            )
+        self._rounds[seal.round].seals[rank] = seal
+        return None
+
+    def call(self, rank: int, call: Call) -> str | None:
+        if call.round <= self.committed:
+            return None
+        if call.round not in self._rounds or rank not in self._rounds[call.round].binds:
+            return f"called round {call.round} without a contribution to it (R3)"
+        return None
+
+    def announce(self, rank: int, complete: int) -> str | None:
+        """The member's `complete` counter, of any frame. An older value than known is no error: control overtakes."""
+        if complete > self.settled(self._rank):
+            return f"announced round {complete} complete, which this member has not ended (G3)"
+        self._complete[rank] = max(self._complete[rank], complete)
+        return None
+
+    def result(self, round_: int, bucket: int, result: BucketResult) -> str | None:
+        """All values of one bucket's result are here."""
+        state = self._rounds.get(round_)
+        if state is None or round_ > self._decided[self._rank]:
+            return f"result of round {round_}, to which this member has not added its part"
+        buckets = state.buckets
+        if not 0 <= bucket < buckets or bucket in state.results:
+            return f"result of round {round_}, bucket {bucket}: expected once, of buckets 0 to {buckets - 1}"
+        state.results[bucket] = result
+        return None
+
+    def served(self, done: RoundComplete) -> str | None:
+        """Others hold this round whole; it counts as complete here too."""
+        state = self.next_round()
+        if done.round != state.number:
+            return f"was served round {done.round}; the next one that it lacks is {state.number} (G4)"
+        if done.round > self.settled(self._rank):
+            return f"was served round {done.round}, to which it has not added its part (G3)"
+        if ranks := state.differs_from(done):
+            return f"was served round {done.round} of another history: the part of rank {ranks[0]} is not the same (G4)"
+        self.count_complete()
+        return None
+
+    # What follows from them.
+
+    def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
+        """As `Round.bound`; None, too, of a round of which nobody has said anything."""
+        state = self._rounds.get(round_)
+        return None if state is None else state.bound(bitmap)
+
+    def next_round(self) -> Round:
+        """The oldest round that this daemon does not hold whole."""
+        number = self.complete + 1
+        return self._rounds.get(number) or self._new_round(number)
+
+    def waiting(self) -> str:
+        """What `next_round` waits for, and of whom."""
+        return self.next_round().missing(self._last_binds)
+
+    def count_complete(self) -> None:
+        """`next_round` is whole and was handed on."""
+        self._complete[self._rank] += 1
+
+    def commit(self) -> bool:
+        """G5: forgets what every member has announced complete. True if that is more than before."""
+        before, self.committed = self.committed, max(self.committed, min(self._complete.values()))
+        for round_ in range(before + 1, self.committed + 1):
+            self._rounds.pop(round_, None)  # those up to the cut of the generation were not told again
+        return self.committed > before
+
+    def _holds(self, rank: int, round_: int) -> None:
+        """What the member has decided it can have only with all rounds up to this one (R0, R5): who announces less
+        would make all others keep them for ever."""
+        self._complete[rank] = max(self._complete[rank], round_)
+
+    def _open(self, rank: int) -> bool:
+        """Bound and not sealed: a member has one such round at a time."""
+        state = self._rounds.get(self._decided[rank])
+        return state is not None and rank in state.binds and rank not in state.seals
+
+    def _out_of_turn(self, rank: int, round_: int, did: str) -> str | None:
+        if self._open(rank):
+            return f"{did} round {round_} before it sealed round {self._decided[rank]} (R2)"
+        if round_ != self._decided[rank] + 1:
+            return f"{did} round {round_}; after round {self._decided[rank]} it can only decide the next one (R2, R4)"
+        return None
+
+    def _reachable(self) -> int:
+        """The newest round that anybody can have bound: on a base that needs this member's part, with age s at most."""
+        return self.settled(self._rank) + self._settings.staleness + 1
+
+    def _round(self, number: int) -> Round:
+        return self._rounds.setdefault(number, self._new_round(number))
+
+    def _new_round(self, number: int) -> Round:
+        return Round(number, self._settings.ranks, self._settings.buckets_of(number))

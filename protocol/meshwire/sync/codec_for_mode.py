@@ -1,0 +1,70 @@
+"""The codec of a job, from --codec and --sync: a mode that is a codec too brings its own."""
+
+from typing import NamedTuple
+
+from meshwire.codecs.registry import CodecSpec, parse_codec
+from meshwire.sync.mode import SyncSettings
+
+DEFAULT = "fp32"
+
+
+class _Own(NamedTuple):
+    """A mode's codec.
+
+    Attributes:
+        family: that it must be of.
+        usual: as typed, when nothing is.
+        why: after "--codec X with --sync Y: ".
+    """
+
+    family: str
+    usual: str
+    why: str
+
+
+# 32 coefficients of 4096, of a momentum in which a gradient counts for about 1000 steps.
+_DEMO = _Own("dct", "dct:32,decay=0.999", "its momentum is what the codec dct leaves out")
+
+# The largest 64 of each 4096 values in 2 bits, and what stays behind is forgotten in about 20 rounds. The paper's
+# indices take 12 bits, and here about 8.
+_SPARSELOCO = _Own(
+    "topk",
+    "topk:0.015625,chunk=4096,gather,decay=0.95+2bit",
+    "the largest changes of the local steps travel, by the codec topk",
+)
+
+
+def codec_of(sync: SyncSettings, typed: str | None) -> CodecSpec:
+    """The codec that gradients travel in.
+
+    Args:
+        typed: behind --codec; None: nothing.
+
+    Raises ValueError, which names what is legal.
+    """
+    own = _own(sync)
+    usual = DEFAULT if own is None else own.usual
+    codec = parse_codec(usual if typed is None else typed)
+    if own is not None and codec.name != own.family:
+        raise ValueError(
+            f"--codec {typed} with --sync {sync.text()}: {own.why}: omit --codec, or use {own.family} with other "
+            f"parameters, such as {own.usual}"
+        )
+    if sync.period and codec.momentum:
+        raise ValueError(
+            f"--codec {codec} takes over the momentum of gradients, and with --sync {sync.text()} what travels are "
+            "weights: use --codec topk, or another --sync"
+        )
+    return codec
+
+
+def suits(sync: SyncSettings, codec: CodecSpec) -> bool:
+    """Whether a job in this mode can have this codec."""
+    own = _own(sync)
+    return (own is None or codec.name == own.family) and not (sync.period and codec.momentum)
+
+
+def _own(sync: SyncSettings) -> _Own | None:
+    if sync.signs:
+        return _DEMO
+    return _SPARSELOCO if sync.sparse else None
