@@ -194,6 +194,7 @@ class Daemon(Node):
         self._report()
         if self.rounds is not None:
             self.machine.note_progress(self.rounds.history.samples)
+            self.machine.note_holding(self.life.holding())
         if self.world.setting.measured_s is not None:
             self.machine.note_round_trip(self.world.setting.measured_s)
         self.later(REPORT_S, self._report_regularly)

@@ -249,6 +249,7 @@ class Generations:
                 rounds.note_round_trip(rtt_s)
         if rounds is not None:
             self._machine.note_progress(rounds.history_samples)
+            self._machine.note_holding(self._host.holding())
 
     def _round_trip_s(self) -> float:
         """To the farthest of the devices that are or were in the job and are linked; 0 where none has been measured."""

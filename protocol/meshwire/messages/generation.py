@@ -106,8 +106,8 @@ class Enter(Wire):
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
     founded: bool = True  # one of them knows that all learners have their start state (G9)
     # J3, where no learner computes: the rounds go on; all go back to the state that the source has saved, which is that
-    # of the cut; or there is nothing to go on from
-    way: Literal["on", "back", "none"] = "on"
+    # of the cut; there is nothing here to go on from, but somebody else may have it; or there is nothing
+    way: Literal["on", "back", "wait", "none"] = "on"
 
 
 @message("generation.entered")
@@ -126,6 +126,7 @@ class Where(Wire):
     generation: Generation
     ancestors: Annotated[tuple[GenerationHash, ...], Field(max_length=limits.ANCESTORS_MAX)]  # newest first
     samples: Annotated[int, Field(ge=0)]
+    based: bool = True  # the base of this history is there, as far as the sender knows: nobody leaves another for none
 
 
 @message("generation.ask")
