@@ -404,7 +404,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     await until(lambda: any(isinstance(body, Start) for body in told))
     generations_ = session.passage.generations
     assert isinstance(generations_, Generations)
-    generations_._path.forget()
+    generations_._path = Path()
     generations_._path.entered(both, 0, 0)
     generations_._path.entered(alone, 1, 1)
     said, bert = here.said, here.bert

@@ -289,7 +289,7 @@ class State:
         if generation.parent is not None:
             parent = int.from_bytes(generation.parent[:8], "little")
             self._lineage = extended(self._lineage, parent, *self.outside.ancestors(parent))
-        if earlier is not None:
+        if earlier is not None and self.phase is not Phase.OUT:  # what was promised with a history of before is none
             self._lineage = extended(self._lineage, earlier.hash64())
         self.promised = generation
         self.highest = max(self.highest, generation.number)

@@ -169,6 +169,14 @@ class DealState(Wire):
     claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # the largest of the newest round with any
 
 
+class PathStep(Wire):
+    """Of a generation: up to which round the history of its members was common then, and the samples up to it."""
+
+    generation: GenerationHash
+    cut: RoundCount
+    samples: Annotated[int, Field(ge=0)]
+
+
 class ServedRound(Wire):
     """A complete round as its members hold it (`meshwire.rounds.effects.RoundComplete`), and where its bytes end."""
 
@@ -216,6 +224,8 @@ class CaughtUp(Wire):
     deal: DealState | None = None  # of the cut
     seen: Annotated[int, Field(ge=0)] = 0  # samples in the rounds up to the cut
     barrier: Annotated[int, Field(ge=0)] = 0  # the newest that all have passed
+    # What the history of the cut has gone through: who takes it over can tell what is lost where it is given up.
+    path: Annotated[tuple[PathStep, ...], Field(max_length=limits.ANCESTORS_MAX)] = ()
 
 
 @message("model.ask")
