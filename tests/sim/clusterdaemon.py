@@ -27,7 +27,7 @@ from meshwire.membership.effects import (
 from meshwire.membership.lineage import Ballot, Path, ballot, rank_of
 from meshwire.membership.machine import Membership
 from meshwire.membership.requests import Kind
-from meshwire.messages.generation import DealState, Enter, Propose, PathStep, ServedRound, Standing, Where
+from meshwire.messages.generation import DealState, Enter, PathStep, Propose, ServedRound, Standing, Where
 from meshwire.messages.job import Generation, Member
 from tests.sim.clusterexchange import Part, Result
 from tests.sim.clusterjoining import AskState, LearnerLife

@@ -20,7 +20,7 @@ def way_on(standings: Mapping[int, Standing], cut: int, reload: Collection[int])
 
     Nothing is given up where a member's learner holds the base or will find it in memory, or can load a state that
     another has: others load it from there (J1). Else all go back to the newest checkpoint of a member whose history is
-    kept, as long as a learner is left that could load it; of several the lowest rank's. Where there is none, learners wait
+    kept, as long as a learner is left that could load it; of several the lowest rank's. Where there is none, they wait
     for somebody else who has a base.
     """
     holdings = {rank: held.holding for rank, held in standings.items() if rank not in reload}
