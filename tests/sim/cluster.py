@@ -22,7 +22,7 @@ from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
-from tests.sim.clusterline import Line
+from tests.sim.clusterline import Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import Rounds
@@ -212,6 +212,15 @@ class Cluster:
         lost = self.histories.rounds(chain_)[parted.cut :]
         assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
         self.told_lost.append((len(lost), len(kept.generation.ranks)))
+
+    def leaves_base(self, daemon: Daemon, kept: Where) -> None:
+        """It throws away what it computes with, for a history of which somebody else has a base."""
+        _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
+        held = [other.rounds for other in self.daemons if other.holds_base and other is not daemon]
+        there = any(rounds and cut_chain in self.histories.path(rounds.history.chain) for rounds in held)
+        assert there or cut_chain == START, (
+            f"G4: {daemon.name} gives up its base for {told(kept.generation)}, of which nobody has one"
+        )
 
     def went_back(self, daemon: Daemon, entry: Entry) -> None:
         """J3: every learner is lost, with its base. A daemon goes back to a state that was saved."""

@@ -265,6 +265,8 @@ class Daemon(Node):
                 self._report()
                 self.world.resumed(self, generation)
             case LeftOut(reason, kept):
+                if kept is not None and self.holds_base:
+                    self.world.leaves_base(self, kept)
                 self._note_given_up(kept)
                 self._leave_out(reason)
             case NobodyLearns():
