@@ -193,6 +193,7 @@ class Daemon(Node):
 
     def _report_regularly(self) -> None:
         self._report()
+        self.world.note_base(self)
         if self.rounds is not None:
             self.machine.note_progress(self.rounds.history.samples)
             self.machine.note_holding(self.life.holding())
