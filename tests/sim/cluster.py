@@ -222,6 +222,8 @@ class Cluster:
 
     def leaves_base(self, daemon: Daemon, kept: Where) -> None:
         """It throws away what it computes with, for a history of which another has a base, or had as far as is known."""
+        for other in self.daemons:
+            self.note_base(other)
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         since_s = self.now_s - self.timeouts.silence_s - LATE_S
         held = [chain_ for other, (at_s, chain_) in self._based.items() if other is not daemon and at_s > since_s]
