@@ -83,6 +83,21 @@ def test_who_has_no_base_yields_to_who_has() -> None:
     two.unlinked(THREE, "silent", 12.0)
 
 
+def test_who_slept_does_not_believe_what_may_be_of_before() -> None:
+    """G4: what lay in its socket says where others were; they may have been lost since, with their base."""
+    three = machine(2)
+    three.away(100.0)
+    assert LeftOut not in kinds(three.receive(ONE, where(NEWER, based=True), 100.1))
+    lost = machine(2)
+    lost.away(100.0)
+    lost.receive(ONE, where(NEWER, based=True), 100.1)
+    for device in (ONE, TWO):
+        lost.unlinked(device, "closed", 100.2)
+    assert LeftOut not in kinds(lost.timer(104.0) + lost.timer(100.2 + 2 * TIMEOUTS.yield_s))
+    effects = three.timer(100.1 + TIMEOUTS.yield_s) + three.timer(101.0 + TIMEOUTS.yield_s)
+    assert [effect.kept for effect in effects if isinstance(effect, LeftOut)] == [where(NEWER, based=True)]
+
+
 def test_who_asks_in_has_no_base_any_more() -> None:
     """Where it said it was counts no more: each would leave its history for the other's."""
     two = loading()

@@ -60,6 +60,8 @@ class Whereabouts:
                 self.tell(device)  # nobody there can go on from it: this device keeps what it has
             case Relation.NEWER if other.root == state.entered.root:
                 state.ahead[device] = where  # those that are left here may be entitled, and it provisional
+            case Relation.NEWER if now_s < state.back_until_s:
+                state.ahead[device] = where  # what lay in the socket may be of before its sender was lost
             case Relation.NEWER:
                 self.leave(f"generation {other.number} went on without this device", now_s, where)
             case Relation.PARTED:
