@@ -1,4 +1,4 @@
-"""J5: who begins a job again that all of its daemons have lost, and when; in any order of coming up, in virtual time."""
+"""J5: who begins a job again that all of its daemons have lost, and when; coming up in any order, in virtual time."""
 
 import itertools
 import random

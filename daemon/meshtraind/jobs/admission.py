@@ -105,7 +105,10 @@ class Enlisting:
         return job in self._joining
 
     def call_off(self, job: str) -> None:
-        """An unknown job has ended: its offer may be right behind, for requests are answered by tasks."""
+        """An unknown job has ended: its offer may be right behind, for requests are answered by tasks. One that lies
+        here to begin again is offered again under its id."""
+        if self.revivals.waits(job):
+            return
         self._called_off[job] = None
         while len(self._called_off) > limits.CALLED_OFF_MAX:
             del self._called_off[next(iter(self._called_off))]
