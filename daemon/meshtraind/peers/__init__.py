@@ -1,1 +1,1 @@
-"""peers."""
+"""The other devices: found by mDNS, dialled, greeted, linked, missed."""

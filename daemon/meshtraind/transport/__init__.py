@@ -1,1 +1,1 @@
-"""transport."""
+"""Frames, requests and back-pressure over any stream."""

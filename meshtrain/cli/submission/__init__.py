@@ -1,1 +1,1 @@
-"""submission."""
+"""What is packed, measured, resumed and handed over, one step a file."""

@@ -1,1 +1,1 @@
-"""ui."""
+"""A connection to the daemon, errors, tables, progress, following a job."""

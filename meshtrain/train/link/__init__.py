@@ -1,1 +1,1 @@
-"""link."""
+"""Messages on the local socket, vectors in shared memory."""

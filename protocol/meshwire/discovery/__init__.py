@@ -1,1 +1,1 @@
-"""discovery."""
+"""Where devices may be reached, and which address to dial next."""

@@ -1,1 +1,1 @@
-"""powersgd."""
+"""Matrices as one of their two factors (Vogels et al."""
