@@ -31,7 +31,7 @@ def on_two_peers(mesh: ChaosMesh, job: str) -> list[int]:
 
 
 def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
-    """G5, J1, J5, X1: two members save the same bits after the same rounds; as soon as two of three daemons are up again,
+    """G5, J1, J5, X1: two members save the same bits after the same rounds; as soon as two of three daemons are up,
     the job goes on from them by itself, with rounds, samples and replicas as if nothing had been, and the third returns
     to it. A damaged one is named, and the one before it used."""
     with ChaosMesh(3) as mesh:
