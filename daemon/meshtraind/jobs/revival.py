@@ -9,7 +9,6 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from meshtraind.jobs.submission import RefusedError
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
@@ -25,6 +24,18 @@ from meshwire.timeouts import Timeouts
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # while there is such a job
+
+
+class RefusedError(RequestError):
+    """A member does not take part, and says why.
+
+    Attributes:
+        device: the member's.
+    """
+
+    def __init__(self, text: str, device: str) -> None:
+        super().__init__(text)
+        self.device = device
 
 
 class Beginner(Protocol):

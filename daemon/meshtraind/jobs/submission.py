@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed
+from meshtraind.jobs.revival import RefusedError
 from meshtraind.jobs.spec import Emit, check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.peers.node import Node
 from meshtraind.peers.selection import choose_members
@@ -41,18 +42,6 @@ FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more oft
 PROGRESS_INTERVAL_S = 0.5
 OFFER_REPEAT_S = 60.0  # while others still receive the files; who hears nothing for OFFER_SILENCE_S_MAX forgets it
 DRY_RUN_JOB = "0" * 12
-
-
-class RefusedError(RequestError):
-    """A member does not take part, and says why.
-
-    Attributes:
-        device: the member's.
-    """
-
-    def __init__(self, text: str, device: str) -> None:
-        super().__init__(text)
-        self.device = device
 
 
 class Submission:
