@@ -10,7 +10,7 @@ from meshtrain.train.model import optimizers, progressive, tensors
 from meshtrain.train.model.memory import model_size
 from meshtrain.train.optim import momentum_handover as handover
 from meshtrain.train.optim import sign_sgd as signs
-from meshtrain.train.single import Alone
+from meshtrain.train.single import SingleProcess
 from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.memory.footprint import Measurement
 from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
@@ -21,7 +21,7 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
 
 
-class Measuring(Alone):
+class MeasuringProcess(SingleProcess):
     """One machine, no daemon, no training.
 
     Args:
@@ -36,7 +36,7 @@ class Measuring(Alone):
         self._codec = codec
 
     @classmethod
-    def take(cls) -> "Measuring | None":
+    def take(cls) -> "MeasuringProcess | None":
         """The world that the environment asks for; None without such a wish."""
         told = os.environ.get(MEASURE_VARIABLE)
         if not told:

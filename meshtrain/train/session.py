@@ -17,26 +17,26 @@ from torch.utils.data import DataLoader
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, NotSupported, RequestError, UsageError
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.data.loader import DealtLoader, dealable
 from meshtrain.train.device import best_device, move_model
 from meshtrain.train.environment import Environment
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.link.shared_slots import Slots
+from meshtrain.train.link.shared_slots import SharedSlots
 from meshtrain.train.model import masks as masked
 from meshtrain.train.model import optimizers, progressive, tensors
-from meshtrain.train.model.kept_state import Kept, Unkept
+from meshtrain.train.model.kept_state import KeptState, NoKeptState
 from meshtrain.train.model.memory import learner_bytes
-from meshtrain.train.model.state import Progress, ReplicaState
+from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim import momentum_handover as handover
 from meshtrain.train.optim import sign_sgd as signs
-from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.optim.amp import LossScaling
 from meshtrain.train.optim.clipping import checked, refusal_to_clip
 from meshtrain.train.optim.outer_optimizer import outer_optimizer
 from meshtrain.train.single import local_data_dir
 from meshtrain.train.step.engine import Engine, EngineSettings
-from meshtrain.train.step.means import Means
-from meshtrain.train.step.step_samples import DrawnSamples
+from meshtrain.train.step.means import RoundMeans
+from meshtrain.train.step.step_samples import StepSamples
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.messages.learner import (
@@ -69,7 +69,7 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
 
 
-class Session:
+class LearnerSession:
     """What `meshtrain`'s functions do inside a job."""
 
     def __init__(self, client: Client, welcome: LearnerWelcome, memory_fd: int, kept_fd: int | None = None) -> None:
@@ -78,7 +78,7 @@ class Session:
         self._welcome = welcome
         self._memory_fd = memory_fd
         self._kept_fd = kept_fd
-        self._drawn = DrawnSamples()
+        self._drawn = StepSamples()
         self._device: torch.device | None = None
         self._prepared = False
         self._engine: Engine | None = None
@@ -87,7 +87,7 @@ class Session:
         self._finished = False
 
     @classmethod
-    def attach(cls, environment: Environment) -> "Session":
+    def attach(cls, environment: Environment) -> "LearnerSession":
         """Calls the daemon. Raises ConnectionLost, RequestError."""
         attach = Attach(
             token=environment.token,
@@ -131,7 +131,7 @@ class Session:
         self._channel.route(EpochOver, lambda notice: self._epoch_over(deal, notice))
         self._drawn.start_counting(deal.bind)
         self._join(model, optimizer, scaler, deal.describe(), deal.space())
-        waits = Waits(self._channel.wait, self._end_epoch, self._end_period)
+        waits = SampleWaits(self._channel.wait, self._end_epoch, self._end_period)
         dealt = DealtLoader(given, deal, self._drawn.add, self.device, waits)
         return model, optimizer, cast(L, dealt)
 
@@ -199,7 +199,7 @@ class Session:
         sync = self._welcome.spec.sync
         coefficient = own_coefficient(sync.own, self.world_size) if sync.staleness else 0.0
         plan = plan_buckets(built.manifest, self._welcome.spec.bucket_bytes, codec)
-        slots = Slots(self._memory_fd, plan, sync.staleness)
+        slots = SharedSlots(self._memory_fd, plan, sync.staleness)
         self._ask(
             LearnerModel(
                 manifest=built.manifest,
@@ -209,7 +209,7 @@ class Session:
             ),
             "agreement on the model",
         )
-        means = Means(built, RoundPlans(plan), slots, masked.Masks(built, masks))
+        means = RoundMeans(built, RoundPlans(plan), slots, masked.Masks(built, masks))
         outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
         state = ReplicaState(built, optimizer, means.masks, outer)
         kept = self._kept(means, optimizer)
@@ -219,7 +219,7 @@ class Session:
             means,
             self._channel,
             self._drawn,
-            Scaling(scaler),
+            LossScaling(scaler),
             EngineSettings(
                 staleness=sync.staleness,
                 absent_in_barriers=sync.staleness > 0 or (self._deal is not None and not sync.lockstep),
@@ -262,20 +262,20 @@ class Session:
             f"the samples of epoch {epoch + 1} are used up", self._deal.settled, f"the end of epoch {epoch + 1}"
         )
 
-    def _kept(self, means: Means, optimizer: torch.optim.Optimizer) -> Unkept:
+    def _kept(self, means: RoundMeans, optimizer: torch.optim.Optimizer) -> NoKeptState:
         """J3: on the CPU the base can outlive this process, but for masks and the weights of a period."""
         spec = self._welcome.spec
         if self._kept_fd is None or self.device.type != "cpu" or spec.sync.period or spec.masks is not None:
-            return Unkept()
+            return NoKeptState()
         frozen = [tensor for _, _, tensor in means.tensors.kind("frozen")]
-        return Kept(self._kept_fd, means.parameters(), frozen, optimizer)
+        return KeptState(self._kept_fd, means.parameters(), frozen, optimizer)
 
-    def _take_over(self, state: ReplicaState, kept: Unkept) -> Progress:
+    def _take_over(self, state: ReplicaState, kept: NoKeptState) -> RoundProgress:
         """The start that all peers have in common, or where the job is now (J1)."""
         task = self._ask(LearnerState(units=state.digests()), "comparison of the start states")
         if not isinstance(task, StateTask):
             raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
-        progress = Progress()
+        progress = RoundProgress()
         if task.kept:
             progress = kept.take_over(state.tensor, task.round)
         elif task.write:

@@ -26,7 +26,7 @@ def local_data_dir() -> Path:
     return Path("data") if Path("data").is_dir() else Path()
 
 
-class Alone:
+class SingleProcess:
     """One machine, no daemon."""
 
     rank = 0

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.data.loader import DealtLoader
-from meshtrain.train.step.step_samples import DrawnSamples
+from meshtrain.train.step.step_samples import StepSamples
 from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, StepLost
 from meshwire.messages.rounds import Bind, SampleBlock
@@ -40,7 +40,7 @@ class Learner:
     cluster: "Cluster"
     rank: int
     deal: Deal
-    drawn: DrawnSamples
+    drawn: StepSamples
     speed: float
     loader: DealtLoader = field(init=False)
     thread: threading.Thread = field(init=False)
@@ -187,10 +187,10 @@ class Cluster:
 
     def _learner(self, rank: int) -> Learner:
         deal = Deal(self._loader, self._members, 7, self.sync)
-        drawn = DrawnSamples()
+        drawn = StepSamples()
         drawn.start_counting(deal.bind)
         learner = Learner(self, rank, deal, drawn, self._speeds[rank], decided=self.completed, base=self.completed)
-        waits = Waits(learner.wait, learner.end_epoch, learner.end_period)
+        waits = SampleWaits(learner.wait, learner.end_epoch, learner.end_period)
         learner.loader = DealtLoader(self._loader, deal, learner.on_batch, torch.device("cpu"), waits)
         return learner
 

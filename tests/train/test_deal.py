@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.data.loader import DealtLoader
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
@@ -374,7 +374,7 @@ def dealt(
         idle(deal, epoch)
         assert deal.settled()
 
-    waits = Waits(wait, end_epoch, lambda: False)
+    waits = SampleWaits(wait, end_epoch, lambda: False)
     return deal, DealtLoader(loader, deal, on_batch, torch.device("cpu"), waits), handed_out
 
 

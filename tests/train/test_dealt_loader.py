@@ -20,10 +20,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.data.loader import DealtLoader
 from meshtrain.train.data.ordering import LoaderOrder
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from meshwire.samples.ledger import Ledger
@@ -97,7 +97,7 @@ def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[Dea
         raise AssertionError(f"it waits for the end of epoch {epoch}")
 
     loaders = [
-        DealtLoader(loader, each, collect(rank), torch.device("cpu"), Waits(wait, idle, lambda: False))
+        DealtLoader(loader, each, collect(rank), torch.device("cpu"), SampleWaits(wait, idle, lambda: False))
         for rank, each in enumerate(deals(loader, members, seed))
     ]
     return loaders, blocks
@@ -210,7 +210,7 @@ class Stream(IterableDataset[Tensor]):
 def test_own_draws_differ_between_peers(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """X6: iterable data sets and hand-rolled batches get a rank-salted seed, and the log says so; W3: weight 1."""
 
-    def script(session: Session, rank: int) -> list[float]:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> list[float]:  # noqa: ARG001
         model = nn.Linear(6, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if stream:
@@ -225,7 +225,7 @@ def test_own_draws_differ_between_peers(stream: bool, caplog: pytest.LogCaptureF
     seeds = []
     for rank in range(2):  # one after the other: torch's generator is the process's
         with LocalDaemon(1) as daemon:
-            session = Session.attach(daemon.environment(0))
+            session = LearnerSession.attach(daemon.environment(0))
             session._welcome = session._welcome.model_copy(update={"rank": rank})
             seeds += script(session, rank)
             session.finish()

@@ -19,7 +19,7 @@ from meshtrain.train.lgc.training import (
     principal_weights,
     train_encoder,
 )
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from meshtraind.projection.lgc.autoencoder import Autoencoder, check_weights, starting_weights
 from meshwire import limits
 from meshwire.layout.lgc_autoencoder import BLOCK_VALUES, Architecture
@@ -148,7 +148,7 @@ def test_a_learner_answers_at_its_boundary_and_goes_on() -> None:
     asked = task(skewed(limits.ENCODER_ROW_VALUES // 32).numpy().tobytes())
     with LocalDaemon(1, codec="lgc:conv") as daemon:
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             model = torch.nn.Linear(3, 1)
             ours, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
             for step in range(3):

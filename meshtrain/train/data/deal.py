@@ -19,7 +19,7 @@ from meshwire.samples.pool import Batch
 from meshwire.sync.mode import SyncSettings
 
 
-class Waits(NamedTuple):
+class SampleWaits(NamedTuple):
     """How a learner waits for samples.
 
     Attributes:
@@ -114,7 +114,7 @@ class Deal(Sampler[list[Any]]):
 
     # What the loader does
 
-    def more(self, waits: Waits) -> bool:
+    def more(self, waits: SampleWaits) -> bool:
         """Waits until there is a batch of this epoch to draw. False: there will be none.
 
         Nobody waits for the end of an epoch who owes a bind himself: batches handed out that no step has used yet are
@@ -137,7 +137,7 @@ class Deal(Sampler[list[Any]]):
             waits.idle(self.epoch)
         return self._drawable()
 
-    def _wait_for_grant(self, waits: Waits) -> None:
+    def _wait_for_grant(self, waits: SampleWaits) -> None:
         waits.wait(lambda: bool(self._queue) or self._is_over() or self._starves(), "samples")
 
     def settled(self) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.device import moved
 from meshwire.messages.rounds import SampleBlock
 
@@ -47,7 +47,7 @@ class DealtLoader(DataLoader[Any]):
         deal: Deal,
         on_batch: OnBatch,
         device: torch.device,
-        waits: Waits,
+        waits: SampleWaits,
     ) -> None:
         kept = {name: getattr(loader, name) for name in KEPT}
         super().__init__(loader.dataset, batch_sampler=deal, **kept)

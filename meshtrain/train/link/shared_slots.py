@@ -10,7 +10,7 @@ from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.model.plan import VALUE_BYTES, Plan, Span
 
 
-class Slots:
+class SharedSlots:
     """fp32 tensors over the shared memory.
 
     Args:

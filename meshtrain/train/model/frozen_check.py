@@ -6,7 +6,7 @@ from meshtrain.errors import UsageError
 from meshtrain.train.model.tensors import ModelTensors
 
 
-class KnownParameters:
+class FrozenCheck:
     """Those of the model as `mt.prepare` found it."""
 
     def __init__(self, tensors: ModelTensors, optimizer: Optimizer) -> None:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.model.optimizers import options, plain, set_option
-from meshtrain.train.model.state import PROGRESS, Progress
+from meshtrain.train.model.state import PROGRESS, RoundProgress
 from meshwire.memory.kept_state import (
     DIRTY,
     DIRTY_OFFSET,
@@ -40,14 +40,14 @@ PLAIN, GROUPS = "plain", "groups"
 Where = list[Any]  # offset, dtype, shape, stride
 
 
-class Unkept:
+class NoKeptState:
     """Where nothing outlives the process."""
 
     def begin(
         self,
         beside: list[torch.Tensor],
         buffers: MutableMapping[int, torch.Tensor],
-        progress: Callable[[], Progress],
+        progress: Callable[[], RoundProgress],
     ) -> None:
         """The model holds the base. From now on it lies in the file, and the optimizer's state does.
 
@@ -57,7 +57,7 @@ class Unkept:
             progress: what goes with the base, besides.
         """
 
-    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> Progress:
+    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> RoundProgress:
         """Model and optimizer become what the process of before has left: the base after this round.
 
         Args:
@@ -138,7 +138,7 @@ class _File:
         return torch.frombuffer(found, dtype=kind, count=count, offset=at).as_strided(shape, stride)
 
 
-class Kept(Unkept):
+class KeptState(NoKeptState):
     """What one learner keeps.
 
     Args:
@@ -164,12 +164,12 @@ class Kept(Unkept):
         self._addresses: list[int] = []  # of the parameters' values in the file
         self._header: KeptHeader | None = None
         self._taken = self._lost = self._is_beside = False
-        self._progress: Callable[[], Progress] = Progress
+        self._progress: Callable[[], RoundProgress] = RoundProgress
 
     # From one process to the next
 
-    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> Progress:
-        """As `Unkept.take_over`."""
+    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> RoundProgress:
+        """As `NoKeptState.take_over`."""
         self._file.open()
         header = KeptHeader.unpack(self._file.read(0, HEADER_BYTES))
         if header is None or header.dirty or header.round != round_:
@@ -193,7 +193,7 @@ class Kept(Unkept):
             tensor.data = value
         self._take_over_optimizer(record)
         self._header, self._taken = header, True
-        return Progress.load(record[PROGRESS])
+        return RoundProgress.load(record[PROGRESS])
 
     def _tensors(self, part: str, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         places = self._index[part]
@@ -220,9 +220,9 @@ class Kept(Unkept):
         self,
         beside: list[torch.Tensor],
         buffers: MutableMapping[int, torch.Tensor],
-        progress: Callable[[], Progress],
+        progress: Callable[[], RoundProgress],
     ) -> None:
-        """As `Unkept.begin`."""
+        """As `NoKeptState.begin`."""
         self._progress = progress
         own = all(_lies_alone(tensor) for tensor in (*self._parameters, *self._rest))
         if not own or not all(map(_is_dense, (*beside, *buffers.values()))):

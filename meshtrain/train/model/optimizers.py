@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.model.tensors import Place
+from meshtrain.train.model.tensors import TensorPlace
 from meshwire import limits
 from meshwire.model.manifest import TensorSpec
 
@@ -31,7 +31,7 @@ def check(optimizer: Optimizer) -> None:
         raise NotSupported(f"{name} is for sparse gradients, which cannot be averaged: use torch.optim.Adam")
 
 
-def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[Place, ...]) -> str:
+def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[TensorPlace, ...]) -> str:
     """Class and layout of the param groups; the values of the options belong to the start state instead.
 
     Raises UsageError when it holds a parameter that the model does not.

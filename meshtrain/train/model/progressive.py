@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.model.tensors import Place
+from meshtrain.train.model.tensors import TensorPlace
 from meshwire import limits
 from meshwire.model.manifest import TensorSpec
 from meshwire.model.schedule import Stretch, Travel
@@ -100,7 +100,7 @@ class Progressive(nn.Module):
             yield from part.parameters()
             yield from part.buffers()
 
-    def travel(self, specs: Sequence[TensorSpec], places: Sequence[Place]) -> Travel | None:
+    def travel(self, specs: Sequence[TensorSpec], places: Sequence[TensorPlace]) -> Travel | None:
         """What of a model travels that this is, or is a part of; None: all of it in all rounds.
 
         Args:

@@ -34,7 +34,7 @@ PROGRESS = "progress"  # among those of the last unit
 BaseOf = Callable[[int], torch.Tensor | None]  # by the manifest's index; None: what the model holds is the base
 
 
-class Progress(Wire):
+class RoundProgress(Wire):
     """What rounds leave in a learner beside its tensors and the optimizer.
 
     Attributes:
@@ -102,7 +102,7 @@ class ReplicaState:
         for unit in units:
             self._save(folder / unit_file(unit), self._read(unit))
 
-    def export_all(self, folder: Path, base: BaseOf, progress: Progress) -> int:
+    def export_all(self, folder: Path, base: BaseOf, progress: RoundProgress) -> int:
         """Writes all units, as they are after a round. The parameters hold the base.
 
         Args:
@@ -123,18 +123,18 @@ class ReplicaState:
             self._save(folder / unit_file(unit), content)
         return self.count
 
-    def load(self, units: Iterable[int], folder: Path, round_: int) -> Progress:
+    def load(self, units: Iterable[int], folder: Path, round_: int) -> RoundProgress:
         """Takes units over from FOLDER, of the start (round 0) or all of them after a round.
 
         Raises MeshtrainError for a file that does not suit the model or the round.
         """
-        progress = Progress()
+        progress = RoundProgress()
         for unit in units:
             try:
                 with safe_open(folder / unit_file(unit), framework="pt") as file:
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                     values = json.loads((file.metadata() or {}).get(PLAIN, "{}"))
-                progress = Progress.load(values.pop(PROGRESS, progress.model_dump()))
+                progress = RoundProgress.load(values.pop(PROGRESS, progress.model_dump()))
             except (OSError, SafetensorError, ValueError, AttributeError, ValidationError) as error:
                 raise MeshtrainError(f"unit {unit} of the state in {folder} cannot be read: {error}") from error
             self._write(unit, _Content(tensors, values))

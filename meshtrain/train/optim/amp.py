@@ -11,7 +11,7 @@ from meshtrain.errors import UsageError
 WRAPPED = ("step", "unscale_")
 
 
-class Scaling:
+class LossScaling:
     """The scaler given to `mt.prepare`; without one, or with one that is not enabled, nothing is scaled.
 
     What is sent is divided by the scale, so that every learner may have its own. A scaler skips the steps in which

@@ -106,7 +106,7 @@ def covers(parameters: torch.Tensor | Iterable[torch.Tensor], trained: Iterable[
     )
 
 
-class Untouched:
+class UntouchedGradients:
     """Sees that a script changes gradients between `backward()` and `optimizer.step()`, which only s=0 allows.
 
     Args:

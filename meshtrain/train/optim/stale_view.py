@@ -7,10 +7,10 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.train.model.hyperparameters import Hyperparameters, RoundOptions
-from meshtrain.train.model.kept_state import Unkept
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.optim.clipping import Clipping
 from meshtrain.train.optim.momentum_handover import OptimizerStep
-from meshtrain.train.optim.optimizer_clone import twin
+from meshtrain.train.optim.optimizer_clone import clone_optimizer
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class OwnStep:
     options: RoundOptions
 
 
-class Overlay:
+class StaleView:
     """Keeps the base beside the parameters, which hold it or the view.
 
     The view is base + c * (ahead - base). `ahead` is what the script's optimizer makes of the base by stepping on the
@@ -62,9 +62,9 @@ class Overlay:
         self._begun: dict[int, OwnStep] = {}  # by step: the one at hand, once its backward pass has ended
         self._own: dict[int, OwnStep] = {}
         self._shows_base = True
-        self.kept = Unkept()
+        self.kept = NoKeptState()
         if coefficient:
-            twin(optimizer)
+            clone_optimizer(optimizer)
 
     @property
     def beside(self) -> list[torch.Tensor]:
@@ -134,7 +134,7 @@ class Overlay:
                 parameter.lerp_(base, 1.0 - self._coefficient)
 
     def _go_ahead(self) -> None:
-        ahead = twin(self._optimizer)
+        ahead = clone_optimizer(self._optimizer)
         gradients = [parameter.grad for parameter in self._parameters]
         try:
             for own in self._own.values():

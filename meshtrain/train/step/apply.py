@@ -11,15 +11,15 @@ from torch.optim import Optimizer
 from meshtrain.errors import MeshtrainError, NonFiniteGradient
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.model.hyperparameters import Hyperparameters, RoundOptions
-from meshtrain.train.model.kept_state import Unkept
+from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.model.optimizers import SCALER_ATTRIBUTES
 from meshtrain.train.optim.clipping import Clipping
-from meshtrain.train.step.buffers import Buffers
-from meshtrain.train.step.means import Means
+from meshtrain.train.step.buffers import ModelBuffers
+from meshtrain.train.step.means import RoundMeans
 from meshwire.messages.learner import LearnerApplied, RoundDone
 
 
-class View(Protocol):
+class WorkingWeights(Protocol):
     """What a learner computes with, where that is not the base itself; one of both is in the parameters."""
 
     def show_base(self) -> None:
@@ -40,9 +40,9 @@ class BaseParts:
     """What a round changes, and what it is read from."""
 
     optimizer: Optimizer
-    means: Means
-    buffers: Buffers
-    view: View
+    means: RoundMeans
+    buffers: ModelBuffers
+    view: WorkingWeights
     hyperparameters: Hyperparameters
     clipping: Clipping
 
@@ -76,7 +76,7 @@ class Applying:
         self._after_round = after_round
         self.applied = 0
         self.squared_norm = 0.0
-        self.kept = Unkept()
+        self.kept = NoKeptState()
 
     def apply(self, done: RoundDone) -> None:
         """A round that this learner's script does not step on itself. `p.grad` stays the script's.

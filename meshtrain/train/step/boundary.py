@@ -12,10 +12,10 @@ import torch
 from meshtrain.errors import MeshtrainError, RequestError, UsageError
 from meshtrain.train.lgc.tasks import train_as_asked
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.optim.clipping import Untouched
+from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.contribution import Contribution
-from meshtrain.train.step.saving import Saving
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.saving import StateSaver
 from meshwire.messages.learner import (
     BarrierPassed,
     EncoderTask,
@@ -28,7 +28,7 @@ from meshwire.messages.learner import (
 )
 
 
-class Boundary:
+class StepBoundary:
     """One learner's.
 
     Args:
@@ -46,9 +46,9 @@ class Boundary:
         self,
         base: BaseParts,
         applying: Applying,
-        contribution: Contribution,
-        untouched: Untouched,
-        saving: Saving,
+        contribution: StepContribution,
+        untouched: UntouchedGradients,
+        saving: StateSaver,
         channel: Channel,
         before_view: Callable[[], None],
         *,

@@ -12,7 +12,7 @@ from meshtrain.train.model.tensors import ModelTensors
 from meshwire.model.plan import Plan, Span
 
 
-class Buffers:
+class ModelBuffers:
     """The buffers of a model and their state after the last round.
 
     Args:
@@ -99,7 +99,7 @@ def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.tensor(values, dtype=a.dtype).view(a.shape)
 
 
-def base_hash(tensors: ModelTensors, buffers: Buffers, masks: Masks) -> bytes:
+def base_hash(tensors: ModelTensors, buffers: ModelBuffers, masks: Masks) -> bytes:
     """O9: SHA-256 of the base after the last round: trainable parameters, which of their values are kept, and buffers,
     in the manifest's order."""
     digest = hashlib.sha256()

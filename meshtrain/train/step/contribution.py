@@ -11,15 +11,15 @@ import torch
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.shared_slots import view
 from meshtrain.train.model.mask_choice import packed
-from meshtrain.train.step.buffers import Buffers
-from meshtrain.train.step.means import Means
-from meshtrain.train.step.step_samples import DrawnSamples, Taken
+from meshtrain.train.step.buffers import ModelBuffers
+from meshtrain.train.step.means import RoundMeans
+from meshtrain.train.step.step_samples import BoundSamples, StepSamples
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone, StepLost
 from meshwire.messages.rounds import Poison
 from meshwire.model.plan import Bucket
 
 
-class Contribution:
+class StepContribution:
     """One learner's, step after step.
 
     Args:
@@ -40,9 +40,9 @@ class Contribution:
 
     def __init__(
         self,
-        means: Means,
-        buffers: Buffers,
-        drawn: DrawnSamples,
+        means: RoundMeans,
+        buffers: ModelBuffers,
+        drawn: StepSamples,
         pack: Callable[[int], bytes],
         channel: Channel,
         what: str,
@@ -56,7 +56,7 @@ class Contribution:
         self._what = what
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._raw = means.slots.raw(1)
-        self._taken = Taken(1.0, (), 0)
+        self._taken = BoundSamples(1.0, (), 0)
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.hyperparameters = b""

@@ -10,25 +10,25 @@ import torch
 
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.model.hyperparameters import Hyperparameters
-from meshtrain.train.model.kept_state import Unkept
-from meshtrain.train.model.state import Progress, ReplicaState
-from meshtrain.train.optim.amp import Scaling
-from meshtrain.train.optim.clipping import Clipping, Untouched
+from meshtrain.train.model.kept_state import NoKeptState
+from meshtrain.train.model.state import ReplicaState, RoundProgress
+from meshtrain.train.optim.amp import LossScaling
+from meshtrain.train.optim.clipping import Clipping, UntouchedGradients
 from meshtrain.train.optim.local_weights import LocalWeights
 from meshtrain.train.optim.momentum_handover import OptimizerStep, WithoutMomentum
 from meshtrain.train.optim.sign_sgd import on_signs
-from meshtrain.train.optim.stale_view import Overlay
+from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.boundary import Boundary
-from meshtrain.train.step.buffers import Buffers, base_hash
-from meshtrain.train.step.contribution import Contribution
-from meshtrain.train.step.gradient_step import Stepping
-from meshtrain.train.step.gradients import Gradients, StepParts
-from meshtrain.train.step.local_step import PeriodParts, Periods
-from meshtrain.train.step.mask_growth import Growth
-from meshtrain.train.step.means import Means
-from meshtrain.train.step.saving import Saving
-from meshtrain.train.step.step_samples import DrawnSamples
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.buffers import ModelBuffers, base_hash
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.gradient_step import GradientStep
+from meshtrain.train.step.gradients import GradientHooks, StepParts
+from meshtrain.train.step.local_step import LocalStep, PeriodParts
+from meshtrain.train.step.mask_growth import MaskGrowth
+from meshtrain.train.step.means import RoundMeans
+from meshtrain.train.step.saving import StateSaver
+from meshtrain.train.step.step_samples import StepSamples
 from meshwire.messages.learner import LearnerHash, StepLost
 
 
@@ -38,7 +38,7 @@ class EngineSettings:
 
     Attributes:
         staleness: the bound s.
-        absent_in_barriers: see `Boundary`.
+        absent_in_barriers: see `StepBoundary`.
         coefficient: c, of what the learner's own gradients that no round has covered would change (O2).
         hash_every: rounds between two hashes of the base; 0: at the end only.
         period: H, local steps in a round (R9); 0: each step is a round of gradients.
@@ -86,15 +86,15 @@ class Engine:
     def __init__(
         self,
         state: ReplicaState,
-        progress: Progress,
-        means: Means,
+        progress: RoundProgress,
+        means: RoundMeans,
         channel: Channel,
-        drawn: DrawnSamples,
-        scaling: Scaling,
+        drawn: StepSamples,
+        scaling: LossScaling,
         settings: EngineSettings,
         named: Callable[[str], str],
         enter_round: Callable[[int], None],
-        kept: Unkept,
+        kept: NoKeptState,
     ) -> None:
         self._channel = channel
         self._kept = kept
@@ -107,9 +107,11 @@ class Engine:
         self._means = means
         self._masks = state.masks
         self._masks.begin([state.optimizer] if state.outer is None else [state.optimizer, state.outer])
-        self._buffers = Buffers(means.tensors, means.plan, settings.staleness)
+        self._buffers = ModelBuffers(means.tensors, means.plan, settings.staleness)
         self._hyperparameters, self._clipping = Hyperparameters(state.optimizer), Clipping()
-        self._untouched = Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
+        self._untouched = UntouchedGradients(
+            [(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")]
+        )
         self._steps: ScriptSteps
         self._beside: list[torch.Tensor] | None = None
         if settings.period:
@@ -120,16 +122,16 @@ class Engine:
         if self._beside is not None:
             kept.begin(self._beside, self._buffers.watched, self._progress)
 
-    def _put_together_gradients(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
+    def _put_together_gradients(self, drawn: StepSamples, named: Callable[[str], str]) -> None:
         """Each backward pass is a round."""
         optimizer, means, channel, settings = self._state.optimizer, self._means, self._channel, self._settings
         momentum = means.tensors.manifest.momentum
         step = OptimizerStep() if momentum is None else WithoutMomentum(means.coded(), momentum)
-        overlay = Overlay(
+        overlay = StaleView(
             means.parameters(), optimizer, self._hyperparameters, self._clipping, settings.coefficient, step
         )
         base = BaseParts(optimizer, means, self._buffers, overlay, self._hyperparameters, self._clipping)
-        self._contribution = Contribution(means, self._buffers, drawn, self._pack, channel, "gradient")
+        self._contribution = StepContribution(means, self._buffers, drawn, self._pack, channel, "gradient")
         original = optimizer.step
         stepped = on_signs(optimizer, original) if settings.signs else original
         self._applying = Applying(base, lambda: step.take(optimizer, stepped), channel, named, self._after_round)
@@ -152,17 +154,19 @@ class Engine:
             untouched=self._untouched,
             staleness=settings.staleness,
         )
-        self._steps = Stepping(parts, original, Gradients(parts), self.boundary, channel)
+        self._steps = GradientStep(parts, original, GradientHooks(parts), self.boundary, channel)
         self._base = base
 
-    def _put_together_periods(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
+    def _put_together_periods(self, drawn: StepSamples, named: Callable[[str], str]) -> None:
         """Rounds are of what local steps have changed (R9)."""
         means, channel, outer = self._means, self._channel, self._state.outer
         assert outer is not None
         weights = LocalWeights(means.parameters())
         base = BaseParts(outer, means, self._buffers, weights, self._hyperparameters, self._clipping)
         # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
-        self._contribution = Contribution(means, self._buffers, drawn, lambda _: b"", channel, "change by local steps")
+        self._contribution = StepContribution(
+            means, self._buffers, drawn, lambda _: b"", channel, "change by local steps"
+        )
         self._applying = Applying(base, outer.step, channel, named, self._after_round)
 
         def before_view() -> None:
@@ -179,18 +183,18 @@ class Engine:
             scaling=self._scaling,
             period=self._settings.period,
             masks=self._masks,
-            growth=Growth(self._masks, means.tensors, self._scaling, lambda: self._applying.applied + 1),
+            growth=MaskGrowth(self._masks, means.tensors, self._scaling, lambda: self._applying.applied + 1),
         )
-        self._steps = Periods(parts, self._state.optimizer.step, self.boundary, channel)
+        self._steps = LocalStep(parts, self._state.optimizer.step, self.boundary, channel)
         self._base = base
 
-    def _boundary(self, base: BaseParts, before_view: Callable[[], None]) -> Boundary:
-        return Boundary(
+    def _boundary(self, base: BaseParts, before_view: Callable[[], None]) -> StepBoundary:
+        return StepBoundary(
             base,
             self._applying,
             self._contribution,
             self._untouched,
-            Saving(self._channel, lambda: self._applying.applied, self._save),
+            StateSaver(self._channel, lambda: self._applying.applied, self._save),
             self._channel,
             before_view,
             absent_in_barriers=self._settings.absent_in_barriers,
@@ -207,7 +211,7 @@ class Engine:
         self._contribution.lost(notice)
 
     def barrier(self, number: int) -> None:
-        """Waits for all peers' barriers of this number. Raises as `Boundary.barrier`."""
+        """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
         self._steps.end_period()
         self.boundary.barrier(number)
 
@@ -234,7 +238,7 @@ class Engine:
         self._steps.close()
         self.boundary.close()
 
-    def _go_on_from(self, progress: Progress) -> None:
+    def _go_on_from(self, progress: RoundProgress) -> None:
         self._applying.applied = progress.round
         self._applying.squared_norm = progress.squared_norm
         if not self._settings.period:  # else what a script clips are its own gradients, never a round (O8)
@@ -243,8 +247,8 @@ class Engine:
         if progress.scaler is not None:
             self._scaling.load(progress.scaler)
 
-    def _progress(self) -> Progress:
-        return Progress(
+    def _progress(self) -> RoundProgress:
+        return RoundProgress(
             round=self._applying.applied,
             squared_norm=self._applying.squared_norm,
             clip=self._clipping.newest,

@@ -10,17 +10,17 @@ import torch
 
 from meshtrain.errors import UsageError
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.model.frozen_check import KnownParameters
+from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.optim import clipping
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
 from meshtrain.train.optim.step_patch import ReplacedStep
-from meshtrain.train.step.boundary import Boundary
-from meshtrain.train.step.gradients import Gradients, StepParts
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.gradients import GradientHooks, StepParts
 
 SCALER_CODE = torch.amp.GradScaler.step.__code__
 
 
-class Stepping:
+class GradientStep:
     """One learner's. From its creation on, `optimizer.step()` is this.
 
     Args:
@@ -31,8 +31,8 @@ class Stepping:
         self,
         parts: StepParts,
         original: Callable[..., Any],
-        gradients: Gradients,
-        boundary: Boundary,
+        gradients: GradientHooks,
+        boundary: StepBoundary,
         channel: Channel,
     ) -> None:
         self._parts = parts
@@ -44,7 +44,7 @@ class Stepping:
         self._channel = channel
         self._staleness = parts.staleness
         self._optimizer = parts.base.optimizer
-        self._known = KnownParameters(parts.base.means.tensors, self._optimizer)
+        self._known = FrozenCheck(parts.base.means.tensors, self._optimizer)
         self._replaced = ReplacedStep(self._optimizer, self._step)
         parts.scaling.watch(self._optimizer, self._after_scaler, parts.untouched.remember)
 

@@ -16,11 +16,11 @@ from torch.autograd import Variable
 from torch.utils.checkpoint import CheckpointFunction
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.optim.amp import Scaling
-from meshtrain.train.optim.clipping import Untouched
-from meshtrain.train.optim.stale_view import Overlay
+from meshtrain.train.optim.amp import LossScaling
+from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.contribution import Contribution
+from meshtrain.train.step.contribution import StepContribution
 
 REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
 
@@ -35,15 +35,15 @@ class StepParts:
     """
 
     base: BaseParts
-    overlay: Overlay
-    contribution: Contribution
+    overlay: StaleView
+    contribution: StepContribution
     applying: Applying
-    scaling: Scaling
-    untouched: Untouched
+    scaling: LossScaling
+    untouched: UntouchedGradients
     staleness: int
 
 
-class Gradients:
+class GradientHooks:
     """Contributes the gradients of one model, one round per synchronised backward pass."""
 
     def __init__(self, parts: StepParts) -> None:

@@ -15,15 +15,15 @@ from torch.optim import Optimizer
 
 from meshtrain.errors import UsageError
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.model.frozen_check import KnownParameters
+from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.model.masks import Masks
-from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.optim.amp import LossScaling
 from meshtrain.train.optim.local_weights import LocalWeights
 from meshtrain.train.optim.step_patch import ReplacedStep
 from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.boundary import Boundary
-from meshtrain.train.step.contribution import Contribution
-from meshtrain.train.step.mask_growth import Growth
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.mask_growth import MaskGrowth
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class PeriodParts:
 
     optimizer: Optimizer
     base: BaseParts
-    contribution: Contribution
+    contribution: StepContribution
     applying: Applying
     weights: LocalWeights
-    scaling: Scaling
+    scaling: LossScaling
     period: int
     masks: Masks
-    growth: Growth
+    growth: MaskGrowth
 
 
-class Periods:
+class LocalStep:
     """One learner's. From its creation on, `optimizer.step()` is a local step, and each H-th of them ends a period.
 
     A step that a GradScaler skips is one too: every learner's periods take equally many batches.
@@ -58,12 +58,14 @@ class Periods:
         number: of the local step at hand, from 1.
     """
 
-    def __init__(self, parts: PeriodParts, original: Callable[..., Any], boundary: Boundary, channel: Channel) -> None:
+    def __init__(
+        self, parts: PeriodParts, original: Callable[..., Any], boundary: StepBoundary, channel: Channel
+    ) -> None:
         self._parts = parts
         self._original = original
         self._boundary = boundary
         self._channel = channel
-        self._known = KnownParameters(parts.base.means.tensors, parts.optimizer)
+        self._known = FrozenCheck(parts.base.means.tensors, parts.optimizer)
         self._taken = 0  # steps of this period
         self._counted = False  # the optimizer has stepped, and its scaler has not returned yet
         self.number = 1

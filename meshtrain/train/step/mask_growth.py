@@ -8,10 +8,10 @@ from torch import Tensor
 from meshtrain.train.model.mask_choice import only
 from meshtrain.train.model.masks import Masks
 from meshtrain.train.model.tensors import ModelTensors
-from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.optim.amp import LossScaling
 
 
-class Growth:
+class MaskGrowth:
     """Takes from each gradient of a local step what is of such weights, so that clipping and optimizer see the kept
     ones alone. In periods that end in a change of masks it is summed, and takes the place of what these weights have
     changed: by its mean some of them are chosen.
@@ -20,7 +20,7 @@ class Growth:
         round_: number of the round that the period at hand ends in.
     """
 
-    def __init__(self, masks: Masks, tensors: ModelTensors, scaling: Scaling, round_: Callable[[], int]) -> None:
+    def __init__(self, masks: Masks, tensors: ModelTensors, scaling: LossScaling, round_: Callable[[], int]) -> None:
         self._masks = masks
         self._scaling = scaling
         self._round = round_

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from meshtrain.train.link.shared_slots import Slots
+from meshtrain.train.link.shared_slots import SharedSlots
 from meshtrain.train.model.mask_choice import packed, spread
 from meshtrain.train.model.masks import Masks
 from meshtrain.train.model.tensors import ModelTensors
@@ -15,7 +15,7 @@ from meshwire.model.plans_by_round import RoundPlans
 
 
 @dataclass(frozen=True)
-class Means:
+class RoundMeans:
     """Reads the result slot of one model. Of weights that its masks leave out there are none.
 
     Attributes:
@@ -24,7 +24,7 @@ class Means:
 
     tensors: ModelTensors
     plans: RoundPlans
-    slots: Slots
+    slots: SharedSlots
     masks: Masks
 
     @property

@@ -10,7 +10,7 @@ from meshtrain.train.link.channel import Channel
 from meshwire.messages.learner import LearnerSaved, Save
 
 
-class Saving:
+class StateSaver:
     """What the daemon has asked to be saved, and when it can be done: O7, with the base alone.
 
     Args:

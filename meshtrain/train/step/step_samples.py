@@ -8,7 +8,7 @@ from meshwire.messages.rounds import SampleBlock
 OnBind = Callable[[int], int]  # step -> batches to be held after its round
 
 
-class Taken(NamedTuple):
+class BoundSamples(NamedTuple):
     """What one step's bind says of its samples (R2, X1, X2)."""
 
     weight: float  # in samples
@@ -16,7 +16,7 @@ class Taken(NamedTuple):
     claim: int  # in batches
 
 
-class DrawnSamples:
+class StepSamples:
     """Samples that the prepared loader has given to the script since the last bind."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class DrawnSamples:
         self._blocks.extend(blocks)
         self._samples += samples
 
-    def take(self, step: int) -> Taken:
+    def take(self, step: int) -> BoundSamples:
         """What is said of the step that binds now.
 
         A further step on the batch in hand weighs as much as the one before, and covers no new samples.
@@ -47,4 +47,4 @@ class DrawnSamples:
         self._blocks, self._samples = [], 0
         if samples:
             self._last_weight = float(samples)
-        return Taken(self._last_weight, blocks, self._on_bind(step) if self._on_bind is not None else 0)
+        return BoundSamples(self._last_weight, blocks, self._on_bind(step) if self._on_bind is not None else 0)

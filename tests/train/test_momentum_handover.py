@@ -11,7 +11,7 @@ from torch.optim import SGD
 
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.optim.momentum_handover import WithoutMomentum, momentum_of
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from meshwire.model.manifest import Momentum
 from tests.train.localdaemon import LocalDaemon
 from tests.train.test_rounds_numerics import BATCH, Case, assert_equal, distance, mlp
@@ -158,7 +158,7 @@ def test_a_job_steps_with_the_momentum_that_is_left_to_it(
 def test_a_job_refuses_what_would_lose_momentum() -> None:
     """At mt.prepare, and clipping of means that hold what has gathered for a hundred rounds."""
 
-    def script(session: Session, _: int) -> None:
+    def script(session: LearnerSession, _: int) -> None:
         ours = model()
         with pytest.raises(NotSupported, match="AdamW has another"):
             session.prepare(ours, torch.optim.AdamW(ours.parameters()))

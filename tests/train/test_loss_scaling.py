@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
-from meshtrain.train.optim.amp import Scaling
-from meshtrain.train.session import Session
+from meshtrain.train.optim.amp import LossScaling
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 STEPS = 8
@@ -39,7 +39,7 @@ class Loop:
         self.model = net()
         self.optimizer = make(self.model)
         self.scaler = scaler
-        self.scaling = Scaling(scaler)
+        self.scaling = LossScaling(scaler)
         self.boundaries = 0
         self.unscaled = 0
         self.steps = 0
@@ -122,7 +122,7 @@ def test_scale_is_that_of_the_step() -> None:
 
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
 def test_without_a_scaler(scaler: torch.amp.GradScaler | None) -> None:
-    scaling = Scaling(scaler)
+    scaling = LossScaling(scaler)
     assert not scaling.active
     assert scaling.begin() == 1.0
     scaling.watch(momentum(net()), pytest.fail, pytest.fail)
@@ -134,7 +134,7 @@ def test_scaler_of_a_gpu() -> None:
     model = net().cuda()
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**127)
     optimizer = momentum(model)
-    scaling, boundaries = Scaling(scaler), [0]
+    scaling, boundaries = LossScaling(scaler), [0]
 
     def boundary() -> None:
         boundaries[0] += 1
@@ -212,7 +212,7 @@ def test_closed_scaler_is_an_ordinary_one() -> None:
 
 def test_what_is_no_scaler() -> None:
     with pytest.raises(UsageError, match=r"takes a torch\.amp\.GradScaler, not a float"):
-        Scaling(2.0)  # type: ignore[arg-type]
+        LossScaling(2.0)  # type: ignore[arg-type]
 
 
 # In a job
@@ -224,7 +224,7 @@ def train(
     """Two learners; the loss of (rank, step) `infinite` overflows once it is scaled."""
     models = [net() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         optimizer = momentum(models[rank])
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
         model, optimizer = session.prepare(models[rank], optimizer, scaler=scaler)
