@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
-from meshtrain.train.environment import Environment
+from meshtrain.train.link.environment import Environment
 from meshtrain.train.measure import MeasuringProcess
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess

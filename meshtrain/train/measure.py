@@ -6,11 +6,9 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from meshtrain.train.model import optimizers, progressive, tensors
 from meshtrain.train.model.memory import model_size
-from meshtrain.train.optim import momentum_handover as handover
-from meshtrain.train.optim import sign_sgd as signs
 from meshtrain.train.single import SingleProcess
+from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.memory.footprint import Measurement
 from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
@@ -22,7 +20,7 @@ L = TypeVar("L")
 
 
 class MeasuringProcess(SingleProcess):
-    """One machine, no daemon, no training.
+    """A script runs up to `mt.prepare`, which writes down how large model and optimizer are, and ends it.
 
     Args:
         file: where the measurement is written, in a folder that this process may fill.
@@ -62,14 +60,8 @@ class MeasuringProcess(SingleProcess):
         return folder
 
     def _end(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NoReturn:
-        optimizers.check(optimizer)
-        if self._sync.signs:
-            signs.check(optimizer)
-        momentum = handover.momentum_of(optimizer) if self._codec.momentum else None
-        specs, places = tensors.collect(model)
-        growing = progressive.find(model)
-        travel = growing.travel(specs, places) if growing is not None else None
-        built = tensors.build(model, optimizers.describe(optimizer, specs, places), momentum, travel)
-        measurement = Measurement(manifest=built.manifest, size=model_size(built, optimizer))
+        check_optimizer(optimizer, self._sync)
+        tensors = describe_model(model, optimizer, self._sync, self._codec, None).tensors
+        measurement = Measurement(manifest=tensors.manifest, size=model_size(tensors, optimizer))
         self._file.write_text(measurement.model_dump_json(), encoding="utf-8")
         raise SystemExit(0)

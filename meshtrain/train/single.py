@@ -1,4 +1,4 @@
-"""A world of one: what the API does when the script runs without a job. Nothing is changed."""
+"""What `meshtrain`'s functions do when the script runs without a job: one process, in which nothing is changed."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ def local_data_dir() -> Path:
 
 
 class SingleProcess:
-    """One machine, no daemon."""
+    """One machine without a daemon, which trains alone."""
 
     rank = 0
     world_size = 1

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.environment import Environment
+from meshtrain.train.link.environment import Environment
 from meshtrain.train.session import LearnerSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header, Kind

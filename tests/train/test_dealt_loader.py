@@ -20,7 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from meshtrain.train.data.deal import Deal, SampleWaits
+from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader
 from meshtrain.train.data.ordering import LoaderOrder
 from meshtrain.train.session import LearnerSession
@@ -79,26 +79,35 @@ def deals(loader: DataLoader[Any], members: int, seed: int = 3) -> list[Deal]:
     return made
 
 
+class Learner:
+    """What a loader wants of one that never waits."""
+
+    def __init__(self, blocks: list[SampleBlock], *, each_whole: bool) -> None:
+        self._blocks = blocks
+        self._each_whole = each_whole
+
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+        assert samples == sum(block.end - block.first for block in blocks) or self._each_whole
+        self._blocks.extend(blocks)
+
+    def wait_samples(self, until: Callable[[], bool]) -> None:
+        assert until(), "it waits for samples"
+
+    def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
+        raise AssertionError(f"{reason}: it waits for {what} until {until}")
+
+    def end_period(self) -> bool:
+        return False
+
+
 def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[DealtLoader], list[list[SampleBlock]]]:
     """Loaders of all ranks whose steps are never bound, and what they hand out."""
     blocks: list[list[SampleBlock]] = [[] for _ in range(members)]
 
-    def collect(rank: int) -> Callable[[Sequence[SampleBlock], int], None]:
-        def on_batch(handed_out: Sequence[SampleBlock], samples: int) -> None:
-            assert samples == sum(block.end - block.first for block in handed_out) or loader.batch_size is None
-            blocks[rank].extend(handed_out)
-
-        return on_batch
-
-    def wait(until: Callable[[], bool], what: str) -> None:
-        assert until(), what
-
-    def idle(epoch: int) -> None:
-        raise AssertionError(f"it waits for the end of epoch {epoch}")
-
+    learners = [Learner(taken, each_whole=loader.batch_size is None) for taken in blocks]
     loaders = [
-        DealtLoader(loader, each, collect(rank), torch.device("cpu"), SampleWaits(wait, idle, lambda: False))
-        for rank, each in enumerate(deals(loader, members, seed))
+        DealtLoader(loader, each, learner, torch.device("cpu"), learner)
+        for learner, each in zip(learners, deals(loader, members, seed), strict=True)
     ]
     return loaders, blocks
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.model.hyperparameters import Hyperparameters
+from meshtrain.train.optim.hyperparameters import Hyperparameters
 from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 

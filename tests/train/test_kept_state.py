@@ -194,11 +194,16 @@ def test_a_model_that_the_script_moves_elsewhere_is_kept_no_more() -> None:
     assert seen[2:] == [None, None]
 
 
+class AfterRoundFour:
+    def progress(self) -> RoundProgress:
+        return RoundProgress(round=4)
+
+
 def test_memory_of_another_model_is_refused() -> None:
     descriptor = os.memfd_create("kept")
     one, other = nn.Linear(3, 3), nn.Linear(3, 4)
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-    KeptState(descriptor, list(one.parameters()), [], optimizer).begin([], {}, lambda: RoundProgress(round=4))
+    KeptState(descriptor, list(one.parameters()), [], optimizer).begin([], {}, AfterRoundFour())
     assert held(bytes_of(descriptor)) == 4
     taker = KeptState(descriptor, list(other.parameters()), [], torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(MeshtrainError, match="another model"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
-from meshtrain.train.optim.amp import LossScaling
+from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
@@ -61,7 +61,7 @@ class Loop:
 
     def step(self, number: int, *, clip: float | None = None, exchange: Callable[["Loop"], None] | None = None) -> None:
         loss = self.model(batch(number)).square().mean()
-        scale = self.scaling.begin()
+        scale = self.scaling.current_scale()
         self.scaler.scale(loss).backward()
         for p in self.model.parameters():
             assert p.grad is not None
@@ -115,7 +115,7 @@ def test_scale_is_that_of_the_step() -> None:
     assert loop.scaling.active
     seen = []
     for number in range(3):
-        seen.append(loop.scaling.begin())
+        seen.append(loop.scaling.current_scale())
         loop.step(number)
     assert seen == [1024.0, 2048.0, 4096.0]
 
@@ -124,7 +124,7 @@ def test_scale_is_that_of_the_step() -> None:
 def test_without_a_scaler(scaler: torch.amp.GradScaler | None) -> None:
     scaling = LossScaling(scaler)
     assert not scaling.active
-    assert scaling.begin() == 1.0
+    assert scaling.current_scale() == 1.0
     scaling.watch(momentum(net()), pytest.fail, pytest.fail)
     scaling.close()
 
@@ -149,7 +149,7 @@ def test_overflow_is_a_boundary_too() -> None:
     """The scaler skips optimizer.step(), shrinks, and the loop goes on: only the overflowing steps are missing."""
     loop = Loop(cpu_scaler(init_scale=2.0**127, backoff_factor=2.0**-100))
     loop.step(0, exchange=overflow)
-    assert (loop.boundaries, loop.skips, loop.scaling.begin()) == (1, 1, 2.0**27)
+    assert (loop.boundaries, loop.skips, loop.scaling.current_scale()) == (1, 1, 2.0**27)
     for number in (1, 2):
         loop.step(number)
     assert (loop.boundaries, loop.skips) == (3, 1)
@@ -167,7 +167,7 @@ def test_overflow_of_another_peer_shrinks_all_scalers_alike() -> None:
     for loop in loops:
         for number in range(3):
             loop.step(number, exchange=overflow if number == 1 else None)
-    assert [loop.scaling.begin() for loop in loops] == [512.0, 512.0]
+    assert [loop.scaling.current_scale() for loop in loops] == [512.0, 512.0]
     assert_close(loops[0].model, plain([0, 2]))
 
 

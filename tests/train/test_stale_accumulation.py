@@ -207,3 +207,5 @@ def test_lost_step(retry: bool) -> None:
     daemon = run.train(plan)
     void = [number for number, round_ in daemon.rounds.rounds.items() if round_.done and round_.done.void]
     assert void == ([] if retry else [3])
+    third, fourth = (daemon.buckets[number][1][0].samples for number in (3, 4))
+    assert (third == fourth) is retry, "R5: what was dropped before it bound is handed out again"

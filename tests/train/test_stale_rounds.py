@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from meshtrain.errors import MeshtrainError, NonFiniteGradient, UsageError
+from meshtrain.train.optim.hyperparameters import RoundOptions
 from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
@@ -542,6 +544,8 @@ def test_clipping_by_the_norm_of_the_means(staleness: int) -> None:
     told = expected if staleness == 0 else ([0.0] * (staleness + 1) + expected)[:6]
     assert norms[0] == pytest.approx(told, rel=1e-5)
     assert norms[0] == norms[1]
+    binds = [RoundOptions.load(msgpack.unpackb(daemon.buckets[number][0][0].hyperparameters)) for number in range(1, 7)]
+    assert [(bind.clip_known, bind.clip) for bind in binds] == [(False, None)] + 5 * [(True, 0.5)]
 
 
 # Ends and errors

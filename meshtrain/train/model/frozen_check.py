@@ -1,4 +1,4 @@
-"""Parameters that the mesh does not know: a step would change them on this peer alone."""
+"""Refuses parameters that came, or were unfrozen, after `mt.prepare`: a step would change them on this peer alone."""
 
 from torch.optim import Optimizer
 
@@ -7,7 +7,7 @@ from meshtrain.train.model.tensors import ModelTensors
 
 
 class FrozenCheck:
-    """Those of the model as `mt.prepare` found it."""
+    """Remembers the parameters that `mt.prepare` has found in model and optimizer, and compares at each step."""
 
     def __init__(self, tensors: ModelTensors, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

@@ -57,7 +57,7 @@ def learner_bytes(
     sync: SyncSettings,
     masks: MaskSettings | None = None,
 ) -> int:
-    """What the learner will hold beside the shared memory.
+    """How many bytes the learner's process will hold beside the shared memory, for M1 (memory).
 
     Args:
         coefficient: c, of what its own gradients that no round has covered would change (O2).

@@ -1,7 +1,8 @@
-"""J1: the state of a replica between two rounds, in units that are compared, written to files and loaded from them.
+"""The state of a replica between two rounds: compared at the start, written for checkpoints and for other peers.
 
-A unit is one trainable parameter with the state of its optimizers, or one buffer; then all frozen tensors together, if
-there are any; last the values of the optimizer's options and, after round 0, what else rounds have left.
+It is cut into units, so that only those are sent that differ, by J1 (unit of transfer). A unit is one trainable
+parameter with the state of its optimizers, or one buffer; then all frozen tensors together, if there are any; last the
+values of the optimizer's options and, after round 0, what else rounds have left.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ BaseOf = Callable[[int], torch.Tensor | None]  # by the manifest's index; None: 
 
 
 class RoundProgress(Wire):
-    """What rounds leave in a learner beside its tensors and the optimizer.
+    """What a learner needs to go on after a round, besides its tensors and the optimizer's state.
 
     Attributes:
         round: the newest one in the base.
@@ -57,7 +58,7 @@ class RoundProgress(Wire):
 
 @dataclass(frozen=True)
 class _Content:
-    """Tensors by name, and plain values."""
+    """What one unit holds: tensors by name, and plain values."""
 
     tensors: dict[str, torch.Tensor]
     plain: dict[str, Any]

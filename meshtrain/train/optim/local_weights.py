@@ -1,4 +1,4 @@
-"""R9: the weights that a learner's own steps move, and the base beside them from which they began."""
+"""With `--sync local:H`: the weights that a learner's own steps move, and beside them the base where they began."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -43,13 +43,17 @@ class LocalWeights:
 
     @torch.no_grad()
     def show_view(self) -> None:
-        """The parameters hold the weights to compute with; those of a new period are the base that they hold."""
+        """The parameters hold the local weights; where a new period begins, these are equal to the base."""
         if self._held is _ParametersHold.LENT:
             self._swap()
         elif self._held is _ParametersHold.BASE:
             for parameter, beside in zip(self._parameters, self._beside, strict=True):
                 beside.copy_(parameter)
         self._held = _ParametersHold.LOCAL
+
+    def begin_step(self, newest_squared_norm: float) -> None:
+        """A period begins, on the base: what the one before has changed is in it, or lost."""
+        self.clear()
 
     def drop(self, step: int) -> None:
         """The period is in the base, or will never be: the parameters hold the base alone."""

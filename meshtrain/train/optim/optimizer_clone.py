@@ -1,4 +1,4 @@
-"""A second optimizer in the state of the first: it steps ahead, and the first never knows."""
+"""A copy of an optimizer that steps on the same parameters, so that steps can be tried without touching its state."""
 
 import copy
 from collections import OrderedDict

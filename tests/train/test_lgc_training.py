@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from meshtrain.errors import UsageError
-from meshtrain.train.lgc.tasks import train_as_asked
 from meshtrain.train.lgc.training import (
     EncoderTrainingError,
     decode,
@@ -17,6 +16,7 @@ from meshtrain.train.lgc.training import (
     kernels_of,
     left_out,
     principal_weights,
+    train_as_asked,
     train_encoder,
 )
 from meshtrain.train.session import LearnerSession
