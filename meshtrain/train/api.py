@@ -69,7 +69,7 @@ def _enter(environment: Environment) -> LearnerSession:
 
 
 def _at_exit(session: LearnerSession) -> None:
-    """A script that forgot mt.finish() has finished; one that raised has not: its step is in no round (V2)."""
+    """A script that forgot mt.finish() has finished; one that raised has not: its step is in no round (V2, cut off)."""
     if getattr(sys, "last_value", None) is not None:
         return
     try:

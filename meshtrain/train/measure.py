@@ -1,4 +1,4 @@
-"""The world of a script that `meshtrain submit --dry-run` runs: `mt.prepare` tells its size and ends it (M1)."""
+"""The world of a script that `meshtrain submit --dry-run` runs: `mt.prepare` writes its size down and ends it."""
 
 import os
 from pathlib import Path

@@ -99,7 +99,8 @@ class Deal(Sampler[list[Any]]):
         self._over = max(self._over, epoch)
 
     def step_lost(self, step: int, retry: bool) -> None:
-        """The newest bound step is in no round. `retry`: it was in no bind either, so its samples come again (R5)."""
+        """The newest bound step is in no round. `retry`: it was in no bind either, so its samples come again, by R5
+        (absent)."""
         bound = self._bound
         if retry and bound is not None and bound.step == step:
             self._queue.extendleft(reversed(bound.batches))
@@ -128,7 +129,7 @@ class Deal(Sampler[list[Any]]):
 
         Nobody waits for the end of an epoch who owes a bind himself: batches handed out that no step has used yet are
         part of the next one. Nor with s>0 in lockstep: there, every learner steps on into the next epoch with the
-        others, and what a lost peer held comes first in it. A period of local steps ends with the epoch (R9).
+        others, and what a lost peer held comes first in it. A period of local steps ends with the epoch (R9, period).
 
         Raises:
             UsageError: when no batch is there and none will come before the next bind.

@@ -41,7 +41,8 @@ class StepSamples:
         self._samples += samples
 
     def step_lost(self, step: int, *, retry: bool) -> None:
-        """This step is in no round. `retry`: it was in no bind either, so its samples are handed out again (R5)."""
+        """This step is in no round. `retry`: it was in no bind either, so its samples are handed out again, by
+        R5 (absent)."""
         if self._deal is not None:
             self._deal.step_lost(step, retry)
 

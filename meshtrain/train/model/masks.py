@@ -26,7 +26,8 @@ from meshwire.model.schedule import Travel
 
 
 def travel(specs: Sequence[TensorSpec], settings: MaskSettings | None) -> Travel | None:
-    """How many values of each tensor travel in which rounds (T1). Raises NotSupported when none would remain."""
+    """How many values of each tensor travel in which rounds (T1, travel). Raises NotSupported when none would
+    remain."""
     try:
         return travel_of(specs, settings)
     except ValueError as error:

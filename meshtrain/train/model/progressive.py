@@ -101,8 +101,9 @@ class Progressive(nn.Module):
             yield from part.buffers()
 
     def travel(self, specs: Sequence[TensorSpec], places: Sequence[TensorPlace]) -> Travel | None:
-        """How many values of each tensor travel in which rounds (T1), for a model that is this one or contains it;
-        None: all of it in all rounds.
+        """How many values of each tensor travel in which rounds, by T1 (travel); None: all of them in all rounds.
+
+        The model may be this one, or contain it.
 
         Args:
             specs, places: of all tensors of the model. Those of other parts of it are always trained.

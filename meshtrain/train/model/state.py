@@ -1,6 +1,6 @@
 """The state of a replica between two rounds: compared at the start, written for checkpoints and for other peers.
 
-It is cut into units, so that only those are sent that differ, by J1 (unit of transfer). A unit is one trainable
+It is cut into units, so that only those are sent that differ, by J1 (state in units). A unit is one trainable
 parameter with the state of its optimizers, or one buffer; then all frozen tensors together, if there are any; last the
 values of the optimizer's options and, after round 0, what else rounds have left.
 """
@@ -41,9 +41,9 @@ class RoundProgress(Wire):
     Attributes:
         round: the newest one in the base.
         squared_norm: of the means of the newest one that was not void.
-        clip: what the next bind says of clipping (O4).
+        clip: what the next bind says of clipping (O4, clipping).
         clip_known: whether it can say so: a step was taken.
-        written: by param group, the options that steps have written: state of the base (O3).
+        written: by param group, the options that steps have written: state of the base (O3, leader's options).
         scaler: of the learner's GradScaler. A boundary lies inside its `step`, before the `update` that follows: after
             an overflow one more round may overflow.
     """

@@ -1,4 +1,4 @@
-"""The options of an optimizer (learning rates, weight decay, ...) that travel with binds, by O3 (hyperparameters).
+"""The options of an optimizer (learning rates, weight decay, ...) that travel with binds, by O3 (leader's options).
 
 A round is applied on all peers with the options of its leader, the contributor with the largest step of its own (tie:
 the lowest rank). So schedules may be ahead or behind on some peers without an error.
@@ -32,7 +32,7 @@ class RoundOptions(Wire):
 
     Attributes:
         groups: the numbers among the options of each param group, as when `mt.prepare` was called.
-        clip: given to `mt.clip_grad_norm_` in the step before; None without it (O4).
+        clip: given to `mt.clip_grad_norm_` in the step before; None without it (O4, clipping).
         clip_known: false in a learner's first step, which has not come so far.
     """
 

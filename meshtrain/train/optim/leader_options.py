@@ -2,7 +2,7 @@
 
 The leader is the contributor with the largest step of its own (tie: the lowest rank). Its options travel with its bind,
 so that schedulers, hand-written rates and limits act on all replicas alike, whatever each script says at the moment:
-O3 (hyperparameters) and O4 (clipping).
+O3 (leader's options) and O4 (clipping).
 """
 
 from torch.optim import Optimizer

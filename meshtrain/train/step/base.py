@@ -55,12 +55,12 @@ class Base:
     """The base of one learner. Nothing else changes it.
 
     Args:
-        step: of the optimizer that rounds are applied with: the script's, with a period (R9) the outer one.
+        step: of the optimizer that rounds are applied with: the script's, with a period (R9, period) the outer one.
         means: where the means of a round are.
         buffers: BatchNorm's statistics and the like.
         view: what the learner computes with.
         options: which options a round is applied with.
-        kept: the memory that outlives this process, if the base lies there: is told when the base changes (J3).
+        kept: the memory that outlives this process (J3, kept base): is told when the base changes.
         channel: to the daemon.
         hash_every: rounds between two hashes of the base that the daemons compare; 0: at the end only.
 
@@ -104,7 +104,7 @@ class Base:
         With s=0 the script steps on its round itself (`GradientHooks`, `GradientStep`); this is for all other rounds.
 
         Raises:
-            NonFiniteGradient: for a void round with `--on-nan stop` (V1).
+            NonFiniteGradient: for a void round with `--on-nan stop` (V1, non-finite values).
             MeshtrainError: the round is not the next one, or its options do not suit the optimizer.
         """
         self.check(done)
@@ -129,7 +129,8 @@ class Base:
         self.means.masks.decide(done.round, self.means.whole_tensors(done))
 
     def step_under(self, told: RoundOptions | None) -> None:
-        """The optimizer steps on the gradients in `p.grad`, with a round's options (O3); None: with its own."""
+        """The optimizer steps on the gradients in `p.grad`, with a round's options (O3, leader's options); None: with
+        its own."""
         self.kept.dirty()
         with nullcontext() if told is None else self.options.hyperparameters.in_force(told.groups):
             self.step.take()
@@ -166,7 +167,8 @@ class Base:
 
     @contextmanager
     def _lent_means(self, done: RoundDone, told: RoundOptions | None) -> Iterator[None]:
-        """Inside, `p.grad` is the mean, clipped as the round says (O4). On the CPU it lies in the result slot."""
+        """Inside, `p.grad` is the mean, clipped as the round says (O4, clipping). On the CPU it lies in the result
+        slot."""
         max_norm = self.options.clip_limit(told)
         factor = 1.0 if max_norm is None else self.options.clipping.coefficient(done.squared_norm, max_norm)
         own = []

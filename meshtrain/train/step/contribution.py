@@ -29,7 +29,7 @@ class StepContribution:
 
     Args:
         samples: what was handed to the script.
-        options: of the optimizer, which go with every bind (O3, hyperparameters); None: they do not.
+        options: of the optimizer, which go with every bind (O3, leader's options); None: they do not.
         what: is contributed, for people: "gradient".
 
     Attributes:
@@ -39,7 +39,7 @@ class StepContribution:
         samples: how many it covers.
         hyperparameters: what its bind said.
         filled: spans that hold something.
-        poisoned: whether any bucket was not finite (V1).
+        poisoned: whether any bucket was not finite (V1, non-finite values).
         sealed: whether all of it has left.
         done: s=0: its round, while it is in `p.grad` and not in the base; None before that, and for a lost step.
     """
@@ -151,7 +151,7 @@ class StepContribution:
         return None if self._lost else rounds.popleft()
 
     def step_lost(self, notice: StepLost) -> None:
-        """A step of this learner is in no round: V2 (dead in a round), R5 (absent)."""
+        """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
         if notice.step == self.step and notice.retry:
             self._lost = True
             self.samples = 0
@@ -163,7 +163,7 @@ class StepContribution:
         self._reset()
 
     def _poison(self, bucket: Bucket, overflows: bool) -> Poison | None:
-        """The first tensor of the bucket that holds NaN or an infinity, by V1 (poison); None without one."""
+        """The first tensor of the bucket that holds NaN or an infinity, by V1 (non-finite values); None without one."""
         if _finite(self._raw[bucket.start : bucket.start + bucket.count]):
             return None
         for index in bucket.spans:

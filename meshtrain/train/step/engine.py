@@ -30,7 +30,7 @@ class ScriptSteps(Protocol):
         """O4 (clipping). Returns the norm before clipping."""
 
     def end_period(self) -> bool:
-        """Local steps that no round has covered become a round now. Returns whether there were any (R9)."""
+        """Local steps that no round has covered become a round now. Returns whether there were any (R9, period)."""
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
@@ -121,12 +121,12 @@ class Engine:
         self.boundary.idle(reason, until, what)
 
     def end_period(self) -> bool:
-        """Local steps so far become a round (R9). Returns whether there were any."""
+        """Local steps so far become a round (R9, period). Returns whether there were any."""
         return self.steps.end_period()
 
     # For the daemon
 
     def _on_step_lost(self, notice: StepLost) -> None:
-        """A step of this learner is in no round: V2 (dead in a round), R5 (absent)."""
+        """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
         self._base.view.drop(notice.step)
         self._contribution.step_lost(notice)

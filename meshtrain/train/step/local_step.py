@@ -85,7 +85,7 @@ class LocalStep:
         samples, in a barrier, at the script's end. Returns whether there were any.
 
         Raises:
-            NonFiniteGradient: the round is void, with `--on-nan stop` (V1).
+            NonFiniteGradient: the round is void, with `--on-nan stop` (V1, non-finite values).
         """
         if not self._taken:
             return False

@@ -58,6 +58,7 @@ class MaskGrowth:
         return on_gradient
 
     def _add(self, index: int, left_out: Tensor) -> None:
-        """An overflow, or what else is not finite, says nothing: the kept weights show whether it is one (V1)."""
+        """An overflow, or what else is not finite, says nothing: the kept weights show whether it is one (V1,
+        non-finite values)."""
         finite = left_out.float().div_(self._scaling.current_scale()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         self._sums[index] = self._sums[index].add_(finite) if index in self._sums else finite

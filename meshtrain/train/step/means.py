@@ -46,7 +46,7 @@ class RoundMeans:
 
     def by_parameter(self, done: RoundDone) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Every trained parameter with its mean, fp32 in shared memory, or None when nobody has used it (O5), or
-        nothing of it travels in the round (T1)."""
+        nothing of it travels in the round (T1, travel)."""
         spans = self.plans.of(done.round).spans
         for index, parameter in self._places():
             span = spans[index]

@@ -45,10 +45,10 @@ class EngineParts:
         samples: what the loader has handed out.
         scaling: of the script's GradScaler.
         growing: the part of the model that grows; None without one.
-        kept: where the base lies, if it is to outlive this process (J3).
+        kept: where the base lies, if it is to outlive this process (J3, kept base).
         channel: to the daemon.
         sync: how the members of the job keep in step.
-        coefficient: c, of what the learner's own gradients that no round has covered would change (O2).
+        coefficient: c, of what the learner's own gradients that no round has covered would change (O2, base and view).
         codec: of the job.
         hash_every: rounds between two hashes of the base; 0: at the end only.
     """

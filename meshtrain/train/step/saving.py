@@ -14,9 +14,9 @@ from meshwire.messages.learner import LearnerSaved, Save
 
 
 class StateSaver:
-    """Writes the state after a round into a folder (J1, unit of transfer), when the learner stands where it can.
+    """Writes the state after a round into a folder (J1, state in units), when the learner stands where it can.
 
-    That is at a boundary, where no round is half applied; the files hold the base alone (O7), and training goes on
+    That is at a boundary, where no round is half applied; the files hold the base alone, and training goes on
     afterwards as if nothing had been.
 
     Args:
@@ -37,7 +37,7 @@ class StateSaver:
         base, clipping = self._base, self._base.options.clipping
         base.applied = progress.round
         base.squared_norm = progress.squared_norm
-        if self._state.outer is None:  # else what a script clips are its own gradients, never a round (O8)
+        if self._state.outer is None:  # else what a script clips are its own gradients, never a round (O8, inner state)
             clipping.bound = progress.clip
         clipping.known = progress.clip_known
         base.options.hyperparameters.written = progress.written
