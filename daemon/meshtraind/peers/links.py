@@ -374,7 +374,7 @@ class Links:
         who comes back at once and never closes its own end could take every descriptor."""
         before = self._leaving.get(device)
         if before is not None and before is not connection:
-            before.abort("another one has left since")
+            before.cut_short()
         self._leaving[device] = connection
 
     def left(self, connection: Connection) -> None:

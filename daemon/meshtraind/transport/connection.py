@@ -230,9 +230,15 @@ class Connection(asyncio.BufferedProtocol):
             self._abort_after(0.0 if now else CLOSE_TIMEOUT_S)
 
     def abort(self, reason: str) -> None:
-        """Ends the connection without another byte, on a transport in whatever state; one that is closing, too."""
-        self._close_reason = self._close_reason or reason
-        if self._transport is not None:
+        """Ends the connection without another byte, on a transport in whatever state."""
+        if not self.closing:
+            self._close_reason = reason
+            if self._transport is not None:
+                self._transport.abort()
+
+    def cut_short(self) -> None:
+        """One that is closing ends now: its last words have had their time."""
+        if self._transport is not None and self.closing:
             self._transport.abort()
 
     def refuse(self, reason: str) -> None:
