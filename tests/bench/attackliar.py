@@ -68,8 +68,8 @@ ANSWER_S = 5.0  # for a fetch of a few bytes, whatever else is asked
 PIPES_ASKED = 40  # more than asyncio's pool of threads has
 OFFERS = 400
 OFFER_ARGS_BYTES = 60 * limits.KIB  # below JOB_SPEC_BYTES_MAX
-# As many as are remembered of those that never began, each as large as may be, and sqlite's journal.
-HISTORY_BYTES_MAX = limits.UNBEGUN_REMEMBERED_MAX * limits.JOB_SPEC_BYTES_MAX + 6 * limits.MIB
+# As many as are remembered of those that never began, with an error each and without arguments, and sqlite's journal.
+HISTORY_BYTES_MAX = limits.UNBEGUN_REMEMBERED_MAX * (limits.ERROR_CHARS_MAX + 4 * limits.KIB) + 4.5 * limits.MIB
 NEVER_JOB = "0" * 12
 
 Checked = TypeVar("Checked", bound=Wire)
