@@ -276,18 +276,18 @@ async def test_lists_that_peers_ask_for_leave_the_loop_to_others(history: JobHis
     turns, listed_at = 0, []
 
     def turn() -> None:
-        nonlocal turns, handle
+        nonlocal turns
         turns += 1
-        handle = loop.call_soon(turn)
+        handle[0] = loop.call_soon(turn)
 
     async def ask() -> None:
         reply = await peers.request(cast(Any, None), cast(Any, None), Find(prefix=""), cast(Any, None))
         assert isinstance(reply, Found)
         listed_at.append((turns, len(reply.jobs)))
 
-    handle = loop.call_soon(turn)
+    handle = [loop.call_soon(turn)]
     await asyncio.gather(*(ask() for _ in range(limits.REQUESTS_PER_CONNECTION_MAX)))
-    handle.cancel()
+    handle[0].cancel()
     assert len(set(listed_at)) == limits.REQUESTS_PER_CONNECTION_MAX
     assert {count for _, count in listed_at} == {1}
 

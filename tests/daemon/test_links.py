@@ -736,6 +736,7 @@ async def test_who_is_sent_away_and_stays_holds_one_connection(
     """A paired device comes again and again, and neither reads nor closes: it cannot take every descriptor so."""
     monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 60.0)
     came: list[Connection] = []
+    writers: list[asyncio.StreamWriter] = []
     greeted = Links.greeted
 
     def note(self: Links, connection: Connection, hello: Hello, dialled: Address | None) -> str:
@@ -750,7 +751,8 @@ async def test_who_is_sent_away_and_stays_holds_one_connection(
             incarnation = number if how == "replaced" else 1
             said = frame(Envelope(Role.NOTICE, 0, bert.hello.model_copy(update={"incarnation": incarnation})))
             writer.write(2 * said if how == "refused" else said)  # a second hello breaks the protocol
-            await until(lambda count=number + 1: len(came) == count, "its hello")
+            writers.append(writer)
+            await until(lambda: len(came) == len(writers), "its hello")
         await until(lambda: sum(not one._ended.is_set() for one in came) <= 2, "those before to end")
         assert not came[-1]._ended.is_set(), "the last one has its time for why"
     assert not anna.links._leaving, "what has ended is forgotten"
