@@ -270,7 +270,9 @@ async def test_lists_that_peers_ask_for_leave_the_loop_to_others(history: JobHis
     """Sixty-four at once: a heartbeat, a round or a person's `status` goes between any two."""
     history.put(ended(1, 2.0))
     node: Any = SimpleNamespace(history=history)
-    board: Any = SimpleNamespace(jobs={}, enlisting=Enlisting(node, cast(Any, None), cast(Any, None), {}))
+    nobody_waits = SimpleNamespace(waiting=lambda _job: None)
+    coming = SimpleNamespace(returns_soon=lambda _job: False, revivals=nobody_waits)
+    board: Any = SimpleNamespace(jobs={}, enlisting=coming)
     peers = PeerSide(board, Questions(node, board))
     loop = asyncio.get_running_loop()
     turns, listed_at = 0, []
