@@ -583,7 +583,11 @@ async def links_that_are_refused_and_stay(scene: Scene) -> str:
     return seen
 
 
-@attack("liar", bounds=Bounds(log_bytes_per_s=8 * limits.KIB))
+# One link's backlog in TLS's buffer (`limits`), of which the allocator may keep the place: more would be another link's.
+UNREAD = Bounds(log_bytes_per_s=8 * limits.KIB, memory_bytes=4 * limits.LINK_BACKLOG_BYTES_MAX)
+
+
+@attack("liar", bounds=UNREAD)
 async def floods_of_requests(scene: Scene) -> str:
     """requests as fast as the link takes them, whose answers are not read, and then whose answers are"""
     liar, victim = scene.liar(scene.anna), scene.anna
