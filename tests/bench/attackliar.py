@@ -583,7 +583,7 @@ async def links_that_are_refused_and_stay(scene: Scene) -> str:
     return seen
 
 
-# One link's backlog in TLS's buffer (`limits`), of which the allocator may keep the place: more would be another link's.
+# A link's backlog in TLS's buffer (`limits`), whose place the allocator may keep: more would be another link's.
 UNREAD = Bounds(log_bytes_per_s=8 * limits.KIB, memory_bytes=4 * limits.LINK_BACKLOG_BYTES_MAX)
 
 
