@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.bench.codecreport import CodecFigures
-from meshtraind.executor.result_slot import Final
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.parts.contribution import RingPart, compensation_of
 from meshtraind.parts.error_feedback import feedback_of
+from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Forms
 from meshwire.codecs.registry import CodecSpec
 from meshwire.model.manifest import ModelManifest, TensorSpec

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 from meshtraind.codecs.base import Values
 from meshtraind.executor.gather import GatherArithmetic
-from meshtraind.executor.result_slot import Final, ResultSlot
+from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import Arithmetic, RingArithmetic, ShardedArithmetic
-from meshtraind.executor.round_buffers import Round, RoundMemory
+from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.executor.sketch import SketchArithmetic
 from meshtraind.parts.error_feedback import Feedback
+from meshtraind.parts.results import Final, RoundResults
 from meshtraind.parts.segments import Form, Forms
 from meshwire.codecs.registry import Reduction
 from meshwire.collectives.exchange import Work
@@ -50,13 +51,13 @@ class Calculation:
         self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in forms}
         self.slot = ResultSlot(result, forms, memory.transform, self._decode, on_result, on_broken)
 
-    def compute(self, round_: Round, bucket: int, work: Work) -> Work:
+    def compute(self, round_: RoundResults, bucket: int, work: Work) -> Work:
         """Does the arithmetic of a piece of work. Returns what is to be sent of it. May raise CodecError."""
         slot = self.slot if self.slot.round == round_.number else None
         own = self._memory.own.get(round_.number)
         return self._arithmetic[round_.form].compute(round_.number, bucket, work, round_.area, own, slot)
 
-    def report(self, round_: Round, bucket: int, work: Work) -> None:
+    def report(self, round_: RoundResults, bucket: int, work: Work) -> None:
         """Work is done: its final segments are in the area, and in the result slot if that is the round's."""
         if not work.deliver:
             return
@@ -72,7 +73,7 @@ class Calculation:
         if lies_in_slot and kept:
             self._on_result(round_.number)
 
-    def served(self, round_: Round) -> None:
+    def served(self, round_: RoundResults) -> None:
         """All of a round has come from a member that holds it. Raises CodecError."""
         own = self._memory.own.get(round_.number)
         for final in round_.finals:

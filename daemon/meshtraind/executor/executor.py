@@ -19,14 +19,15 @@ from itertools import chain
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.compute import Calculation
-from meshtraind.executor.round_buffers import EncodedRound, Round, RoundMemory
+from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.executor.send_queue import Sending
 from meshtraind.parts.contribution import compensation_of
 from meshtraind.parts.error_feedback import Run, feedback_of
 from meshtraind.parts.received import BrokenPartError
+from meshtraind.parts.results import EncodedRound, RoundResults
 from meshtraind.parts.seeds import member_seed
 from meshtraind.parts.segments import Form, Forms, Segment
-from meshtraind.projection.lgc.training import EncoderLearning
+from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import Reduction, parse_codec
@@ -274,7 +275,7 @@ class Executor:
             self._settling.run_later()
 
     @property
-    def encoder(self) -> EncoderLearning | None:
+    def encoder(self) -> LearnerHelp | None:
         """What the learner learns for the codec; None for one without an autoencoder."""
         return self._memory.transform.encoder if self._memory.transform is not None else None
 
@@ -364,7 +365,7 @@ class Executor:
 
     # Computing
 
-    def _round(self, number: int) -> Round:
+    def _round(self, number: int) -> RoundResults:
         round_ = self._memory.rounds.get(number)
         if round_ is None:
             form = self._forms.of(number)
@@ -372,7 +373,7 @@ class Executor:
             round_ = self._memory.add(number, exchanges)
         return round_
 
-    def _take(self, round_: Round, header: Header) -> bool:
+    def _take(self, round_: RoundResults, header: Header) -> bool:
         """A chunk is here. Returns False if it has to wait until more is known of its round."""
         exchange = round_.exchanges[header.bucket]
         step = exchange.step(header)
@@ -393,7 +394,7 @@ class Executor:
         """Found late, in what was checked when it came."""
         self._on_broken(None, text)
 
-    def _perform(self, round_: Round, bucket: int, work: Work, sender: int | None) -> None:
+    def _perform(self, round_: RoundResults, bucket: int, work: Work, sender: int | None) -> None:
         """Computes what has landed at once; its sending waits for the link. `sender`: of what has come last."""
         try:
             work = self._calculation.compute(round_, bucket, work)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.executor.result_slot import Final, ResultSlot
+from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import Arithmetic
 from meshtraind.parts.contribution import OwnPart
 from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Segment
 from meshwire.collectives.exchange import Work
 

@@ -1,21 +1,18 @@
 """Which transform a codec needs (`meshwire.layout.projections`)."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from meshtraind.parts.results import RoundResults
 from meshtraind.parts.segments import Forms
 from meshtraind.projection.base import Transform
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshtraind.projection.powersgd.projection import LowRank
 
-if TYPE_CHECKING:
-    from meshtraind.executor.round_buffers import Round
-
 _CLASSES: Mapping[str, type[LowRank] | type[LearnedGradients]] = {"powersgd": LowRank, "lgc": LearnedGradients}
 
 
 def transform_for(
-    forms: Forms, rounds: Mapping[int, "Round"], seed: int, staleness: int, first: int | None
+    forms: Forms, rounds: Mapping[int, RoundResults], seed: int, staleness: int, first: int | None
 ) -> Transform | None:
     """For one job; None where the model's own vector is sent.
 

@@ -2,29 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Forms, Segment
 from meshtraind.projection.base import Transform
 from meshtraind.projection.expansion import Expansion
 from meshtraind.runtime.timeslice import Slices
-
-
-class Final(NamedTuple):
-    """A run of segments whose result is known."""
-
-    bucket: int
-    first_segment: int
-    segment_count: int
-    payloads: tuple[memoryview, ...]  # its bytes; of a gather, each contributor's, in the order of ranks
-    contributors: int
-    weight: float
-
-    @property
-    def void(self) -> bool:
-        """No values: poison (V1), or nobody's."""
-        return not self.payloads
 
 
 class ResultSlot:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.executor.result_slot import Final, ResultSlot
+from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.parts.byte_budget import Purse
 from meshtraind.parts.contribution import Compensated, OwnPart, RingPart
 from meshtraind.parts.error_feedback import Feedback
 from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.results import Final
 from meshtraind.parts.seeds import segment_seed
 from meshtraind.parts.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work

@@ -6,64 +6,18 @@ and complete rounds stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.projections import transform_for
-from meshtraind.executor.result_slot import Final
 from meshtraind.parts.contribution import Compensated, Compensation, InSlot, OwnPart, Retained
+from meshtraind.parts.results import EncodedRound, Final, RoundResults
 from meshtraind.parts.segments import Areas, Form, Forms, Segment
 from meshtraind.parts.sketch import Shares, SketchPart
 from meshwire.codecs.registry import Reduction
 from meshwire.collectives.exchange import Exchange
 from meshwire.collectives.topology import Shard
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedRound:
-    """A complete round as it is served: where its bytes lie, for a gather keeps as many vectors as it has contributors.
-
-    Attributes:
-        payloads: in the order in which they are served. The encoded vector; of segments that vary in length, those that
-            have a result; of a gather, run by run, what each contributor has sent of it, in the order of ranks.
-        poisoned: bitmap over the buckets, lowest bit of the first byte first: these have no result, for they are
-            poison (V1) or nobody's.
-    """
-
-    payloads: tuple[memoryview, ...]
-    poisoned: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all payloads, back to back."""
-        return sum(map(len, self.payloads))
-
-    def read(self, offset_bytes: int, max_bytes: int) -> bytes:
-        """A piece of them; shorter, or empty, where they end."""
-        pieces = []
-        end_bytes = offset_bytes + max_bytes
-        at = 0
-        for payload in self.payloads:
-            if at >= end_bytes:
-                break
-            if at + len(payload) > offset_bytes:
-                pieces.append(payload[max(0, offset_bytes - at) : end_bytes - at])
-            at += len(payload)
-        return b"".join(pieces)
-
-
-@dataclass(slots=True)
-class Round:
-    """The results of one round."""
-
-    number: int
-    form: Form
-    area: memoryview  # the encoded vector first, but for a gather
-    exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
-    finals: list[Final] = field(default_factory=list)  # what of it is final in the area
-    void: bool = True  # until it is complete, and counts
 
 
 class RoundMemory:
@@ -97,7 +51,7 @@ class RoundMemory:
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
-        self.rounds: dict[int, Round] = {}
+        self.rounds: dict[int, RoundResults] = {}
         self.transform = transform_for(forms, self.rounds, seed, staleness, first)
         self.own: dict[int, OwnPart] = {}
 
@@ -108,10 +62,10 @@ class RoundMemory:
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)
 
-    def add(self, number: int, exchanges: Sequence[Exchange]) -> Round:
+    def add(self, number: int, exchanges: Sequence[Exchange]) -> RoundResults:
         """Memory for a round that has none."""
         form = self._forms.of(number)
-        round_ = self.rounds[number] = Round(number, form, self._areas[form].take(), exchanges)
+        round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take(), exchanges)
         return round_
 
     def own_part(self, number: int, weight: float) -> OwnPart:
@@ -156,7 +110,7 @@ class RoundMemory:
             bitmap |= final.void << final.bucket
         return EncodedRound(self._payloads(round_), bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
 
-    def _payloads(self, round_: Round) -> tuple[memoryview, ...]:
+    def _payloads(self, round_: RoundResults) -> tuple[memoryview, ...]:
         layout = round_.form.layout
         if layout.served_in_place:
             return (round_.area[: layout.total_bytes],)
@@ -175,12 +129,12 @@ class RoundMemory:
         if size_bytes > most or (layout.served_in_place and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
         if not layout.served_in_place:
-            self.rounds[number] = Round(number, form, np.empty(size_bytes, np.uint8).data, ())
+            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data, ())
         elif number not in self.rounds:
             self.add(number, ())
         return self.rounds[number].area[:size_bytes]
 
-    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> Round:
+    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> RoundResults:
         """All of a round without exchanges has come from a member that holds it.
 
         Args:

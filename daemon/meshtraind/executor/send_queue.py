@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from meshtraind.executor.compute import Calculation
 from meshtraind.executor.outbox import Frame, Outbox
-from meshtraind.executor.round_buffers import Round, RoundMemory
+from meshtraind.executor.round_buffers import RoundMemory
+from meshtraind.parts.results import RoundResults
 from meshtraind.parts.segments import Form
 from meshtraind.transport.connection import Connection
 from meshwire.collectives.exchange import Work
@@ -17,7 +18,7 @@ from meshwire.frames.header import Flags, Header, Kind
 class _Item:
     """A run of segments to be computed, if it still is to be, and sent at a step, if it is."""
 
-    round: Round
+    round: RoundResults
     bucket: int
     work: Work
     computed: bool
@@ -67,7 +68,7 @@ class Sending:
         """Drops what waits, and lets go of the links."""
         self._outbox.close()
 
-    def put(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
+    def put(self, round_: RoundResults, bucket: int, work: Work, *, computed: bool) -> None:
         """Queues work for those that it is sent to, or for this member alone. `pump` gets it going.
 
         Args:

@@ -9,9 +9,10 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.codecs.homomorphic import Homomorphic
-from meshtraind.executor.result_slot import Final, ResultSlot
+from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import RingArithmetic, check_norm
 from meshtraind.parts.contribution import OwnPart
+from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Segment, each_payload
 from meshtraind.parts.sketch import SketchPart
 from meshwire import limits

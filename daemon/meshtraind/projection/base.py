@@ -1,17 +1,28 @@
 """From the model's vector to the shorter one that a job's rounds send, and back: what its codecs have in common."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from meshtraind.codecs.base import Values
 from meshtraind.parts.contribution import RingPart
 from meshtraind.parts.error_feedback import Residual
+from meshtraind.parts.results import RoundResults
 from meshtraind.parts.segments import Form
 from meshtraind.projection.expansion import Expansion
-from meshtraind.projection.lgc.training import EncoderLearning
+from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
-if TYPE_CHECKING:
-    from meshtraind.executor.round_buffers import Round
+
+class LearnerHelp(Protocol):
+    """What a projection has its learner compute, which has torch: a sample goes there, weights come back."""
+
+    def task(self) -> EncoderTask | None:
+        """What the learner is to do; None while it is at it, or where there is nothing to do."""
+
+    def answered(self, body: LearnerEncoder) -> None:
+        """The learner's answer. One that nobody waits for was for a process of before."""
+
+    def learner_lost(self) -> None:
+        """Another process will be asked anew."""
 
 
 class Transform(ABC):
@@ -22,7 +33,7 @@ class Transform(ABC):
         encoder: what the learner learns for it; None, but with LGC's autoencoder.
     """
 
-    encoder: EncoderLearning | None = None
+    encoder: LearnerHelp | None = None
 
     @abstractmethod
     def enter(self, place: int | None, learners: int) -> None:
@@ -46,7 +57,7 @@ class Transform(ABC):
         """Of the round that has the result slot, `values`. Every round before it is complete."""
 
     @abstractmethod
-    def settled(self, round_: "Round", *, contributed: bool) -> None:
+    def settled(self, round_: RoundResults, *, contributed: bool) -> None:
         """A round that this transforms is complete, before residuals hear of it. Called in the order of rounds. What
         takes longer is left to `settle_one`.
 
