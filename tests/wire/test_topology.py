@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from meshwire.collectives.topology import (
     Op,
     Program,
-    Shard,
     Step,
     bucket_shards,
     gather_program,
@@ -17,6 +16,7 @@ from meshwire.collectives.topology import (
     sharded_program,
     simulate,
 )
+from meshwire.model.plan import Shard
 
 MEMBERS = range(1, 10)
 RINGS = [tuple(range(members)) for members in MEMBERS] + [(5,), (0, 63), (1, 2, 4), (0, 3, 7, 8, 60)]

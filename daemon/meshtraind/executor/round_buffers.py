@@ -17,7 +17,7 @@ from meshtraind.parts.segments import Areas, Form, Forms, Segment
 from meshtraind.parts.sketch import Shares, SketchPart
 from meshwire.codecs.registry import Reduction
 from meshwire.collectives.exchange import Exchange
-from meshwire.collectives.topology import Shard
+from meshwire.model.plan import Shard
 
 
 class RoundMemory:

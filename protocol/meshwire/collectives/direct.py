@@ -7,9 +7,10 @@ members match.
 from collections.abc import Sequence
 
 from meshwire.collectives.exchange import Exchange, Part, Place, Work
-from meshwire.collectives.topology import Op, Program, Shard, Step
+from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 
 
 class PartsLayout:

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from meshwire.collectives.topology import Op, Program, Shard, Step
+from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 
 
 class Part(Enum):

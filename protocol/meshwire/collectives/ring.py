@@ -9,9 +9,10 @@ its successor has received what that rank sent of it.
 from collections.abc import Iterator
 
 from meshwire.collectives.exchange import Exchange, Part, Work
-from meshwire.collectives.topology import Op, Program, Shard, Step
+from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 
 
 class RingExchange(Exchange):

@@ -9,8 +9,9 @@ from meshwire.collectives.exchange import Exchange
 from meshwire.collectives.gather import GatherExchange
 from meshwire.collectives.ring import RingExchange
 from meshwire.collectives.sharded import ShardedExchange
-from meshwire.collectives.topology import Program, Shard, bucket_shards, gather_program, ring_program, sharded_program
+from meshwire.collectives.topology import Program, bucket_shards, gather_program, ring_program, sharded_program
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 
 
 @dataclass(frozen=True)

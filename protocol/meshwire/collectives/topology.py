@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from meshwire.model.plan import Shard
+
 
 class Op(Enum):
     """What happens to a shard that is received."""
@@ -17,14 +19,6 @@ class Op(Enum):
     REDUCE = "reduce"  # it is added to the own part
     COPY = "copy"  # it is final, replaces the own part and travels on as the same bytes
     KEEP = "keep"  # it is kept beside the own part; once all are there, they are added in the order of ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A run of segments of a bucket."""
-
-    first_segment: int
-    segment_count: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from typing import Protocol
 
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec, Reduction, buffer_codec, whole_codec
-from meshwire.collectives.topology import Shard
-from meshwire.model.plan import Bucket, Plan
+from meshwire.model.plan import Bucket, Plan, Shard
 
 
 class Shorter(Protocol):
