@@ -186,6 +186,7 @@ class Ring:
     """m members, each with one link to its successor. `members` goes by rank, `ranks` are those that take part."""
 
     link_type = FakeLink
+    topology: str | None = None  # the codec's usual one
 
     def __init__(self, members: int, codec: str = "fp32", staleness: int = 0, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -224,6 +225,7 @@ class Ring:
             rank=rank,
             ranks=self.ranks,
             codec=self.codec,
+            topology=self.topology,
             momentum=MOMENTUM if parse_codec(self.codec).momentum else None,
             links=self.links(rank, link),
             job=1,

@@ -29,7 +29,7 @@ from meshtraind.trust.pins import Pin, PinTable
 from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
-from meshwire.collectives.strategy import way_of
+from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory.shared_slots import MemoryLayout
@@ -100,8 +100,10 @@ class Peer:
             self._pins = PinTable(self._folder / "pins.db")
             self._stack.callback(self._pins.close)
             self._trust = Trust(self._identity, self._pins)
-        way = way_of(self._layout, tuple(range(self._members)), self._rank)
-        for rank in {step.send_to for step in way.program.steps} | {step.recv_from for step in way.program.steps}:
+        topology = collective_for(parse_codec(self._codec)).topology
+        strategy = topology.strategy(self._layout, tuple(range(self._members)), self._rank)
+        steps = strategy.program.steps
+        for rank in ({step.send_to for step in steps} | {step.recv_from for step in steps}) - {None}:
             assert rank is not None
             self._neighbours[rank] = Neighbour(self, rank)
         context = self._trust.server_context if self._trust is not None else None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from meshtraind.codecs.base import Values
 from meshtraind.executor.gather import GatherArithmetic
 from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.executor.ring_and_sharded import Arithmetic, RingArithmetic, ShardedArithmetic
+from meshtraind.executor.ring_and_sharded import Arithmetic, HopArithmetic, ShardedArithmetic
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.executor.sketch import SketchArithmetic
 from meshtraind.parts.error_feedback import Feedback
@@ -84,7 +84,7 @@ class Calculation:
         runs = form.segments, plan.segment_values
         match form.layout.reduction:
             case Reduction.LINEAR:
-                return RingArithmetic(*runs, built_on=form.layout.shorter is not None)
+                return HopArithmetic(*runs, built_on=form.layout.shorter is not None)
             case Reduction.SKETCH:
                 return SketchArithmetic(*runs)
             case Reduction.GATHER:

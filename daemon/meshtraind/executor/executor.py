@@ -30,9 +30,9 @@ from meshtraind.parts.segments import Form, Forms, Segment
 from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.connection import Connection
-from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.strategy import Way, way_of
+from meshwire.collectives.strategy import Strategy, collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.budget import budget_of
 from meshwire.layout.encoded import EncodedLayout
@@ -48,6 +48,7 @@ class Executor:
 
     Args:
         ranks, learning, links, generation: as for `enter`; without `learning`, all compute.
+        topology: by name; None: the codec's usual one.
         momentum: that the codec takes over from the optimizer.
         job: number for the frame headers.
         seed: the job's, for codecs that draw.
@@ -74,6 +75,7 @@ class Executor:
         ranks: tuple[int, ...],
         learning: tuple[int, ...] | None = None,
         codec: str,
+        topology: str | None = None,
         momentum: Momentum | None = None,
         links: Mapping[int, Connection],
         job: int,
@@ -91,6 +93,7 @@ class Executor:
     ) -> None:
         self._rank = rank
         self._codec = parse_codec(codec)
+        self._collective = collective_for(self._codec, topology)
         self._forms = Forms(plan, self._codec)
         self._feedback = feedback_of(self._codec, plan.total_values, momentum)
         self._job = job
@@ -117,14 +120,14 @@ class Executor:
         self._settling = Slices(self._memory.settle_one)
         self._fenced: bool
         self._generation: int
-        self._ways: dict[Form, Way]
+        self._strategies: dict[Form, Strategy]
         self._sending: Sending
         self._form(generation, ranks, links, ranks if learning is None else learning)
         self._sending.start()
 
     def round_bytes(self, members: int) -> int:
         """Memory that a round takes here until it is forgotten, in a job of so many members."""
-        return round_bytes(self._forms.bytes_max, self._staleness, self._codec.reduction, members)
+        return round_bytes(self._forms.bytes_max, self._staleness, self._collective, members)
 
     # Generations
 
@@ -161,10 +164,10 @@ class Executor:
         assert self._fenced
         assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
-        before = self._ways
+        before = self._strategies
         self._form(generation, ranks, links, learning)
-        if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
-            given_up = (self._given_up(form, before[form], self._ways[form]) for form in self._forms)
+        if self._feedback is not None and self._collective.reduction.owner_feedback:
+            given_up = (self._given_up(form, before[form], self._strategies[form]) for form in self._forms)
             self._feedback.enter(cut, chain.from_iterable(given_up))
 
     def resume(self) -> None:
@@ -175,8 +178,10 @@ class Executor:
         self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], learning: tuple[int, ...]
     ) -> None:
         self._generation = generation
-        self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
-        area_bytes = {form: way.area_bytes for form, way in self._ways.items()}
+        self._strategies = {
+            form: self._collective.topology.strategy(form.layout, ranks, self._rank) for form in self._forms
+        }
+        area_bytes = {form: strategy.area_bytes for form, strategy in self._strategies.items()}
         self._memory.form(area_bytes, len(ranks))
         if self._memory.transform is not None:
             place = learning.index(self._rank) if self._rank in learning else None
@@ -185,7 +190,7 @@ class Executor:
             links,
             self._job,
             generation,
-            self._ways,
+            self._strategies,
             self._memory,
             self._calculation,
             self._complete,
@@ -193,7 +198,7 @@ class Executor:
         )
         self._fenced = False
 
-    def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[Run, Segment]]:
+    def _given_up(self, form: Form, before: Strategy, now: Strategy) -> Iterator[tuple[Run, Segment]]:
         """What this member finished before and does not finish now: (bucket, segment)."""
         for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
             owned = now.owned(bucket.index)
@@ -248,7 +253,7 @@ class Executor:
         if self._fenced:
             return
         round_ = self._round(number)
-        steps = self._ways[round_.form].program.steps
+        steps = self._strategies[round_.form].program.steps
         before = steps[0].recv_from if steps else None  # on a ring all comes from one; where parts meet errors name it
         for work in round_.exchanges[bucket].contribute(part, weight):
             if work.at_once:
@@ -326,7 +331,7 @@ class Executor:
         """Of whom this member has still to receive something of a round: (rank, bucket, how many steps' receipts that
         rank needs before it can send it), for each step that is not over."""
         round_ = self._memory.rounds.get(number)
-        program = self._ways[self._forms.of(number)].program
+        program = self._strategies[self._forms.of(number)].program
         for bucket, exchange in enumerate(round_.exchanges if round_ is not None else ()):
             for index in exchange.lacks():
                 step = program.steps[index]
@@ -336,7 +341,7 @@ class Executor:
     def receipts(self, number: int) -> int:
         """How many steps of a round are over here, in their order: all of every bucket was received."""
         round_ = self._memory.rounds.get(number)
-        steps = len(self._ways[self._forms.of(number)].program.steps)
+        steps = len(self._strategies[self._forms.of(number)].program.steps)
         if round_ is None:
             return 0
         return min((lacks[0] for exchange in round_.exchanges if (lacks := exchange.lacks())), default=steps)
@@ -369,7 +374,7 @@ class Executor:
         round_ = self._memory.rounds.get(number)
         if round_ is None:
             form = self._forms.of(number)
-            exchanges = [self._ways[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
+            exchanges = [self._strategies[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
             round_ = self._memory.add(number, exchanges)
         return round_
 

@@ -12,7 +12,7 @@ from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.parts.byte_budget import Purse
 from meshtraind.parts.contribution import Compensated, OwnPart, RingPart
 from meshtraind.parts.error_feedback import Feedback
-from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.received import BrokenPartError, MemberPart, mean_into, member_parts, payloads_of
 from meshtraind.parts.results import Final
 from meshtraind.parts.seeds import segment_seed
 from meshtraind.parts.segments import Segment, each_payload
@@ -126,8 +126,9 @@ def check_norm(told: float, found: float) -> None:
         raise CodecError(f"values with the squared norm {found:.6g}, of which {told:.6g} was said (O4)")
 
 
-class RingArithmetic(Arithmetic):
-    """Adds the own part to the sum that comes round the ring, and encodes it anew, in its place.
+class HopArithmetic(Arithmetic):
+    """Adds the own part to the sums that come to it, and encodes that anew, in its place: on a ring one sum, in a tree
+    each child's.
 
     Args:
         built_on: later rounds are computed from the final bytes of these, which are read when they come.
@@ -140,7 +141,7 @@ class RingArithmetic(Arithmetic):
     def compute(
         self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
     ) -> Work:
-        if work.poison or not (work.add_own or work.incoming):
+        if work.poison or not (work.add_own or work.incoming or work.parts):
             return work
         if work.deliver and not work.finish:
             offset = self._segments[bucket][work.first_segment].offset
@@ -151,23 +152,27 @@ class RingArithmetic(Arithmetic):
         for segment in self._run(bucket, work):
             codec = segment.codec
             encoded = area[segment.offset : segment.offset + segment.length]
-            total = self._sum[: segment.count]
-            if work.add_own or work.finish:
+            total = scratch = self._sum[: segment.count]
+            if work.add_own or work.finish or work.parts:
                 if work.add_own:
                     assert isinstance(own, RingPart)
                     if work.incoming:
                         codec.sum_into(encoded, own.values(segment), total)
                     else:
                         total = own.values(segment)
-                else:
+                elif work.incoming:
                     codec.decode_into(encoded, total)
+                if work.parts:
+                    total = self._add_others(bucket, work, area, segment, total, scratch)
                 if work.finish:
                     with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                         total = np.divide(total, np.float32(work.weight), out=self._sum[: segment.count])
                 try:
                     codec.encode_into(total, encoded)
                 except CodecError:
-                    if work.incoming:
+                    if work.parts:
+                        self._blame(bucket, work, area, segment)
+                    elif work.incoming:
                         codec.decode_into(encoded, self._sum[: segment.count])  # raises if the payload was broken
                     return replace(work, poison=True)  # finite parts can have a sum that is not
             elif not work.deliver:
@@ -179,6 +184,41 @@ class RingArithmetic(Arithmetic):
                 if measured:
                     squared_norm += self._squared_norm(values)
         return replace(work, squared_norm=squared_norm) if work.finish else work
+
+    def _add_others(
+        self, bucket: int, work: Work, area: memoryview, segment: Segment, total: Values, out: Values
+    ) -> Values:
+        """Adds the sums that lie beside the vector, in their order, and returns `out`.
+
+        Args:
+            total: all before them, if there is any; `out` itself, or values that are somebody else's.
+        """
+        alone = not (work.add_own or work.incoming)
+        for payload in self._others(bucket, work, area, segment):
+            if alone:
+                segment.codec.decode_into(payload, out)
+                alone = False
+            else:
+                segment.codec.sum_into(payload, total, out)
+            total = out
+        return total
+
+    def _others(self, bucket: int, work: Work, area: memoryview, segment: Segment) -> list[memoryview]:
+        """A segment's bytes in each of the sums that lie beside the vector."""
+        at = segment.offset - self._segments[bucket][work.first_segment].offset
+        places = [place for place in work.parts if place is not None]  # no own part here: that is `work.add_own`
+        return [area[offset + at : offset + at + segment.length] for offset, _ in places]
+
+    def _blame(self, bucket: int, work: Work, area: memoryview, segment: Segment) -> None:
+        """A sum is not finite: raises BrokenPartError if one that came was not."""
+        payloads = self._others(bucket, work, area, segment)
+        if work.incoming:
+            payloads.insert(0, area[segment.offset : segment.offset + segment.length])
+        for rank, payload in zip(work.senders, payloads, strict=True):
+            try:
+                segment.codec.decode_into(payload, self._sum[: segment.count])
+            except CodecError as error:
+                raise BrokenPartError(rank, error) from None
 
 
 class ShardedArithmetic(Arithmetic):

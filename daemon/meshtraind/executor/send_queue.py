@@ -10,7 +10,7 @@ from meshtraind.parts.results import RoundResults
 from meshtraind.parts.segments import Form
 from meshtraind.transport.connection import Connection
 from meshwire.collectives.exchange import Work
-from meshwire.collectives.strategy import Way
+from meshwire.collectives.strategy import Strategy
 from meshwire.frames.header import Flags, Header, Kind
 
 
@@ -31,7 +31,7 @@ class Sending:
     Args:
         links: the connection to each other member, by rank.
         job, generation: numbers for the frame headers.
-        ways: of the generation.
+        strategies: of the generation.
         complete: the newest round that this daemon holds completely (G5).
         on_chunk_sent: called with the header of each chunk.
     """
@@ -41,7 +41,7 @@ class Sending:
         links: Mapping[int, Connection],
         job: int,
         generation: int,
-        ways: Mapping[Form, Way],
+        strategies: Mapping[Form, Strategy],
         memory: RoundMemory,
         calculation: Calculation,
         complete: Callable[[], int],
@@ -49,7 +49,7 @@ class Sending:
     ) -> None:
         self._job = job
         self._generation = generation
-        self._ways = ways
+        self._strategies = strategies
         self._memory = memory
         self._calculation = calculation
         self._complete = complete
@@ -76,7 +76,7 @@ class Sending:
         """
         for step in work.send_steps:
             self._outbox.put(
-                self._ways[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
+                self._strategies[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
             )
         if not work.send_steps:
             self._outbox.put(None, _Item(round_, bucket, work, computed, None))

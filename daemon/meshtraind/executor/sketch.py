@@ -10,7 +10,7 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.codecs.homomorphic import Homomorphic
 from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.executor.ring_and_sharded import RingArithmetic, check_norm
+from meshtraind.executor.ring_and_sharded import HopArithmetic, check_norm
 from meshtraind.parts.contribution import OwnPart
 from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Segment, each_payload
@@ -19,7 +19,7 @@ from meshwire import limits
 from meshwire.collectives.exchange import Work
 
 
-class SketchArithmetic(RingArithmetic):
+class SketchArithmetic(HopArithmetic):
     """As the ring's, which float buffers are left to. Of what it finds it tells the own part."""
 
     def compute(

@@ -19,6 +19,7 @@ from meshtraind.storage.resume_file import JobFile
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.membership.invitations import invitation_wrong
 from meshwire.membership.lineage import rank_of
@@ -157,6 +158,10 @@ class Enlisting:
             return "meshtrain was installed anew there while its daemon runs: meshtrain down, then meshtrain up"
         if not _codec_known(spec.codec):
             return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
+        try:
+            collective_for(parse_codec(spec.codec), spec.topology)
+        except ValueError as error:
+            return f"{error} (there: install the same version of meshtraind)"
         typed = (*spec.args, *(part for pair in spec.env for part in pair))
         typed_bytes = sum(len(text.encode()) + 1 for text in typed)
         if typed_bytes > 2 * limits.JOB_SPEC_BYTES_MAX:

@@ -91,6 +91,7 @@ class Rounds:
             ranks=generation.ranks,
             learning=generation.learning,
             codec=spec.codec,
+            topology=spec.topology,
             momentum=manifest.momentum,
             links=links,
             job=job_number(spec.job),

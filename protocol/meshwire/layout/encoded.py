@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshwire import limits
-from meshwire.codecs.registry import CodecSpec, Reduction, buffer_codec, whole_codec
+from meshwire.codecs.registry import CodecSpec, buffer_codec, whole_codec
 from meshwire.model.plan import Bucket, Plan, Shard
 
 
@@ -47,7 +47,7 @@ class EncodedLayout:
         self.reduction = codec.reduction
         self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
         self.fixed = all(each.fixed for each in self.codecs)
-        self.gathered = codec.reduction is Reduction.GATHER
+        self.gathered = codec.reduction.gathered
         self.served_in_place = self.fixed and not self.gathered
         self._places: list[_Places] = []
         offset = 0

@@ -55,6 +55,7 @@ class JobSpec(Wire):
     data_path: RelativePath | None = None  # below the working directory, where the script looks for it
     sync: SyncSettings
     codec: str
+    topology: str | None = None  # of `meshwire.collectives.strategy`; None: the codec's usual one
     masks: MaskSettings | None = None  # None: all weights are kept
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]

@@ -178,6 +178,7 @@ class Submit(Wire):
     own: str | None = None
     shares: str | None = None
     codec: str | None = None  # that of `sync`
+    topology: str | None = None  # that of the codec
     masks: str | None = None
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None
