@@ -3,17 +3,13 @@
 from collections.abc import Callable
 
 from meshtraind.codecs.base import Values
-from meshtraind.executor.gather import GatherArithmetic
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Reducer
 from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.executor.ring_and_sharded import Arithmetic, HopArithmetic, ShardedArithmetic
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.executor.sketch import SketchArithmetic
-from meshtraind.parts.error_feedback import Feedback
 from meshtraind.parts.results import Final, RoundResults
-from meshtraind.parts.segments import Form, Forms
-from meshwire.codecs.registry import Reduction
+from meshtraind.parts.segments import Forms
 from meshwire.collectives.exchange import Work
-from meshwire.layout.budget import Budget
 
 
 class Calculation:
@@ -21,9 +17,7 @@ class Calculation:
 
     Args:
         result: slot for the means, `plan.total_values` long.
-        owner_seed: of what this member encodes as the owner of shards.
-        feedback: what encodings left out; None where nothing is.
-        budget: of bytes; None without one.
+        reducer: sums.
         on_bucket, on_result, on_broken: as the executor's.
 
     Attributes:
@@ -35,21 +29,18 @@ class Calculation:
         forms: Forms,
         memory: RoundMemory,
         result: Values,
-        owner_seed: int,
-        feedback: Feedback | None,
-        budget: Budget | None,
+        projections: Projections,
+        reducer: Reducer,
         on_bucket: Callable[[int, int, bool, int, float, float], None],
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
     ) -> None:
         self._forms = forms
         self._memory = memory
-        self._feedback = feedback
-        self._budget = budget
         self._on_bucket = on_bucket
         self._on_result = on_result
-        self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in forms}
-        self.slot = ResultSlot(result, forms, memory.transform, self._decode, on_result, on_broken)
+        self._arithmetic = {form: reducer.arithmetic(form) for form in forms}
+        self.slot = ResultSlot(result, forms, projections, self._decode, on_result, on_broken)
 
     def compute(self, round_: RoundResults, bucket: int, work: Work) -> Work:
         """Does the arithmetic of a piece of work. Returns what is to be sent of it. May raise CodecError."""
@@ -78,19 +69,6 @@ class Calculation:
         own = self._memory.own.get(round_.number)
         for final in round_.finals:
             self._arithmetic[round_.form].served(final, own)
-
-    def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
-        plan = form.layout.plan
-        runs = form.segments, plan.segment_values
-        match form.layout.reduction:
-            case Reduction.LINEAR:
-                return HopArithmetic(*runs, built_on=form.layout.shorter is not None)
-            case Reduction.SKETCH:
-                return SketchArithmetic(*runs)
-            case Reduction.GATHER:
-                return GatherArithmetic(*runs)
-            case _:
-                return ShardedArithmetic(*runs, owner_seed, self._feedback, self._budget)
 
     def _decode(self, final: Final, slot: ResultSlot) -> None:
         self._arithmetic[self._forms.of(slot.round)].decode(final, slot)

@@ -19,6 +19,8 @@ from itertools import chain
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.compute import Calculation
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.executor.send_queue import Sending
 from meshtraind.parts.contribution import compensation_of
@@ -106,18 +108,19 @@ class Executor:
         budget = budget_of(plan, EncodedLayout(plan, self._codec))
         shared = self._forms.shared_draws
         own_seed, owner_seed = (member_seed(seed, rank, owner=owner, shared=shared) for owner in (False, True))
-        self._memory = RoundMemory(
-            self._forms,
-            staleness,
-            compensation_of(own_seed, self._codec, plan, budget, self._feedback, momentum),
-            seed,
-            first,
+        compensation = compensation_of(own_seed, self._codec, plan, budget, self._feedback, momentum)
+        rounds: dict[int, RoundResults] = {}
+        self._projections = Projections(self._forms, rounds, seed, staleness, first, compensation.residual)
+        reducer = reducer_for(
+            self._collective.reduction,
+            Materials(self._forms, self._projections, compensation, owner_seed, self._feedback, budget),
         )
+        self._memory = RoundMemory(self._forms, rounds, self._projections, reducer)
         self._calculation = Calculation(
-            self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, self._broken
+            self._forms, self._memory, result, self._projections, reducer, on_bucket, on_result, self._broken
         )
         self._slot = self._calculation.slot
-        self._settling = Slices(self._memory.settle_one)
+        self._settling = Slices(self._projections.settle_one)
         self._fenced: bool
         self._generation: int
         self._strategies: dict[Form, Strategy]
@@ -183,9 +186,8 @@ class Executor:
         }
         area_bytes = {form: strategy.area_bytes for form, strategy in self._strategies.items()}
         self._memory.form(area_bytes, len(ranks))
-        if self._memory.transform is not None:
-            place = learning.index(self._rank) if self._rank in learning else None
-            self._memory.transform.enter(place, len(learning))
+        place = learning.index(self._rank) if self._rank in learning else None
+        self._projections.enter(place, len(learning))
         self._sending = Sending(
             links,
             self._job,
@@ -276,13 +278,12 @@ class Executor:
         own = self._memory.own.get(number)
         if own is not None and contributed and not void:
             own.counted()
-        if self._memory.transform is not None:
-            self._settling.run_later()
+        self._settling.run_later()
 
     @property
     def encoder(self) -> LearnerHelp | None:
         """What the learner learns for the codec; None for one without an autoencoder."""
-        return self._memory.transform.encoder if self._memory.transform is not None else None
+        return self._projections.encoder
 
     # What arrives
 

@@ -4,9 +4,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.executor.projections import Projections
 from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Forms, Segment
-from meshtraind.projection.base import Transform
 from meshtraind.projection.expansion import Expansion
 from meshtraind.runtime.timeslice import Slices
 
@@ -19,7 +19,7 @@ class ResultSlot:
 
     Args:
         values: the slot, as long as the plan's vector.
-        transform: None where the model's own vector is sent.
+        projections: what becomes of the vector that is sent.
         decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
         on_result: called with the round when all of it lies here; never from within `open`.
         on_broken: called with what is wrong with a payload that was received.
@@ -29,7 +29,7 @@ class ResultSlot:
         self,
         values: Values,
         forms: Forms,
-        transform: Transform | None,
+        projections: Projections,
         decode: Callable[[Final, "ResultSlot"], None],
         on_result: Callable[[int], None],
         on_broken: Callable[[str], None],
@@ -37,8 +37,8 @@ class ResultSlot:
         self._values: Values | None = values
         self._forms = forms
         self._decode = decode
-        self._transform = transform
-        self._expansion: Expansion | None = None  # of a round that sends a shorter vector
+        self._projections = projections
+        self._expansion: Expansion | None = None  # of the open round
         self._on_result = on_result
         self._on_broken = on_broken
         self._left = 0  # segments
@@ -59,31 +59,28 @@ class ResultSlot:
         """What lies here of the open round is void (G6): this has arrived of it."""
         form = self._forms.of(self.round)
         self._left = sum(map(len, form.segments))
-        self._expansion = None
-        if form.layout.shorter is not None:
-            assert self._transform is not None
-            assert self._values is not None
-            self._expansion = self._transform.expansion(form, self.round, self._values)
+        if self._values is None:
+            return  # closed
+        self._expansion = self._projections.of(form).expansion(form, self.round, self._values)
         self._arrived = deque(arrived)
         if arrived:
             self._slices.run_later()
 
     def place(self, segment: Segment) -> Values:
         """Where a segment of the open round is to be decoded."""
-        if self._expansion is not None:
-            return self._expansion.place(segment)
-        assert self._values is not None
-        return self._values[segment.start : segment.start + segment.count]
+        assert self._expansion is not None
+        return self._expansion.place(segment)
 
     def took(self, final: Final) -> bool:
         """Final segments of the open round lie in their places, or are void. Returns whether these were the last, and
         the means are there. A shorter vector is expanded in slices, and `on_result` follows."""
         self._left -= final.segment_count
-        if self._expansion is not None:
-            self._expansion.took(final.bucket, final.segment_count, void=final.void)
-            if not self._expansion.finished:
-                self._slices.run_later()
-                return False
+        if self._expansion is None:
+            return False  # closed
+        self._expansion.took(final.bucket, final.segment_count, void=final.void)
+        if not self._expansion.finished:
+            self._slices.run_later()
+            return False
         return not self._left
 
     def forget(self, number: int) -> None:

@@ -9,13 +9,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Values
-from meshtraind.executor.projections import transform_for
-from meshtraind.parts.contribution import Compensated, Compensation, InSlot, OwnPart, Retained
+from meshtraind.codecs.base import CodecError
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Reducer
+from meshtraind.parts.contribution import OwnPart
 from meshtraind.parts.results import EncodedRound, Final, RoundResults
 from meshtraind.parts.segments import Areas, Form, Forms, Segment
-from meshtraind.parts.sketch import Shares, SketchPart
-from meshwire.codecs.registry import Reduction
 from meshwire.collectives.exchange import Exchange
 from meshwire.model.plan import Shard
 
@@ -24,35 +23,29 @@ class RoundMemory:
     """One job's.
 
     Args:
-        staleness: the bound s; it decides where own parts are kept.
-        compensation: what own parts are encoded with, but for plain sums on the ring.
-        seed: the job's.
-        first: the job's first round; None where this member came in later.
+        rounds: what becomes `rounds`; empty.
+        projections: which may read rounds that nobody else needs.
+        reducer: makes own parts.
 
     Attributes:
         rounds: by number.
         own: what this member adds, by round.
-        transform: None where the model's own vector is sent.
     """
 
     def __init__(
         self,
         forms: Forms,
-        staleness: int,
-        compensation: Compensation,
-        seed: int,
-        first: int | None,
+        rounds: dict[int, RoundResults],
+        projections: Projections,
+        reducer: Reducer,
     ) -> None:
         self._forms = forms
-        self._staleness = staleness
-        self._compensation = compensation
+        self._projections = projections
+        self._reducer = reducer
         self._members = 1
-        self._shares = Shares()
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
-        self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
-        self.rounds: dict[int, RoundResults] = {}
-        self.transform = transform_for(forms, self.rounds, seed, staleness, first)
+        self.rounds = rounds
         self.own: dict[int, OwnPart] = {}
 
     def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
@@ -72,28 +65,10 @@ class RoundMemory:
         """For what is to be kept of this member's part, which has this weight."""
         own = self.own.get(number)
         if own is None:
-            own = self.own[number] = self._new_part(number, weight)
+            form = self._forms.of(number)
+            areas = self._own_areas[form]
+            own = self.own[number] = self._reducer.contribution(form, areas, number, weight, self._members)
         return own
-
-    def _new_part(self, number: int, weight: float) -> OwnPart:
-        form = self._forms.of(number)
-        areas = self._own_areas[form]
-        if form.layout.reduction is Reduction.SKETCH:
-            area = areas.take()
-            return SketchPart(
-                form.segments, area, self._scratch, number, self._compensation, self._shares, weight, self._members
-            )
-        if form.layout.reduction is not Reduction.LINEAR:
-            area = areas.take()
-            return Compensated(form.segments, area, number, self._compensation, weight, self._members)
-        if form.layout.shorter is not None:
-            residual = self._compensation.residual
-            assert self.transform is not None
-            assert residual is not None
-            return self.transform.part(form, areas.take(), self._scratch, number, residual, weight)
-        if self._staleness:
-            return Retained(form.segments, areas.take(), self._scratch)
-        return InSlot(form.segments)
 
     def fence(self, complete: int) -> None:
         """What there is of rounds after `complete` is void but for own parts."""
@@ -177,21 +152,14 @@ class RoundMemory:
         """A round is complete, and counts or is void. `contributed`: this member is in it."""
         round_ = self.rounds[number]
         round_.void = void
-        if self.transform is not None and round_.form.layout.shorter is not None:
-            self.transform.settled(round_, contributed=contributed)
-
-    def settle_one(self) -> bool:
-        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
-        return self.transform is not None and self.transform.settle_one()
+        self._projections.of(round_.form).settled(round_, contributed=contributed)
 
     def forget(self, number: int) -> None:
         """All of a round is needed no more, but for what may be made of it for later ones."""
         form = self._forms.of(number)
-        if self.transform is None or form.layout.shorter is None:
-            self._release(number)
-        else:
-            self._release(number - self.transform.reaches_back)
-            self.transform.forget(number)
+        projection = self._projections.of(form)
+        self._release(number - projection.reaches_back)
+        projection.forget(number)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:
             self._own_areas[form].give(own.area)
         if self._forms.ends_with(number):  # rounds are forgotten in order

@@ -75,7 +75,7 @@ class Forms:
     @property
     def shorter_values(self) -> int:
         """Of the longest vector that is sent in the place of the model's; 0: there is none."""
-        plans = [form.layout.plan for form in self if form.layout.shorter is not None]
+        plans = [form.layout.plan for form in self if form.layout.projected]
         return max((plan.total_values for plan in plans), default=0)
 
     @property

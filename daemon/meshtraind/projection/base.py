@@ -4,11 +4,10 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.contribution import RingPart
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.parts.contribution import InSlot, Retained, RingPart
 from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Form
-from meshtraind.projection.expansion import Expansion
+from meshtraind.parts.segments import Areas, Form
+from meshtraind.projection.expansion import Expansion, InPlace
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
 
@@ -34,6 +33,8 @@ class Transform(ABC):
     """
 
     encoder: LearnerHelp | None = None
+    reads_results = True
+    """Whether later rounds are computed from the final bytes of these, which are then looked at when they come."""
 
     @abstractmethod
     def enter(self, place: int | None, learners: int) -> None:
@@ -41,15 +42,12 @@ class Transform(ABC):
         it does not."""
 
     @abstractmethod
-    def part(
-        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
-    ) -> RingPart:
+    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> RingPart:
         """What this member adds to a round, with this weight.
 
         Args:
-            area: where it is kept.
+            areas: where it is kept, if it is.
             scratch: for the values of one segment; shared by all rounds.
-            residual: the worker's.
         """
 
     @abstractmethod
@@ -77,3 +75,35 @@ class Transform(ABC):
     @abstractmethod
     def reaches_back(self) -> int:
         """How many rounds the bytes of a complete one are read after it."""
+
+
+class AsItIs(Transform):
+    """The model's own vector is sent: nothing is turned into anything.
+
+    Args:
+        staleness: the bound s; with s=0 what is added stays in the learner's slot.
+    """
+
+    reads_results = False
+
+    def __init__(self, staleness: int) -> None:
+        self._staleness = staleness
+
+    def enter(self, place: int | None, learners: int) -> None:
+        """It has no part in it."""
+
+    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> RingPart:
+        return Retained(form.segments, areas.take(), scratch) if self._staleness else InSlot(form.segments)
+
+    def expansion(self, form: Form, number: int, values: Values) -> Expansion:
+        return InPlace(form.layout.plan, values, values)
+
+    def settled(self, round_: RoundResults, *, contributed: bool) -> None:
+        """Nothing is made of it."""
+
+    def forget(self, number: int) -> None:
+        """Nothing was made of it."""
+
+    @property
+    def reaches_back(self) -> int:
+        return 0

@@ -33,6 +33,7 @@ class EncodedLayout:
         shorter: what of the model's vector `plan` is, where another one is sent (`meshwire.layout.projections`).
 
     Attributes:
+        projected: another vector than the model's is sent.
         codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
         fixed: each segment takes exactly the place that it has.
         gathered: a round is kept as all its contributors' vectors, and not as the mean's.
@@ -44,6 +45,7 @@ class EncodedLayout:
     ) -> None:
         self.plan = plan
         self.shorter = shorter
+        self.projected = shorter is not None
         self.reduction = codec.reduction
         self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
         self.fixed = all(each.fixed for each in self.codecs)

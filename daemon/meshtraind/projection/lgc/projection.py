@@ -13,7 +13,7 @@ from meshtraind.codecs.base import CodecError, Values
 from meshtraind.parts.error_feedback import Residual
 from meshtraind.parts.results import RoundResults
 from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Form, Forms, values_in
+from meshtraind.parts.segments import Areas, Form, Forms, values_in
 from meshtraind.projection.base import Transform
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion
@@ -38,8 +38,15 @@ class LearnedGradients(Transform):
     """
 
     def __init__(
-        self, forms: Forms, rounds: Mapping[int, RoundResults], seed: int, staleness: int, first: int | None
+        self,
+        forms: Forms,
+        rounds: Mapping[int, RoundResults],
+        seed: int,
+        staleness: int,
+        first: int | None,
+        residual: Residual,
     ) -> None:
+        self._residual = residual
         self._forms = forms
         self._seed = seed
         self._lag = lag(staleness)
@@ -52,7 +59,7 @@ class LearnedGradients(Transform):
         self._maps: dict[int, Map] = {}  # by round
         self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
         self._arriving: Values = np.empty(forms.shorter_values, np.float32)
-        chosen = next(self._chosen(form) for form in forms if form.layout.shorter)
+        chosen = next(self._chosen(form) for form in forms if form.layout.projected)
         self.learning: Learning | EncoderLearning = Learning(chosen.rows, chosen.block_chosen)
         if chosen.convolves and chosen.rows:
             self.learning = self.encoder = EncoderLearning(Architecture(chosen.rows))
@@ -60,11 +67,9 @@ class LearnedGradients(Transform):
     def enter(self, place: int | None, learners: int) -> None:
         self._place, self._learners = place, learners
 
-    def part(
-        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
-    ) -> "ChosenPart":
+    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> "ChosenPart":
         self.learning.begin_round()
-        return ChosenPart(Inputs(form, area, scratch, self._leaving, number, residual, weight), self)
+        return ChosenPart(Inputs(form, areas.take(), scratch, self._leaving, number, self._residual, weight), self)
 
     def expansion(self, form: Form, number: int, values: Values) -> "ChosenExpansion":
         return ChosenExpansion(form, number, self, self._arriving, values)
@@ -160,7 +165,7 @@ class LearnedGradients(Transform):
     def _heard_in(self, number: int, bucket: int) -> Announced | None:
         if self._first is not None and number < self._first:
             return None
-        if number < 1 or self._forms.of(number).layout.shorter is None:
+        if number < 1 or not self._forms.of(number).layout.projected:
             return None
         return self._heard[number].get(bucket)
 

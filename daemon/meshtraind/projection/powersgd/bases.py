@@ -82,7 +82,7 @@ class Bases:
     def _result(self, number: int, bucket: int) -> Sequence[Values | None]:
         form = self._forms.of(max(number, 1))
         nothing: Sequence[Values | None] = [None] * len(form.layout.plan.buckets[bucket].spans)
-        if (self._first is not None and number < self._first) or form.layout.shorter is None:
+        if (self._first is not None and number < self._first) or not form.layout.projected:
             return nothing
         round_ = self._rounds[number]
         if round_.void:

@@ -11,7 +11,7 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.parts.error_feedback import Residual
 from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Form, Forms
+from meshtraind.parts.segments import Areas, Form, Forms
 from meshtraind.projection.base import Transform
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion
@@ -129,8 +129,15 @@ class LowRank(Transform):
     """Arguments as of `Bases`."""
 
     def __init__(
-        self, forms: Forms, rounds: Mapping[int, RoundResults], seed: int, staleness: int, first: int | None
+        self,
+        forms: Forms,
+        rounds: Mapping[int, RoundResults],
+        seed: int,
+        staleness: int,
+        first: int | None,
+        residual: Residual,
     ) -> None:
+        self._residual = residual
         self._bases = Bases(forms, rounds, seed, staleness, first)
         self._leaving: Values = np.zeros(forms.shorter_values, np.float32)
         self._arriving: Values = np.empty(forms.shorter_values, np.float32)
@@ -138,10 +145,10 @@ class LowRank(Transform):
     def enter(self, place: int | None, learners: int) -> None:
         """It has no part in it."""
 
-    def part(
-        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
-    ) -> FactorPart:
-        return FactorPart(Inputs(form, area, scratch, self._leaving, number, residual, weight), self._bases)
+    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> FactorPart:
+        return FactorPart(
+            Inputs(form, areas.take(), scratch, self._leaving, number, self._residual, weight), self._bases
+        )
 
     def expansion(self, form: Form, number: int, values: Values) -> FactorExpansion:
         return FactorExpansion(form, number, self._bases, self._arriving, values)
