@@ -116,7 +116,7 @@ def test_who_sends_nonsense_is_named(topology: str) -> None:
         mesh.rounds = {1: [Offer(np.ones(PLAN.total_values, np.float32), 1.0) for _ in range(4)]}
         root = 0
         told: list[str] = []
-        mesh.members[root].executor._on_broken = lambda rank, text: told.append(f"{rank}: {text}")
+        mesh.broken = told
         actions: list[Callable[[], None]] = []
         for rank in range(4):
             for _ in PLAN.buckets:

@@ -1,8 +1,7 @@
 """What a round's work computes on this member: the arithmetic of each form, the result slot, and who is told."""
 
-from collections.abc import Callable
-
 from meshtraind.codecs.base import Values
+from meshtraind.executor.host import RoundHost
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
 from meshtraind.executor.result_slot import ResultSlot
@@ -18,7 +17,7 @@ class Calculation:
     Args:
         result: slot for the means, `plan.total_values` long.
         reducer: sums.
-        on_bucket, on_result, on_broken: as the executor's.
+        host: hears what becomes of rounds.
 
     Attributes:
         slot: where the learner finds a round's means.
@@ -31,16 +30,13 @@ class Calculation:
         result: Values,
         projections: Projections,
         reducer: Reducer,
-        on_bucket: Callable[[int, int, bool, int, float, float], None],
-        on_result: Callable[[int], None],
-        on_broken: Callable[[str], None],
+        host: RoundHost,
     ) -> None:
         self._forms = forms
         self._memory = memory
-        self._on_bucket = on_bucket
-        self._on_result = on_result
+        self._host = host
         self._arithmetic = {form: reducer.arithmetic(form) for form in forms}
-        self.slot = ResultSlot(result, forms, projections, self._decode, on_result, on_broken)
+        self.slot = ResultSlot(result, forms, projections, self._decode, host)
 
     def compute(self, round_: RoundResults, bucket: int, work: Work) -> Work:
         """Does the arithmetic of a piece of work. Returns what is to be sent of it. May raise CodecError."""
@@ -57,12 +53,12 @@ class Calculation:
         lies_in_slot = self.slot.round == round_.number and self.slot.took(round_.finals[-1])
         exchange = round_.exchanges[bucket]
         if exchange.delivered(work):
-            self._on_bucket(
+            self._host.bucket_complete(
                 round_.number, bucket, exchange.poisoned, exchange.contributors, exchange.weight, exchange.squared_norm
             )
         kept = round_.number in self._memory.rounds  # not forgotten, nor everything closed, by that
         if lies_in_slot and kept:
-            self._on_result(round_.number)
+            self._host.result_decoded(round_.number)
 
     def served(self, round_: RoundResults) -> None:
         """All of a round has come from a member that holds it. Raises CodecError."""

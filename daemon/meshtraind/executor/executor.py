@@ -14,11 +14,12 @@ A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exc
 is void, and the round runs again with the very same parts (`roundmemory.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.compute import Calculation
+from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers, ExchangeSettings, RoundHost
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
@@ -39,93 +40,63 @@ from meshwire.frames.header import Header
 from meshwire.layout.budget import budget_of
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory.shared_slots import round_bytes
-from meshwire.model.manifest import Momentum
-from meshwire.model.plan import Plan
 
 
 class Executor:
-    """Moves, adds and encodes the chunks of every round. It begins in the running ring of its first generation.
-
-    Nothing here may be called from within one of the callbacks but `contribute`, `open_result`, `forget` and `close`.
+    """Moves, adds and encodes the chunks of every round. Sending begins at once, among its first members.
 
     Args:
-        ranks, learning, links, generation: as for `enter`; without `learning`, all compute.
-        topology: by name; None: the codec's usual one.
-        momentum: that the codec takes over from the optimizer.
-        job: number for the frame headers.
-        seed: the job's, for codecs that draw.
-        staleness: the bound s.
+        members: of the generation in which it begins.
         first: the job's first round; None where this member comes in later.
         result: slot for the means, `plan.total_values` long.
-        on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
-            complete here, decoded or not; after a change of generation once more if the round runs again.
-        on_result: called with the round when all of it lies in the result slot; poison changes nothing there.
-        on_broken: called with the rank that has sent it, and what is wrong with a payload or with what was said of it;
-            None for the rank where nobody is known to be to blame.
-        complete: the newest round that this daemon holds completely (G5).
-        on_chunk_sent: called with the header of each chunk.
-        bound: of a round and a bitmap of ranks: which of them are bound to it, with which summed weight; None while one
-            of them has not decided (R2). A chunk waits until then: whoever passes it on answers for it. Without it
-            nothing was bound, as in a benchmark.
+        host: hears what becomes of rounds.
+        binds: what chunks are compared with (R2); without it nothing was bound, as in a benchmark.
+        trace: None: nobody notes chunks.
     """
 
     def __init__(
         self,
-        *,
-        plan: Plan,
+        settings: ExchangeSettings,
         rank: int,
-        ranks: tuple[int, ...],
-        learning: tuple[int, ...] | None = None,
-        codec: str,
-        topology: str | None = None,
-        momentum: Momentum | None = None,
-        links: Mapping[int, Connection],
-        job: int,
-        seed: int,
-        generation: int,
-        staleness: int,
+        members: ExchangeMembers,
+        *,
         first: int | None,
         result: Values,
-        on_bucket: Callable[[int, int, bool, int, float, float], None],
-        on_result: Callable[[int], None],
-        on_broken: Callable[[int | None, str], None],
-        complete: Callable[[], int],
-        on_chunk_sent: Callable[[Header], None] | None = None,
-        bound: Callable[[int, int], tuple[int, float] | None] | None = None,
+        host: RoundHost,
+        binds: BindsOfRounds | None = None,
+        trace: ChunkTrace | None = None,
     ) -> None:
         self._rank = rank
-        self._codec = parse_codec(codec)
-        self._collective = collective_for(self._codec, topology)
-        self._forms = Forms(plan, self._codec)
-        self._feedback = feedback_of(self._codec, plan.total_values, momentum)
-        self._job = job
+        codec = parse_codec(settings.codec)
+        plan, momentum, staleness = settings.plan, settings.momentum, settings.staleness
+        self._collective = collective_for(codec, settings.topology)
+        self._forms = Forms(plan, codec)
+        self._feedback = feedback_of(codec, plan.total_values, momentum)
+        self._job = settings.job
         self._staleness = staleness
-        self._on_broken = on_broken
-        self._bound = bound
+        self._host = host
+        self._binds = binds
         self._waiting: list[Header] = []  # chunks that are here before all is known that they are to be compared with
-        self._complete = complete
-        self._on_chunk_sent = on_chunk_sent
-        budget = budget_of(plan, EncodedLayout(plan, self._codec))
+        self._trace = trace
+        budget = budget_of(plan, EncodedLayout(plan, codec))
         shared = self._forms.shared_draws
-        own_seed, owner_seed = (member_seed(seed, rank, owner=owner, shared=shared) for owner in (False, True))
-        compensation = compensation_of(own_seed, self._codec, plan, budget, self._feedback, momentum)
+        own_seed, owner_seed = (member_seed(settings.seed, rank, owner=owner, shared=shared) for owner in (False, True))
+        compensation = compensation_of(own_seed, codec, plan, budget, self._feedback, momentum)
         rounds: dict[int, RoundResults] = {}
-        self._projections = Projections(self._forms, rounds, seed, staleness, first, compensation.residual)
+        self._projections = Projections(self._forms, rounds, settings.seed, staleness, first, compensation.residual)
         reducer = reducer_for(
             self._collective.reduction,
             Materials(self._forms, self._projections, compensation, owner_seed, self._feedback, budget),
         )
         self._memory = RoundMemory(self._forms, rounds, self._projections, reducer)
-        self._calculation = Calculation(
-            self._forms, self._memory, result, self._projections, reducer, on_bucket, on_result, self._broken
-        )
+        self._calculation = Calculation(self._forms, self._memory, result, self._projections, reducer, host)
         self._slot = self._calculation.slot
         self._settling = Slices(self._projections.settle_one)
         self._fenced: bool
         self._generation: int
         self._strategies: dict[Form, Strategy]
         self._sending: Sending
-        self._form(generation, ranks, links, ranks if learning is None else learning)
+        self._form(members)
         self._sending.start()
 
     def round_bytes(self, members: int) -> int:
@@ -140,7 +111,7 @@ class Executor:
         self._fenced = True
         self._waiting.clear()
         self._sending.close()
-        complete = self._complete()
+        complete = self._host.complete
         self._memory.fence(complete)
         if self._slot.round > complete:
             self._slot.restart(())
@@ -165,10 +136,10 @@ class Executor:
             learning: those whose learners compute.
         """
         assert self._fenced
-        assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
+        assert self._host.complete == cut, f"{self._host.complete} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
         before = self._strategies
-        self._form(generation, ranks, links, learning)
+        self._form(ExchangeMembers(generation=generation, ranks=ranks, links=links, learning=learning))
         if self._feedback is not None and self._collective.reduction.owner_feedback:
             given_up = (self._given_up(form, before[form], self._strategies[form]) for form in self._forms)
             self._feedback.enter(cut, chain.from_iterable(given_up))
@@ -177,10 +148,9 @@ class Executor:
         """All members have entered: sending begins."""
         self._sending.start()
 
-    def _form(
-        self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], learning: tuple[int, ...]
-    ) -> None:
-        self._generation = generation
+    def _form(self, members: ExchangeMembers) -> None:
+        self._generation = members.generation
+        ranks, learning = members.ranks, members.learning
         self._strategies = {
             form: self._collective.topology.strategy(form.layout, ranks, self._rank) for form in self._forms
         }
@@ -189,14 +159,13 @@ class Executor:
         place = learning.index(self._rank) if self._rank in learning else None
         self._projections.enter(place, len(learning))
         self._sending = Sending(
-            links,
+            members,
             self._job,
-            generation,
             self._strategies,
             self._memory,
             self._calculation,
-            self._complete,
-            self._on_chunk_sent,
+            self._host,
+            self._trace,
         )
         self._fenced = False
 
@@ -212,7 +181,7 @@ class Executor:
 
     def encoded(self, number: int) -> EncodedRound:
         """A complete round, to serve it; valid until it is forgotten. Raises KeyError when it is not held."""
-        if number > self._complete():
+        if number > self._host.complete:
             raise KeyError(number)
         return self._memory.encoded(number)
 
@@ -222,7 +191,7 @@ class Executor:
         Raises CodecError when they cannot be so many.
         """
         assert self._fenced
-        assert number > self._complete()
+        assert number > self._host.complete
         return self._memory.place_for(number, size_bytes, contributors)
 
     def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
@@ -295,7 +264,7 @@ class Executor:
         """
         if self._fenced or header.generation != self._generation:
             return None
-        complete = self._complete()
+        complete = self._host.complete
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
         buckets = len(self._forms.of(header.round).layout.plan.buckets)
@@ -383,12 +352,12 @@ class Executor:
         """A chunk is here. Returns False if it has to wait until more is known of its round."""
         exchange = round_.exchanges[header.bucket]
         step = exchange.step(header)
-        if self._bound is not None:
-            bound = self._bound(header.round, step.parts)
+        if self._binds is not None:
+            bound = self._binds.bound(header.round, step.parts)
             if bound is None:
                 return False
             if wrong := exchange.unlike(header, bound):
-                self._on_broken(step.recv_from, f"round {header.round}, bucket {header.bucket}: {wrong}")
+                self._host.chunk_broken(step.recv_from, f"round {header.round}, bucket {header.bucket}: {wrong}")
                 return True
         work = exchange.landed(header)
         if work is not None:
@@ -396,17 +365,13 @@ class Executor:
             self._sending.pump()
         return True
 
-    def _broken(self, text: str) -> None:
-        """Found late, in what was checked when it came."""
-        self._on_broken(None, text)
-
     def _perform(self, round_: RoundResults, bucket: int, work: Work, sender: int | None) -> None:
         """Computes what has landed at once; its sending waits for the link. `sender`: of what has come last."""
         try:
             work = self._calculation.compute(round_, bucket, work)
         except CodecError as error:
             culprit = error.rank if isinstance(error, BrokenPartError) else sender
-            self._on_broken(culprit, f"round {round_.number}, bucket {bucket}: {error}")
+            self._host.chunk_broken(culprit, f"round {round_.number}, bucket {bucket}: {error}")
             return
         if work.send_steps:
             self._sending.put(round_, bucket, work, computed=True)

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.executor.host import RoundHost
 from meshtraind.executor.projections import Projections
 from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Forms, Segment
@@ -21,8 +22,8 @@ class ResultSlot:
         values: the slot, as long as the plan's vector.
         projections: what becomes of the vector that is sent.
         decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
-        on_result: called with the round when all of it lies here; never from within `open`.
-        on_broken: called with what is wrong with a payload that was received.
+        host: hears when all of the round lies here, never from within `open`; and of what was checked when it came, and
+            is found to be wrong late.
     """
 
     def __init__(
@@ -31,16 +32,14 @@ class ResultSlot:
         forms: Forms,
         projections: Projections,
         decode: Callable[[Final, "ResultSlot"], None],
-        on_result: Callable[[int], None],
-        on_broken: Callable[[str], None],
+        host: RoundHost,
     ) -> None:
         self._values: Values | None = values
         self._forms = forms
         self._decode = decode
         self._projections = projections
         self._expansion: Expansion | None = None  # of the open round
-        self._on_result = on_result
-        self._on_broken = on_broken
+        self._host = host
         self._left = 0  # segments
         self._arrived: deque[Final] = deque()  # before the slot was opened, not decoded yet
         self._slices = Slices(self._next)
@@ -102,15 +101,15 @@ class ResultSlot:
             try:
                 self._decode(final, self)
             except CodecError as error:
-                self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
+                self._host.chunk_broken(None, f"round {self.round}, bucket {final.bucket}: {error}")
                 return True  # its segments never come to lie here
         if self.took(final):
-            self._on_result(self.round)
+            self._host.result_decoded(self.round)
         return True
 
     def _expand_one(self) -> bool:
         if self._expansion is None or not self._expansion.expand_one():
             return False
         if self._expansion.finished and not self._left:
-            self._on_result(self.round)
+            self._host.result_decoded(self.round)
         return True

@@ -1,14 +1,14 @@
 """What this member sends in one generation: work of rounds that waits for a link, made into frames in its turn."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshtraind.executor.compute import Calculation
+from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
 from meshtraind.executor.outbox import Frame, Outbox
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.parts.results import RoundResults
 from meshtraind.parts.segments import Form
-from meshtraind.transport.connection import Connection
 from meshwire.collectives.exchange import Work
 from meshwire.collectives.strategy import Strategy
 from meshwire.frames.header import Flags, Header, Kind
@@ -29,32 +29,31 @@ class Sending:
     """Nothing leaves before `start`.
 
     Args:
-        links: the connection to each other member, by rank.
-        job, generation: numbers for the frame headers.
+        members: of the generation.
+        job: number for the frame headers.
         strategies: of the generation.
-        complete: the newest round that this daemon holds completely (G5).
-        on_chunk_sent: called with the header of each chunk.
+        host: says which round is complete.
+        trace: None: nobody notes chunks.
     """
 
     def __init__(
         self,
-        links: Mapping[int, Connection],
+        members: ExchangeMembers,
         job: int,
-        generation: int,
         strategies: Mapping[Form, Strategy],
         memory: RoundMemory,
         calculation: Calculation,
-        complete: Callable[[], int],
-        on_chunk_sent: Callable[[Header], None] | None,
+        host: RoundHost,
+        trace: ChunkTrace | None,
     ) -> None:
         self._job = job
-        self._generation = generation
+        self._generation = members.generation
         self._strategies = strategies
         self._memory = memory
         self._calculation = calculation
-        self._complete = complete
-        self._on_chunk_sent = on_chunk_sent
-        self._outbox: Outbox[_Item] = Outbox(links, self._prepare)
+        self._host = host
+        self._trace = trace
+        self._outbox: Outbox[_Item] = Outbox(members.links, self._prepare)
 
     def start(self) -> None:
         """All members take what is sent: it leaves, on the links that there are now."""
@@ -111,9 +110,9 @@ class Sending:
             segment_count=work.segment_count,
             contributors=work.contributors,
             weight=work.weight,
-            complete=self._complete(),
+            complete=self._host.complete,
             squared_norm=work.squared_norm,
         )
-        if self._on_chunk_sent is not None:
-            self._on_chunk_sent(header)
+        if self._trace is not None:
+            self._trace.chunk(header)
         return header, payload
