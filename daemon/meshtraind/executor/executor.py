@@ -5,13 +5,13 @@ What that is says `meshwire.collectives.exchange`.
 Every piece of arithmetic is one chunk long, well under a millisecond, so it runs on the event loop between two reads:
 handing it to a thread would cost more than it takes. On the ring with s=0 own parts are encoded only when the link can
 take them; where encoding changes nothing they leave the learner's slot as they lie there. Otherwise they are encoded as
-soon as they are ready, and leave from there (`ownpart.py`).
+soon as they are ready, and leave from there (`../parts/contribution.py`).
 
-Every member decodes a round's result from the same final bytes, early or late (`resultslot.py`), and its squared norm
+Every member decodes a round's result from the same final bytes, early or late (`result_slot.py`), and its squared norm
 (O4) is computed once, by the owner of each shard, and travels with them: so both are bit-equal everywhere.
 
 A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exchanged of a round that was not complete
-is void, and the round runs again with the very same parts (`roundmemory.py`).
+is void, and the round runs again with the very same parts (`round_buffers.py`).
 """
 
 from collections.abc import Iterator, Mapping
