@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from meshtraind.executor.executor import Executor
 from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
-from meshtraind.parts.segments import Forms
+from meshtraind.parts.segments import RoundForms
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
@@ -70,7 +70,7 @@ class Members:
 
     def __init__(self, plan: Plan, codec: str, ends: Sequence[End], connections: Sequence[Connection]) -> None:
         spec = parse_codec(codec)
-        self.plan, self.forms, self.ends, self.connections = plan, Forms(plan, spec), ends, connections
+        self.plan, self.forms, self.ends, self.connections = plan, RoundForms(plan, spec), ends, connections
         self.complete, self.broken = 0, list[str]()
         self._results = [np.full(plan.total_values, np.nan, np.float32) for _ in ends]
         self._done: list[dict[int, bool]] = [{}, {}]  # of this round, by rank and bucket: is it poisoned

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshtraind.executor.projections import Projections
 from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import Areas, Forms
+from meshtraind.parts.segments import Areas, RoundForms
 from meshtraind.projection.lgc.latents import Basis, Convolved
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshwire.codecs.registry import parse_codec
@@ -195,7 +195,7 @@ def test_what_is_not_a_number_is_poison_and_changes_no_residual(bad: float) -> N
     """V1: wherever it is, chosen or not."""
     values = np.zeros(PLAN.total_values, np.float32)
     values[3] = bad
-    forms = Forms(PLAN, parse_codec("lgc:warmup=0"))
+    forms = RoundForms(PLAN, parse_codec("lgc:warmup=0"))
     residual = Residual(PLAN.total_values)
     form = forms.of(1)
     transform = Projections(forms, {}, 1, 0, 1, residual).of(form)

@@ -17,10 +17,10 @@ from meshtraind.bench.codecreport import CodecFigures
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.parts.contribution import RingPart, compensation_of
+from meshtraind.parts.contribution import HopContribution, compensation_of
 from meshtraind.parts.error_feedback import feedback_of
 from meshtraind.parts.results import Final, RoundResults
-from meshtraind.parts.segments import Forms
+from meshtraind.parts.segments import RoundForms
 from meshwire.codecs.registry import CodecSpec
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
@@ -49,7 +49,7 @@ class OneMember:
             first = starts[span.tensor]
             self.raw[span.start : span.start + span.count] = values[first : first + span.count]
         self.mean: Values = np.zeros_like(self.raw)
-        self._forms = Forms(plan, spec)
+        self._forms = RoundForms(plan, spec)
         feedback = feedback_of(spec, plan.total_values, None)
         compensation = compensation_of(0, spec, plan, None, feedback, None)
         rounds: dict[int, RoundResults] = {}
@@ -59,15 +59,15 @@ class OneMember:
         self._feedback = feedback
         self.encoded_bytes = 0  # of the last round
 
-    def encode(self, number: int) -> RingPart:
+    def encode(self, number: int) -> HopContribution:
         """The member's part of a round."""
         part = self._memory.own_part(number, 1.0)
-        assert isinstance(part, RingPart)
+        assert isinstance(part, HopContribution)
         for bucket in range(len(self._forms.of(number).segments)):
             part.keep(bucket, self.raw)
         return part
 
-    def add(self, number: int, part: RingPart) -> None:
+    def add(self, number: int, part: HopContribution) -> None:
         """Adds it to another's of zeros, as at the hop of a ring, and puts what it stands for into `mean`."""
         form = self._forms.of(number)
         round_ = self._memory.add(number, ())

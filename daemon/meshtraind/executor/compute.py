@@ -7,7 +7,7 @@ from meshtraind.executor.reducers import Reducer
 from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.parts.results import Final, RoundResults
-from meshtraind.parts.segments import Forms
+from meshtraind.parts.segments import RoundForms
 from meshwire.collectives.exchange import Work
 
 
@@ -25,7 +25,7 @@ class Calculation:
 
     def __init__(
         self,
-        forms: Forms,
+        forms: RoundForms,
         memory: RoundMemory,
         result: Values,
         projections: Projections,

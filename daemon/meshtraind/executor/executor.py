@@ -29,7 +29,7 @@ from meshtraind.parts.error_feedback import Run, feedback_of
 from meshtraind.parts.received import BrokenPartError
 from meshtraind.parts.results import EncodedRound, RoundResults
 from meshtraind.parts.seeds import member_seed
-from meshtraind.parts.segments import Form, Forms, Segment
+from meshtraind.parts.segments import RoundForm, RoundForms, Segment
 from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.connection import Connection
@@ -70,7 +70,7 @@ class Executor:
         codec = parse_codec(settings.codec)
         plan, momentum, staleness = settings.plan, settings.momentum, settings.staleness
         self._collective = collective_for(codec, settings.topology)
-        self._forms = Forms(plan, codec)
+        self._forms = RoundForms(plan, codec)
         self._feedback = feedback_of(codec, plan.total_values, momentum)
         self._job = settings.job
         self._staleness = staleness
@@ -94,7 +94,7 @@ class Executor:
         self._settling = Slices(self._projections.settle_one)
         self._fenced: bool
         self._generation: int
-        self._strategies: dict[Form, Strategy]
+        self._strategies: dict[RoundForm, Strategy]
         self._sending: Sending
         self._form(members)
         self._sending.start()
@@ -169,7 +169,7 @@ class Executor:
         )
         self._fenced = False
 
-    def _given_up(self, form: Form, before: Strategy, now: Strategy) -> Iterator[tuple[Run, Segment]]:
+    def _given_up(self, form: RoundForm, before: Strategy, now: Strategy) -> Iterator[tuple[Run, Segment]]:
         """What this member finished before and does not finish now: (bucket, segment)."""
         for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
             owned = now.owned(bucket.index)

@@ -4,12 +4,15 @@ from collections.abc import Mapping
 
 from meshtraind.parts.error_feedback import Residual
 from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Form, Forms
-from meshtraind.projection.base import AsItIs, LearnerHelp, Transform
+from meshtraind.parts.segments import RoundForm, RoundForms
+from meshtraind.projection.base import AsItIs, LearnerHelp, Projection
 from meshtraind.projection.lgc.projection import LearnedGradients
-from meshtraind.projection.powersgd.projection import LowRank
+from meshtraind.projection.powersgd.projection import LowRankProjection
 
-_CLASSES: Mapping[str, type[LowRank] | type[LearnedGradients]] = {"powersgd": LowRank, "lgc": LearnedGradients}
+_CLASSES: Mapping[str, type[LowRankProjection] | type[LearnedGradients]] = {
+    "powersgd": LowRankProjection,
+    "lgc": LearnedGradients,
+}
 
 
 class Projections:
@@ -28,7 +31,7 @@ class Projections:
 
     def __init__(
         self,
-        forms: Forms,
+        forms: RoundForms,
         rounds: Mapping[int, RoundResults],
         seed: int,
         staleness: int,
@@ -36,18 +39,18 @@ class Projections:
         residual: Residual | None,
     ) -> None:
         as_it_is = AsItIs(staleness)
-        self.projected: Transform = as_it_is
+        self.projected: Projection = as_it_is
         if forms.codec.family.transforms:
             assert residual is not None
             self.projected = _CLASSES[forms.codec.name](forms, rounds, seed, staleness, first, residual)
         self._of = {form: self.projected if form.layout.projected else as_it_is for form in forms}
 
-    def of(self, form: Form) -> Transform:
+    def of(self, form: RoundForm) -> Projection:
         """That of the rounds which have this form; a job's first ones may send all values."""
         return self._of[form]
 
     def enter(self, place: int | None, learners: int) -> None:
-        """A generation begins (`Transform.enter`)."""
+        """A generation begins (`Projection.enter`)."""
         self.projected.enter(place, learners)
 
     def settle_one(self) -> bool:

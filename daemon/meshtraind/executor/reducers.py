@@ -16,9 +16,9 @@ from meshtraind.executor.gather import GatherArithmetic
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.ring_and_sharded import Arithmetic, HopArithmetic, ShardedArithmetic
 from meshtraind.executor.sketch import SketchArithmetic
-from meshtraind.parts.contribution import Compensated, Compensation, OwnPart
+from meshtraind.parts.contribution import Compensation, OwnContribution, WithErrorFeedback
 from meshtraind.parts.error_feedback import Feedback
-from meshtraind.parts.segments import Areas, Form, Forms
+from meshtraind.parts.segments import Areas, RoundForm, RoundForms
 from meshtraind.parts.sketch import Shares, SketchPart
 from meshwire.codecs.spec import Reduction
 from meshwire.layout.budget import Budget
@@ -35,7 +35,7 @@ class Materials:
         budget: of bytes; None without one.
     """
 
-    forms: Forms
+    forms: RoundForms
     projections: Projections
     compensation: Compensation
     owner_seed: int
@@ -50,7 +50,7 @@ class Reducer(ABC):
         self._of = materials
 
     @abstractmethod
-    def contribution(self, form: Form, areas: Areas, number: int, weight: float, members: int) -> OwnPart:
+    def contribution(self, form: RoundForm, areas: Areas, number: int, weight: float, members: int) -> OwnContribution:
         """For what this member adds to a round.
 
         Args:
@@ -60,7 +60,7 @@ class Reducer(ABC):
         """
 
     @abstractmethod
-    def arithmetic(self, form: Form) -> Arithmetic:
+    def arithmetic(self, form: RoundForm) -> Arithmetic:
         """For the rounds of this form."""
 
     def _scratch(self) -> Values:
@@ -75,10 +75,10 @@ class LinearReducer(Reducer):
         super().__init__(materials)
         self._segment = self._scratch()
 
-    def contribution(self, form: Form, areas: Areas, number: int, weight: float, members: int) -> OwnPart:
+    def contribution(self, form: RoundForm, areas: Areas, number: int, weight: float, members: int) -> OwnContribution:
         return self._of.projections.of(form).part(form, areas, self._segment, number, weight)
 
-    def arithmetic(self, form: Form) -> Arithmetic:
+    def arithmetic(self, form: RoundForm) -> Arithmetic:
         built_on = self._of.projections.of(form).reads_results
         return HopArithmetic(form.segments, form.layout.plan.segment_values, built_on=built_on)
 
@@ -91,23 +91,23 @@ class SketchReducer(Reducer):
         self._segment = self._scratch()
         self._shares = Shares()
 
-    def contribution(self, form: Form, areas: Areas, number: int, weight: float, members: int) -> OwnPart:
+    def contribution(self, form: RoundForm, areas: Areas, number: int, weight: float, members: int) -> OwnContribution:
         compensation = self._of.compensation
         return SketchPart(
             form.segments, areas.take(), self._segment, number, compensation, self._shares, weight, members
         )
 
-    def arithmetic(self, form: Form) -> Arithmetic:
+    def arithmetic(self, form: RoundForm) -> Arithmetic:
         return SketchArithmetic(form.segments, form.layout.plan.segment_values)
 
 
 class OwnerReducer(Reducer):
     """Parts meet whole at the owner of each shard, who encodes their mean."""
 
-    def contribution(self, form: Form, areas: Areas, number: int, weight: float, members: int) -> OwnPart:
-        return Compensated(form.segments, areas.take(), number, self._of.compensation, weight, members)
+    def contribution(self, form: RoundForm, areas: Areas, number: int, weight: float, members: int) -> OwnContribution:
+        return WithErrorFeedback(form.segments, areas.take(), number, self._of.compensation, weight, members)
 
-    def arithmetic(self, form: Form) -> Arithmetic:
+    def arithmetic(self, form: RoundForm) -> Arithmetic:
         values = form.layout.plan.segment_values
         return ShardedArithmetic(form.segments, values, self._of.owner_seed, self._of.feedback, self._of.budget)
 
@@ -115,7 +115,7 @@ class OwnerReducer(Reducer):
 class GatherReducer(OwnerReducer):
     """Parts meet whole at everybody, and each adds them up for itself."""
 
-    def arithmetic(self, form: Form) -> Arithmetic:
+    def arithmetic(self, form: RoundForm) -> Arithmetic:
         return GatherArithmetic(form.segments, form.layout.plan.segment_values)
 
 

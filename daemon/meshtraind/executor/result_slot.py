@@ -7,7 +7,7 @@ from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.host import RoundHost
 from meshtraind.executor.projections import Projections
 from meshtraind.parts.results import Final
-from meshtraind.parts.segments import Forms, Segment
+from meshtraind.parts.segments import RoundForms, Segment
 from meshtraind.projection.expansion import Expansion
 from meshtraind.runtime.timeslice import Slices
 
@@ -29,7 +29,7 @@ class ResultSlot:
     def __init__(
         self,
         values: Values,
-        forms: Forms,
+        forms: RoundForms,
         projections: Projections,
         decode: Callable[[Final, "ResultSlot"], None],
         host: RoundHost,

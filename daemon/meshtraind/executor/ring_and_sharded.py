@@ -9,8 +9,8 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.parts.byte_budget import Purse
-from meshtraind.parts.contribution import Compensated, OwnPart, RingPart
+from meshtraind.parts.byte_budget import ByteBudget
+from meshtraind.parts.contribution import HopContribution, OwnContribution, WithErrorFeedback
 from meshtraind.parts.error_feedback import Feedback
 from meshtraind.parts.received import BrokenPartError, MemberPart, mean_into, member_parts, payloads_of
 from meshtraind.parts.results import Final
@@ -39,7 +39,13 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         """Does what `work` says of a run, all but the sending.
 
@@ -53,19 +59,21 @@ class Arithmetic(ABC):
         to be finite (V1). Raises CodecError when the payload that has arrived was broken.
         """
 
-    def served(self, final: Final, own: OwnPart | None) -> None:
+    def served(self, final: Final, own: OwnContribution | None) -> None:
         """A run of a round has come from a member that holds it; `own` may be in it. Raises CodecError."""
         for payload in final.payloads:
             for segment, each in each_payload(self._run(final.bucket, final), payload):
                 segment.codec.decode_into(each, self._sum[: segment.count])
 
-    def final(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> Final:
+    def final(self, bucket: int, work: Work, area: memoryview, own: OwnContribution | None) -> Final:
         """Where the bytes lie of a run that is final."""
         void = work.poison or not work.contributors
         payloads = () if void else self._payloads(bucket, work, area, own)
         return Final(bucket, work.first_segment, work.segment_count, payloads, work.contributors, work.weight)
 
-    def _payloads(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> tuple[memoryview, ...]:
+    def _payloads(
+        self, bucket: int, work: Work, area: memoryview, own: OwnContribution | None
+    ) -> tuple[memoryview, ...]:
         offset = self._segments[bucket][work.first_segment].offset
         return (area[offset : offset + work.length_bytes],)
 
@@ -139,7 +147,13 @@ class HopArithmetic(Arithmetic):
         self._built_on = built_on
 
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         if work.poison or not (work.add_own or work.incoming or work.parts):
             return work
@@ -155,7 +169,7 @@ class HopArithmetic(Arithmetic):
             total = scratch = self._sum[: segment.count]
             if work.add_own or work.finish or work.parts:
                 if work.add_own:
-                    assert isinstance(own, RingPart)
+                    assert isinstance(own, HopContribution)
                     if work.incoming:
                         codec.sum_into(encoded, own.values(segment), total)
                     else:
@@ -244,7 +258,13 @@ class ShardedArithmetic(Arithmetic):
         self._budget = budget
 
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         if work.poison or not work.contributors:
             return work
@@ -252,7 +272,7 @@ class ShardedArithmetic(Arithmetic):
         if work.finish:
             parts = member_parts(work.contributors, segments, payloads_of(bucket, work, area, own))
             mean_weight = work.weight / work.contributors.bit_count()
-            own_weight = own.weight if isinstance(own, Compensated) else mean_weight
+            own_weight = own.weight if isinstance(own, WithErrorFeedback) else mean_weight
             return self._finish(number, bucket, work, area, segments, parts, own_weight, slot)
         if work.deliver:
             (payload,) = self._payloads(bucket, work, area, own)
@@ -278,13 +298,13 @@ class ShardedArithmetic(Arithmetic):
             count = last.start + last.count - start
             owed = self._feedback.finish(number, of, start, count, work.weight, own_weight)
         squared_norm = 0.0
-        purse = Purse(self._budget)
+        byte_budget = ByteBudget(self._budget)
         at = first = segments[0].offset
         for index, segment in enumerate(segments):
             total = self._sum[: segment.count]
             mean_into(parts, index, work.weight, total)
             place = area[at : at + segment.length]
-            terms = Terms(number, segment_seed(self._seed, number, segment.start), purse.open(segment))
+            terms = Terms(number, segment_seed(self._seed, number, segment.start), byte_budget.reserve(segment))
             try:
                 if owed is None:
                     length = segment.codec.encode_into(total, place, terms)
@@ -302,6 +322,6 @@ class ShardedArithmetic(Arithmetic):
                 values = slot.place(segment) if slot is not None else total
                 segment.codec.decode_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if segment.measured else 0.0
-            purse.paid(segment, length)
+            byte_budget.spend(segment, length)
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)

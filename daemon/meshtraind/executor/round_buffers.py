@@ -12,10 +12,10 @@ import numpy as np
 from meshtraind.codecs.base import CodecError
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
-from meshtraind.parts.contribution import OwnPart
+from meshtraind.parts.contribution import OwnContribution
 from meshtraind.parts.results import EncodedRound, Final, RoundResults
-from meshtraind.parts.segments import Areas, Form, Forms, Segment
-from meshwire.collectives.exchange import Exchange
+from meshtraind.parts.segments import Areas, RoundForm, RoundForms, Segment
+from meshwire.collectives.exchange import BucketExchange
 from meshwire.model.plan import Shard
 
 
@@ -34,7 +34,7 @@ class RoundMemory:
 
     def __init__(
         self,
-        forms: Forms,
+        forms: RoundForms,
         rounds: dict[int, RoundResults],
         projections: Projections,
         reducer: Reducer,
@@ -46,22 +46,22 @@ class RoundMemory:
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self.rounds = rounds
-        self.own: dict[int, OwnPart] = {}
+        self.own: dict[int, OwnContribution] = {}
 
-    def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
+    def form(self, area_bytes: Mapping[RoundForm, int], members: int) -> None:
         """From now on there are so many members, and rounds take areas of these sizes."""
         self._members = members
         for form, size_bytes in area_bytes.items():
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)
 
-    def add(self, number: int, exchanges: Sequence[Exchange]) -> RoundResults:
+    def add(self, number: int, exchanges: Sequence[BucketExchange]) -> RoundResults:
         """Memory for a round that has none."""
         form = self._forms.of(number)
         round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take(), exchanges)
         return round_
 
-    def own_part(self, number: int, weight: float) -> OwnPart:
+    def own_part(self, number: int, weight: float) -> OwnContribution:
         """For what is to be kept of this member's part, which has this weight."""
         own = self.own.get(number)
         if own is None:

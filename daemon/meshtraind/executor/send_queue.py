@@ -8,7 +8,7 @@ from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
 from meshtraind.executor.outbox import Frame, Outbox
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Form
+from meshtraind.parts.segments import RoundForm
 from meshwire.collectives.exchange import Work
 from meshwire.collectives.strategy import Strategy
 from meshwire.frames.header import Flags, Header, Kind
@@ -40,7 +40,7 @@ class Sending:
         self,
         members: ExchangeMembers,
         job: int,
-        strategies: Mapping[Form, Strategy],
+        strategies: Mapping[RoundForm, Strategy],
         memory: RoundMemory,
         calculation: Calculation,
         host: RoundHost,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshtraind.parts.segments import Form
-from meshwire.collectives.exchange import Exchange
+from meshtraind.parts.segments import RoundForm
+from meshwire.collectives.exchange import BucketExchange
 
 
 class Final(NamedTuple):
@@ -33,9 +33,9 @@ class RoundResults:
     """What is here of one round: the memory that its chunks land in, and what of it is final."""
 
     number: int
-    form: Form
+    form: RoundForm
     area: memoryview  # the encoded vector first, but for a gather
-    exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
+    exchanges: Sequence[BucketExchange]  # by bucket; none where a member that holds the round serves it
     finals: list[Final] = field(default_factory=list)  # what of it is final in the area
     void: bool = True  # until it is complete, and counts
 

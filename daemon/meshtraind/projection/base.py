@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.contribution import InSlot, Retained, RingPart
+from meshtraind.parts.contribution import HopContribution, Retained, ZeroCopy
 from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Areas, Form
+from meshtraind.parts.segments import Areas, RoundForm
 from meshtraind.projection.expansion import Expansion, InPlace
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
@@ -24,7 +24,7 @@ class LearnerHelp(Protocol):
         """Another process will be asked anew."""
 
 
-class Transform(ABC):
+class Projection(ABC):
     """One member's, of one job. What it makes of a round follows from the results of earlier ones alone, never from the
     generation: a round that runs again has it again (C1).
 
@@ -42,7 +42,7 @@ class Transform(ABC):
         it does not."""
 
     @abstractmethod
-    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> RingPart:
+    def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> HopContribution:
         """What this member adds to a round, with this weight.
 
         Args:
@@ -51,7 +51,7 @@ class Transform(ABC):
         """
 
     @abstractmethod
-    def expansion(self, form: Form, number: int, values: Values) -> Expansion:
+    def expansion(self, form: RoundForm, number: int, values: Values) -> Expansion:
         """Of the round that has the result slot, `values`. Every round before it is complete."""
 
     @abstractmethod
@@ -77,7 +77,7 @@ class Transform(ABC):
         """How many rounds the bytes of a complete one are read after it."""
 
 
-class AsItIs(Transform):
+class AsItIs(Projection):
     """The model's own vector is sent: nothing is turned into anything.
 
     Args:
@@ -92,10 +92,10 @@ class AsItIs(Transform):
     def enter(self, place: int | None, learners: int) -> None:
         """It has no part in it."""
 
-    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> RingPart:
-        return Retained(form.segments, areas.take(), scratch) if self._staleness else InSlot(form.segments)
+    def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> HopContribution:
+        return Retained(form.segments, areas.take(), scratch) if self._staleness else ZeroCopy(form.segments)
 
-    def expansion(self, form: Form, number: int, values: Values) -> Expansion:
+    def expansion(self, form: RoundForm, number: int, values: Values) -> Expansion:
         return InPlace(form.layout.plan, values, values)
 
     def settled(self, round_: RoundResults, *, contributed: bool) -> None:

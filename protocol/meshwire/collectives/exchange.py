@@ -66,7 +66,7 @@ class Work:
     senders: tuple[int, ...] = ()
 
 
-class Exchange(ABC):
+class BucketExchange(ABC):
     """The state of one bucket in one round."""
 
     def __init__(self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout) -> None:

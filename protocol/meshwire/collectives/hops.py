@@ -10,7 +10,7 @@ may come at the same time; all are added in the order of the program's steps, wh
 
 from collections.abc import Iterator, Sequence
 
-from meshwire.collectives.exchange import Exchange, Part, Place, Work
+from meshwire.collectives.exchange import BucketExchange, Part, Place, Work
 from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
@@ -42,7 +42,7 @@ class LandingPlaces:
         return in_vector if moved is None else in_vector + moved[bucket]
 
 
-class HopExchange(Exchange):
+class HopExchange(BucketExchange):
     """The state of one bucket in one round."""
 
     def __init__(

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from meshwire.codecs.spec import CodecSpec, Reduction
 from meshwire.collectives.butterfly import butterfly_area_vectors, butterfly_program, butterfly_sent_vectors
 from meshwire.collectives.direct import PartsLayout
-from meshwire.collectives.exchange import Exchange
+from meshwire.collectives.exchange import BucketExchange
 from meshwire.collectives.gather import GatherExchange
 from meshwire.collectives.hops import HopExchange, LandingPlaces
 from meshwire.collectives.sharded import ShardedExchange
@@ -36,7 +36,7 @@ class Strategy:
     program: Program
     shards: tuple[tuple[Shard, ...], ...]
     area_bytes: int
-    exchange: Callable[[int], Exchange]
+    exchange: Callable[[int], BucketExchange]
 
     def owned(self, bucket: int) -> frozenset[int]:
         """The segments of a bucket that this rank finishes."""

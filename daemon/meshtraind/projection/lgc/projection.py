@@ -13,8 +13,8 @@ from meshtraind.codecs.base import CodecError, Values
 from meshtraind.parts.error_feedback import Residual
 from meshtraind.parts.results import RoundResults
 from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Areas, Form, Forms, values_in
-from meshtraind.projection.base import Transform
+from meshtraind.parts.segments import Areas, RoundForm, RoundForms, values_in
+from meshtraind.projection.base import Projection
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion
 from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved, Learning, smooth_rows
@@ -28,7 +28,7 @@ from meshwire.model.plan import aligned
 VALUE_MAX = 2.0**100  # of what is encoded: what is decoded is then finite
 
 
-class LearnedGradients(Transform):
+class LearnedGradients(Projection):
     """Arguments as of `transform_for`.
 
     What a linear map leaves out of each part adds up to what it leaves out of the sum. An autoencoder's does not: what
@@ -39,7 +39,7 @@ class LearnedGradients(Transform):
 
     def __init__(
         self,
-        forms: Forms,
+        forms: RoundForms,
         rounds: Mapping[int, RoundResults],
         seed: int,
         staleness: int,
@@ -67,11 +67,11 @@ class LearnedGradients(Transform):
     def enter(self, place: int | None, learners: int) -> None:
         self._place, self._learners = place, learners
 
-    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> "ChosenPart":
+    def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> "ChosenPart":
         self.learning.begin_round()
         return ChosenPart(Inputs(form, areas.take(), scratch, self._leaving, number, self._residual, weight), self)
 
-    def expansion(self, form: Form, number: int, values: Values) -> "ChosenExpansion":
+    def expansion(self, form: RoundForm, number: int, values: Values) -> "ChosenExpansion":
         return ChosenExpansion(form, number, self, self._arriving, values)
 
     def settled(self, round_: RoundResults, *, contributed: bool) -> None:
@@ -170,7 +170,7 @@ class LearnedGradients(Transform):
         return self._heard[number].get(bucket)
 
     @staticmethod
-    def _chosen(form: Form) -> Chosen:
+    def _chosen(form: RoundForm) -> Chosen:
         assert isinstance(form.layout.shorter, Chosen)
         return form.layout.shorter
 
@@ -238,7 +238,7 @@ class ChosenPart(ShorterPart):
 class ChosenExpansion(Expansion):
     """The means of such a round: zeros, but at the places that all share. Arguments as of `Expansion`."""
 
-    def __init__(self, form: Form, number: int, owner: LearnedGradients, sent: Values, values: Values) -> None:
+    def __init__(self, form: RoundForm, number: int, owner: LearnedGradients, sent: Values, values: Values) -> None:
         super().__init__(form.layout.plan, sent, values)
         assert isinstance(form.layout.shorter, Chosen)
         self._chosen = form.layout.shorter

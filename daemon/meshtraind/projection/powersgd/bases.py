@@ -12,7 +12,7 @@ import numpy as np
 from meshtraind.codecs.base import Values
 from meshtraind.parts.results import RoundResults
 from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Forms, values_in
+from meshtraind.parts.segments import RoundForms, values_in
 from meshtraind.projection.orthonormal import orthonormal
 from meshwire.layout.powersgd import Factors, lag
 
@@ -31,7 +31,7 @@ class Bases:
     """
 
     def __init__(
-        self, forms: Forms, rounds: Mapping[int, RoundResults], seed: int, staleness: int, first: int | None
+        self, forms: RoundForms, rounds: Mapping[int, RoundResults], seed: int, staleness: int, first: int | None
     ) -> None:
         self._forms = forms
         self._rounds = rounds

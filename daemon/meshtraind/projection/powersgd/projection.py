@@ -11,8 +11,8 @@ import numpy as np
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.parts.error_feedback import Residual
 from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Areas, Form, Forms
-from meshtraind.projection.base import Transform
+from meshtraind.parts.segments import Areas, RoundForm, RoundForms
+from meshtraind.projection.base import Projection
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion
 from meshtraind.projection.orthonormal import (
@@ -96,7 +96,7 @@ class FactorExpansion(Expansion):
     Arguments as of `Expansion`.
     """
 
-    def __init__(self, form: Form, number: int, bases: Bases, sent: Values, values: Values) -> None:
+    def __init__(self, form: RoundForm, number: int, bases: Bases, sent: Values, values: Values) -> None:
         super().__init__(form.layout.plan, sent, values)
         assert isinstance(form.layout.shorter, Factors)
         self._number = number
@@ -125,12 +125,12 @@ class FactorExpansion(Expansion):
                 yield partial(product_into, left[:, block], right, product, self._scratch[: product.size])
 
 
-class LowRank(Transform):
+class LowRankProjection(Projection):
     """Arguments as of `Bases`."""
 
     def __init__(
         self,
-        forms: Forms,
+        forms: RoundForms,
         rounds: Mapping[int, RoundResults],
         seed: int,
         staleness: int,
@@ -145,12 +145,12 @@ class LowRank(Transform):
     def enter(self, place: int | None, learners: int) -> None:
         """It has no part in it."""
 
-    def part(self, form: Form, areas: Areas, scratch: Values, number: int, weight: float) -> FactorPart:
+    def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> FactorPart:
         return FactorPart(
             Inputs(form, areas.take(), scratch, self._leaving, number, self._residual, weight), self._bases
         )
 
-    def expansion(self, form: Form, number: int, values: Values) -> FactorExpansion:
+    def expansion(self, form: RoundForm, number: int, values: Values) -> FactorExpansion:
         return FactorExpansion(form, number, self._bases, self._arriving, values)
 
     def settled(self, round_: RoundResults, *, contributed: bool) -> None:
