@@ -50,6 +50,7 @@ class HopExchange(BucketExchange):
     ) -> None:
         super().__init__(bucket, program, shards, layout)
         self._places = places
+        self._routes = program.routes
         # By first segment of a run, and step: sums that wait for the own part, or for others of the same run.
         self._waiting: dict[int, dict[int, Header]] = {}
 
@@ -58,7 +59,7 @@ class HopExchange(BucketExchange):
         assert step.recv_shard is not None
         if step.op is Op.COPY:
             return self._copied(step.recv_shard, header)
-        sums = self._program.routes[step.recv_shard].sums
+        sums = self._routes[step.recv_shard].sums
         if len(sums) == 1 and self._part is not None:
             return self._summed(step.recv_shard, header.first_segment, header.segment_count, (header,))
         waiting = self._waiting.setdefault(header.first_segment, {})
@@ -69,14 +70,14 @@ class HopExchange(BucketExchange):
         return self._of_waiting(waiting)
 
     def _contributed(self) -> Iterator[Work]:
-        for shard, route in enumerate(self._program.routes):
+        for shard, route in enumerate(self._routes):
             if not route.sums:
                 for first, count in self._layout.chunks(self._bucket, self._shards[shard]):
                     yield self._summed(shard, first, count, ())
         there = [
             (max(waiting), first)
             for first, waiting in self._waiting.items()
-            if len(waiting) == len(self._program.routes[self._shard(waiting)].sums)
+            if len(waiting) == len(self._routes[self._shard(waiting)].sums)
         ]
         for _, first in sorted(there):
             yield self._of_waiting(self._waiting.pop(first))
@@ -96,7 +97,7 @@ class HopExchange(BucketExchange):
         if header.contributors & self._rank_bit:
             return "a sum that already holds this rank's part came back to be reduced"
         assert step.recv_shard is not None
-        if len(self._program.routes[step.recv_shard].sums) == 1:
+        if len(self._routes[step.recv_shard].sums) == 1:
             return None
         # Sums that meet are of different members, and runs of them match.
         if header.contributors & ~step.parts:
@@ -112,7 +113,7 @@ class HopExchange(BucketExchange):
 
     def _summed(self, shard: int, first_segment: int, segment_count: int, headers: Sequence[Header]) -> Work:
         """The own part of a run, and all sums that come to it, in the order of steps."""
-        route = self._program.routes[shard]
+        route = self._routes[shard]
         adds = self._part is not Part.NOTHING
         contributors, weight = (self._rank_bit if adds else 0), self._own_weight
         poison = self._part is Part.POISON
@@ -122,7 +123,7 @@ class HopExchange(BucketExchange):
             poison |= bool(header.flags & Flags.POISON)
         offset, length = self._layout.span(self._bucket, first_segment, segment_count)
         incoming = bool(headers) and headers[0].contributors != 0
-        others = [header for header in headers[1:] if header.contributors]
+        others = [header for header in headers[1:] if header.contributors] if len(headers) > 1 else ()
         send_steps = route.spread if route.finishes else route.onward
         return Work(
             first_segment=first_segment,
@@ -138,8 +139,8 @@ class HopExchange(BucketExchange):
             weight=weight,
             poison=poison,
             length_bytes=length,
-            parts=tuple((self._places.offset(header.step, self._bucket, offset), length) for header in others),
-            senders=tuple(self._sender(header) for header in ([headers[0], *others] if incoming else others)),
+            parts=tuple([(self._places.offset(header.step, self._bucket, offset), length) for header in others]),
+            senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]) if others else (),
         )
 
     def _sender(self, header: Header) -> int:
@@ -157,7 +158,7 @@ class HopExchange(BucketExchange):
             finish=False,
             deliver=True,
             at_once=True,
-            send_steps=self._program.routes[shard].spread,
+            send_steps=self._routes[shard].spread,
             contributors=header.contributors,
             weight=header.weight,
             poison=bool(header.flags & Flags.POISON),
