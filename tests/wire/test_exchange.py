@@ -238,3 +238,17 @@ def test_sums_that_meet_are_of_different_members(changes: dict[str, object], com
     else:
         assert isinstance(answer, str)
         assert complaint in answer
+
+
+def test_what_leaves_on_several_links_is_computed_once() -> None:
+    """R4: the root of a tree whose children have nothing to add finishes what it alone adds, then and there."""
+    layout = EncodedLayout(make_plan(2), FP32)
+    exchange = exchange_of(tree_program((0, 1, 2), 0), bucket_shards(2, 1, 0), layout)
+    for step, child in enumerate((1, 2)):
+        null = Header(Kind.CHUNK, 0, round=1, step=step, segment_count=2)
+        assert exchange.announce(child, null) != ""
+        assert exchange.landed(null) is None, "it waits for the own part"
+    (work,) = exchange.contribute(Part.DATA, 3.0)
+    assert (work.send_steps, work.contributors, work.weight, work.parts) == ((2, 3), 0b1, 3.0, ())
+    assert work.finish
+    assert work.at_once
