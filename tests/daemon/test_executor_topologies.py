@@ -1,8 +1,7 @@
 """Executors over trees and butterflies: the mean that the program says, to the bit, whatever a fence interrupts."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -107,26 +106,28 @@ def test_rounds_are_the_programs_mean_through_generations(
     asyncio.run(TopologyMesh(members, codec, topology, staleness, seed).churn(150 * members))
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_who_sends_nonsense_is_named(topology: str) -> None:
-    """V3: of sums that meet, the one that no encoder makes is found, and its sender, whoever came last."""
+@pytest.mark.parametrize(
+    ("topology", "members", "victim", "liar", "late"),
+    [
+        ("tree", 4, 0, 2, False),  # beside the sum of another child
+        ("butterfly", 4, 0, 2, False),
+        ("tree", 4, 0, 1, True),  # it lies there already when the own part comes
+        ("butterfly", 3, 1, 0, True),  # the one sum of a member that idles first
+    ],
+)
+def test_who_sends_nonsense_is_named(topology: str, members: int, victim: int, liar: int, late: bool) -> None:
+    """V3: of the sums that come, the one that no encoder makes is found, and its sender, whoever came last."""
 
     async def play() -> list[str]:
-        mesh = TopologyMesh(4, "fp32", topology, 0, seed=3)
-        mesh.rounds = {1: [Offer(np.ones(PLAN.total_values, np.float32), 1.0) for _ in range(4)]}
-        root = 0
-        told: list[str] = []
-        mesh.broken = told
-        actions: list[Callable[[], None]] = []
-        for rank in range(4):
+        mesh = TopologyMesh(members, "fp32", topology, 0, seed=3)
+        offer = Offer(np.ones(PLAN.total_values, np.float32), 1.0)
+        mesh.rounds = {1: [offer] * members}
+        mesh.broken = told = list[str]()
+        for rank in range(members):
             for _ in PLAN.buckets:
-                actions.append(partial(mesh.contribute, rank, mesh.rounds[1][rank]))
-        for action in actions:
-            action()
-        for _ in range(10_000):
-            waiting = [way for way, link in mesh.wires.items() if link.queue]
-            if not waiting or told:
-                break
+                if rank != victim or not late:
+                    mesh.contribute(rank, offer)
+        while waiting := [way for way, link in mesh.wires.items() if link.queue]:
             for sender, receiver in waiting:
                 link = mesh.wires[sender, receiver]
                 header, payload = link.queue[0]
@@ -134,14 +135,17 @@ def test_who_sends_nonsense_is_named(topology: str) -> None:
                 assert isinstance(place, memoryview), place
                 if payload is not None:
                     place[:] = payload
-                    if (sender, receiver) == (2, root):
+                    if (sender, receiver) == (liar, victim):
                         np.frombuffer(place, np.float32)[:] = np.inf
                 mesh.members[receiver].executor.chunk_received(header)
                 link.left()
             await asyncio.sleep(0)
+        if late:
+            for _ in PLAN.buckets:
+                mesh.contribute(victim, offer)
         mesh.close()
         return told
 
     told = asyncio.run(play())
     assert told
-    assert told[0].startswith("2: round 1, bucket ")
+    assert {text.partition(":")[0] for text in told} == {str(liar)}

@@ -224,11 +224,9 @@ class Executor:
         if self._fenced:
             return
         round_ = self._round(number)
-        steps = self._strategies[round_.form].program.steps
-        before = steps[0].recv_from if steps else None  # on a ring all comes from one; where parts meet errors name it
         for work in round_.exchanges[bucket].contribute(part, weight):
             if work.at_once:
-                self._perform(round_, bucket, work, before)
+                self._perform(round_, bucket, work, work.senders[0] if len(work.senders) == 1 else None)
             else:
                 self._sending.put(round_, bucket, work, computed=False)
         self._sending.pump()

@@ -46,7 +46,7 @@ class Work:
             that vary in length.
         parts: where the run's contributions lie, in the order in which they are summed; None is this rank's own. Where
             sums grow from hop to hop: the sums that came beside the one that `incoming` means.
-        senders: of those sums, the `incoming` one first; only where there are such.
+        senders: of those sums, the `incoming` one first.
     """
 
     first_segment: int

@@ -140,7 +140,7 @@ class HopExchange(BucketExchange):
             poison=poison,
             length_bytes=length,
             parts=tuple([(self._places.offset(header.step, self._bucket, offset), length) for header in others]),
-            senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]) if others else (),
+            senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]),
         )
 
     def _sender(self, header: Header) -> int:
