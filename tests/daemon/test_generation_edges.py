@@ -713,6 +713,7 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     members = job_of("ab", 0).members
     spec = SimpleNamespace(
         job=JOB, submitter=members[1].device, name="x", script="s", args=(), sync=sync_settings("bsp"), codec="fp32",
+        topology="ring",
         seed=0, created_at_s=0.0,
     )  # fmt: skip
     history = SimpleNamespace(put=lambda _record: None)
