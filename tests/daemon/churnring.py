@@ -14,7 +14,7 @@ import numpy as np
 from meshtraind.transport.connection import Connection
 from meshwire.collectives.exchange import Part
 from meshwire.frames.header import Header
-from tests.daemon.executorring import PLAN, FakeLink, Member, Offer, Opening, Ring, ring_mean
+from tests.daemon.executorring import PLAN, FakeLink, Member, Offer, Opening, Ring, Values, ring_mean
 
 HALF = 0.5  # how often a chunk comes in two pieces, with anything in between
 
@@ -269,6 +269,10 @@ class ChurnRing(Ring):
 
     # What must be true
 
+    def mean(self, made: Sequence[Offer], ranks: tuple[int, ...]) -> Values:
+        """Of a round that these have completed, to the bit."""
+        return ring_mean(made, self.codec, self.staleness, ranks)
+
     def check(self) -> None:
         """The means are those of the generation in which a round was completed, to the bit, on all members."""
         for number, ranks in self.completed_in.items():
@@ -277,7 +281,7 @@ class ChurnRing(Ring):
             bitmap = sum(1 << rank for rank in contributors)
             poisoned = frozenset[int]().union(*(made[rank].poisoned for rank in contributors))
             sound = bool(contributors) and not poisoned
-            expected = ring_mean(made, self.codec, self.staleness, ranks) if sound else None
+            expected = self.mean(made, ranks) if sound else None
             told: dict[int, object] = {}
             for rank in self.ranks:
                 member = self.members[rank]

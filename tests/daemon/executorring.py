@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
 from meshtraind.executor.executor import Executor
+from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
@@ -24,6 +25,7 @@ from meshwire.collectives.topology import bucket_shards
 from meshwire.frames.header import Header
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import plan_buckets
+from tests.daemon.roundhost import Told
 
 Values = NDArray[np.float32]
 Opening = Literal["early", "late", "any"]
@@ -186,6 +188,7 @@ class Ring:
     """m members, each with one link to its successor. `members` goes by rank, `ranks` are those that take part."""
 
     link_type = FakeLink
+    topology: str | None = None  # the codec's usual one
 
     def __init__(self, members: int, codec: str = "fp32", staleness: int = 0, seed: int = 0) -> None:
         self.random = random.Random(seed)
@@ -220,22 +223,27 @@ class Ring:
 
     def _executor(self, rank: int, link: FakeLink, result: Values) -> Executor:
         return Executor(
-            plan=PLAN,
-            rank=rank,
-            ranks=self.ranks,
-            codec=self.codec,
-            momentum=MOMENTUM if parse_codec(self.codec).momentum else None,
-            links=self.links(rank, link),
-            job=1,
-            seed=7,
-            generation=self.generation,
-            staleness=self.staleness,
+            ExchangeSettings(
+                plan=PLAN,
+                codec=self.codec,
+                topology=self.topology,
+                momentum=MOMENTUM if parse_codec(self.codec).momentum else None,
+                job=1,
+                seed=7,
+                staleness=self.staleness,
+            ),
+            rank,
+            ExchangeMembers(
+                generation=self.generation, ranks=self.ranks, links=self.links(rank, link), learning=self.ranks
+            ),
             first=self.first(rank),
             result=result,
-            on_bucket=partial(self._bucket_done, rank),
-            on_result=lambda round_: self.members[rank].decoded.append(round_),
-            on_broken=lambda broken_by, text: self.broken.append(f"{broken_by}: {text}"),
-            complete=lambda: self.members[rank].complete,
+            host=Told(
+                on_bucket=partial(self._bucket_done, rank),
+                on_result=lambda round_: self.members[rank].decoded.append(round_),
+                on_broken=lambda broken_by, text: self.broken.append(f"{broken_by}: {text}"),
+                newest=lambda: self.members[rank].complete,
+            ),
         )
 
     async def play(self, rounds: Mapping[int, Sequence[Offer]], opening: Opening = "any") -> None:

@@ -96,11 +96,11 @@ class ShardedMesh(ChurnRing):
         are theirs now."""
         total = np.zeros(PLAN.total_values)
         for rank, member in zip(self.ranks, self.current(), strict=True):
-            feedback, (*_, way) = member.executor._feedback, member.executor._ways.values()
+            feedback, (*_, strategy) = member.executor._feedback, member.executor._strategies.values()
             assert feedback is not None
             total += in_units(feedback.worker, rank + 1.0)
             for bucket in PLAN.buckets:
-                for start, count in map(bucket.segment_bounds, way.owned(bucket.index)):
+                for start, count in map(bucket.segment_bounds, strategy.owned(bucket.index)):
                     run = slice(start, start + count)
                     total[run] += weight * feedback.owner.values[run].astype(np.float64)
         return total

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.executor.executor import Executor
-from meshtraind.parts.segments import Forms
+from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
+from meshtraind.parts.segments import RoundForms
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
@@ -18,6 +19,7 @@ from meshwire.frames.header import HEADER_BYTES, Flags, Header
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
 from tests.daemon.connectionpair import Recorder, pair, until
+from tests.daemon.roundhost import Told
 
 Values = NDArray[np.float32]
 
@@ -68,29 +70,31 @@ class Members:
 
     def __init__(self, plan: Plan, codec: str, ends: Sequence[End], connections: Sequence[Connection]) -> None:
         spec = parse_codec(codec)
-        self.plan, self.forms, self.ends, self.connections = plan, Forms(plan, spec), ends, connections
+        self.plan, self.forms, self.ends, self.connections = plan, RoundForms(plan, spec), ends, connections
         self.complete, self.broken = 0, list[str]()
         self._results = [np.full(plan.total_values, np.nan, np.float32) for _ in ends]
         self._done: list[dict[int, bool]] = [{}, {}]  # of this round, by rank and bucket: is it poisoned
         self._decoded: list[int] = [0, 0]
         self.executors = [
             Executor(
-                plan=plan,
-                rank=rank,
-                ranks=(0, 1),
-                codec=codec,
-                momentum=Momentum(factor=0.5, nesterov=False) if spec.momentum else None,
-                links={1 - rank: connections[rank]},
-                job=1,
-                seed=7,
-                generation=2,
-                staleness=0,
+                ExchangeSettings(
+                    plan=plan,
+                    codec=codec,
+                    momentum=Momentum(factor=0.5, nesterov=False) if spec.momentum else None,
+                    job=1,
+                    seed=7,
+                    staleness=0,
+                ),
+                rank,
+                ExchangeMembers(generation=2, ranks=(0, 1), links={1 - rank: connections[rank]}, learning=(0, 1)),
                 first=1,
                 result=self._results[rank],
-                on_bucket=partial(self._bucket_done, rank),
-                on_result=partial(self._decoded.__setitem__, rank),
-                on_broken=lambda _rank, text: self.broken.append(text),
-                complete=lambda: self.complete,
+                host=Told(
+                    on_bucket=partial(self._bucket_done, rank),
+                    on_result=partial(self._decoded.__setitem__, rank),
+                    on_broken=lambda _rank, text: self.broken.append(text),
+                    newest=lambda: self.complete,
+                ),
             )
             for rank in (0, 1)
         ]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory.footprint import retained_bytes
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, whole
@@ -88,5 +89,5 @@ async def test_a_round_is_what_its_contributors_have_sent(staleness: int) -> Non
     assert served.startswith(mesh.parts[0, 1, 0, 0])
     codec, encoded_bytes = parse_codec(CODEC), EncodedLayout(PLAN, parse_codec(CODEC)).total_bytes
     assert mesh.members[0].executor.round_bytes(4) == 4 * encoded_bytes
-    assert retained_bytes(encoded_bytes, staleness, codec.reduction, 4) == (staleness + 2) * 4 * encoded_bytes
+    assert retained_bytes(encoded_bytes, staleness, collective_for(codec), 4) == (staleness + 2) * 4 * encoded_bytes
     mesh.close()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshtraind.executor.projections import transform_for
+from meshtraind.executor.projections import Projections
 from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import Forms
+from meshtraind.parts.segments import Areas, RoundForms
 from meshtraind.projection.lgc.latents import Basis, Convolved
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshwire.codecs.registry import parse_codec
@@ -47,7 +47,7 @@ async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
     owed = np.zeros(PLAN.total_values)
     for rank, member in enumerate(ring.members[:3]):
         assert member.executor._feedback is not None
-        while member.executor._memory.settle_one():
+        while member.executor._projections.settle_one():
             pass
         owed += in_units(member.executor._feedback.worker, rank + 1.0)
     for span in PLAN.spans:  # padding is nobody's
@@ -146,7 +146,7 @@ async def test_a_round_is_led_by_one_of_those_that_compute() -> None:
     for rank, member in enumerate(ring.members):
         member.executor.fence()
         member.executor.enter(7, (0, 1, 2), {}, 0, learning=(0, 2))
-        gradients = member.executor._memory.transform
+        gradients = member.executor._projections.projected
         assert isinstance(gradients, LearnedGradients)
         for number in range(1, 9):
             chosen = chosen_of_round(codec, number)
@@ -166,7 +166,7 @@ async def test_bases_are_bit_equal_and_norms_those_of_the_means() -> None:
     ring = LowRankRing(3, codec, 0, 1, without_padding(constant_offers(3, 0, 8, 9, poison=0.0)))
     rows: dict[int, set[bytes]] = {}
     for rank in ring.ranks:
-        transform = ring.members[rank].executor._memory.transform
+        transform = ring.members[rank].executor._projections.projected
         assert isinstance(transform, LearnedGradients)
         make = transform._make_map
 
@@ -195,12 +195,11 @@ def test_what_is_not_a_number_is_poison_and_changes_no_residual(bad: float) -> N
     """V1: wherever it is, chosen or not."""
     values = np.zeros(PLAN.total_values, np.float32)
     values[3] = bad
-    forms = Forms(PLAN, parse_codec("lgc:warmup=0"))
-    transform = transform_for(forms, {}, 1, 0, 1)
-    assert transform is not None
-    form = forms.of(1)
+    forms = RoundForms(PLAN, parse_codec("lgc:warmup=0"))
     residual = Residual(PLAN.total_values)
-    area = memoryview(bytearray(form.layout.total_bytes))
-    part = transform.part(form, area, np.empty(form.layout.plan.segment_values, np.float32), 1, residual, 1.0)
+    form = forms.of(1)
+    transform = Projections(forms, {}, 1, 0, 1, residual).of(form)
+    areas = Areas(form.layout.total_bytes)
+    part = transform.part(form, areas, np.empty(form.layout.plan.segment_values, np.float32), 1, 1.0)
     assert part.keep(0, values) is Part.POISON
     assert not residual.values.any()

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Values
 from meshtraind.executor.executor import Executor
+from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.model.schedule import Stretch, Travel
 from tests.daemon.executorring import MANIFEST, FakeLink
+from tests.daemon.roundhost import Told
 
 WHOLE_EVERY = 4
 COUNTS = (10_000, 0, 30_000, 1_000, 129, 1_500)  # of the first tensor a part, of the second nothing
@@ -41,21 +43,22 @@ class Members:
 
     def _executor(self, rank: int, ranks: tuple[int, ...], codec: str) -> Executor:
         return Executor(
-            plan=PLAN,
-            rank=rank,
-            ranks=ranks,
-            codec=codec,
-            links={other: self.links[rank, other] for other in ranks if other != rank},  # type: ignore[misc]
-            job=1,
-            seed=7,
-            generation=2,
-            staleness=0,
+            ExchangeSettings(plan=PLAN, codec=codec, job=1, seed=7, staleness=0),
+            rank,
+            ExchangeMembers(
+                generation=2,
+                ranks=ranks,
+                links={other: self.links[rank, other] for other in ranks if other != rank},  # type: ignore[misc]
+                learning=ranks,
+            ),
             first=1,
             result=self.results[rank],
-            on_bucket=lambda *_: None,
-            on_result=partial(self._decoded, rank),
-            on_broken=lambda rank, text: pytest.fail(f"{rank}: {text}"),
-            complete=lambda: self.complete,
+            host=Told(
+                on_bucket=lambda *_: None,
+                on_result=partial(self._decoded, rank),
+                on_broken=lambda rank, text: pytest.fail(f"{rank}: {text}"),
+                newest=lambda: self.complete,
+            ),
         )
 
     def _decoded(self, rank: int, number: int) -> None:

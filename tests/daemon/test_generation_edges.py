@@ -137,7 +137,7 @@ def round_of_others(desk: Desk, round_: int) -> None:
     desk.rounds.message(1, Call(round=round_))
     assert machine.decided >= round_, f"round {round_} waits for a learner that is not there: {machine.may_null()[1]}"
     for bucket in PLAN.buckets:
-        desk.rounds._bucket_complete(round_, bucket.index, False, 2, 1.0, 0.0)
+        desk.rounds.bucket_complete(round_, bucket.index, False, 2, 1.0, 0.0)
     assert desk.rounds.complete == round_
     desk.rounds.peer_complete(1, round_)
 
@@ -723,6 +723,7 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
     members = job_of("ab", 0).members
     spec = SimpleNamespace(
         job=JOB, submitter=members[1].device, name="x", script="s", args=(), sync=sync_settings("bsp"), codec="fp32",
+        topology="ring",
         seed=0, created_at_s=0.0,
     )  # fmt: skip
     history = SimpleNamespace(put=lambda _record: None)

@@ -180,7 +180,7 @@ async def test_what_nobody_has_bound_yet_is_not_passed_on_before_it_is() -> None
     ring = Ring(3)
     known: dict[int, tuple[int, float]] = {}
     victim = ring.members[1].executor
-    victim._bound = lambda _round, bitmap: known.get(bitmap)
+    victim._binds = SimpleNamespace(bound=lambda _round, bitmap: known.get(bitmap))
     ring.rounds = {1: offers(3, seed=1)}
     for rank in (0, 1):
         for _ in PLAN.buckets:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec
-from meshtraind.parts.contribution import Compensated, Compensation
+from meshtraind.parts.contribution import Compensation, WithErrorFeedback
 from meshtraind.parts.error_feedback import feedback_of
 from meshtraind.parts.momentum import correction_of
-from meshtraind.parts.segments import Forms, Segment
+from meshtraind.parts.segments import RoundForms, Segment
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import kept_in_round, kept_values
@@ -50,7 +50,7 @@ class Worker:
     def __init__(self, codec: str, momentum: Momentum | None, members: int = 1) -> None:
         spec = parse_codec(codec)
         self.plan = plan_buckets(MANIFEST, codec=spec)
-        form = Forms(self.plan, spec).of(1)
+        form = RoundForms(self.plan, spec).of(1)
         self._segments = form.segments
         feedback = feedback_of(spec, self.plan.total_values, momentum)
         assert feedback is not None
@@ -64,7 +64,7 @@ class Worker:
         """The next one, not settled."""
         self._number += 1
         area = memoryview(bytearray(self._size_bytes))
-        part = Compensated(self._segments, area, self._number, self._compensation, weight, self._members)
+        part = WithErrorFeedback(self._segments, area, self._number, self._compensation, weight, self._members)
         kept = [part.keep(bucket.index, gradient) for bucket in self.plan.buckets]
         self.sent = np.zeros_like(self.sent)
         for bucket, done in zip(self.plan.buckets, kept, strict=True):

@@ -223,6 +223,8 @@ def test_a_nan_gradient_can_be_skipped(mesh: LocalMesh, tmp_path: Path) -> None:
     [
         ({"sync": "ssp:x"}, "--sync ssp:x: use bsp"),
         ({"codec": "zip"}, "there is no codec 'zip'"),
+        ({"codec": "int8", "topology": "tree"}, "--topology tree is not for --codec int8: use sharded"),
+        ({"topology": "star"}, "there is no such topology; there are ring, tree, butterfly"),
         ({"peers": 4}, "only 3 devices"),
         ({"on": ("anna", "zoe")}, "no linked device is called 'zoe'"),
         ({"script": "other.py"}, "other.py is not among the files"),

@@ -197,7 +197,8 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
     first = Generation.first(JOB, members[0].device, members)
     history = SimpleNamespace(put=lambda _record: None)
     spec = SimpleNamespace(
-        job=JOB, name="x", script="x", args=(), codec="fp16", seed=0, submitter=members[0].device, created_at_s=0.0,
+        job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0,
+        submitter=members[0].device, created_at_s=0.0,
         sync=SimpleNamespace(text=lambda: "bsp"),
     )  # fmt: skip
     job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history))
@@ -226,7 +227,7 @@ class Promised:
         self.node = node
         self.board = Board(cast(Any, node))
         spec = SimpleNamespace(
-            job=JOB, name="x", script="x", args=(), codec="fp16", seed=0, submitter=members[0].device,
+            job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0, submitter=members[0].device,
             created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"),
         )  # fmt: skip
         history = cast(Any, SimpleNamespace(put=lambda _record: None))

@@ -128,6 +128,8 @@ def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) 
         (["--masks", "0.8", "--sync", "demo"], "--masks with --sync demo: "),
         (["--masks", "0.8", "--codec", "powersgd"], "--masks with --codec powersgd: "),
         (["--codec", "fp8"], "there is no codec 'fp8'"),
+        (["--topology", "star"], "--topology star: there is no such topology; there are ring, tree, butterfly"),
+        (["--topology", "tree", "--codec", "topk"], "--topology tree is not for --codec topk"),
         (["--codec", "topk:2"], "codec topk: ratio is '2'; it must be a number from"),
         (["--codec", "int8:up"], "codec int8: 'up' is none of its parameters. It takes: rounding is one of"),
     ],

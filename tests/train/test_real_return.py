@@ -148,15 +148,16 @@ def tear(proxy: ChaosProxy) -> None:
 @pytest.mark.parametrize(
     ("lost", "options"),
     [
-        ("bert", {"sync": "ssp:2", "visibility": "fixed"}),
-        ("anna", {"sync": "ssp:2", "straggler": "wait", "codec": "bf16", "barriers": True}),
+        ("bert", {"sync": "ssp:2", "visibility": "fixed", "topology": "butterfly"}),
+        ("anna", {"sync": "ssp:2", "straggler": "wait", "codec": "bf16", "barriers": True, "topology": "tree"}),
     ],
-    ids=["a member, fixed", "the submitter, wait, bf16, barriers"],
+    ids=["a member, fixed, butterfly", "the submitter, wait, bf16, barriers, the root of a tree"],
 )
 def test_the_others_finish_without_one_that_was_killed(
     mesh: ChaosMesh, tmp_path: Path, lost: str, options: dict[str, Any]
 ) -> None:
-    """G4, G6: rounds that the killed daemon has left half done are done again without it, and its samples come back."""
+    """G2, G4, G6, C2: rounds that the killed daemon has left half done are done again without it, whoever sent to whom,
+    and its samples come back."""
     job = Broken(mesh, tmp_path, **options)
     others = [name for name in NAMES if name != lost]
     job.begin()

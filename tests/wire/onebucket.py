@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from meshwire.collectives.exchange import Exchange, Part, Place
+from meshwire.collectives.exchange import BucketExchange, Part, Place
 from meshwire.frames.header import Header, Kind
 from meshwire.model.plan import Bucket, Plan
 
@@ -23,7 +23,7 @@ def generations(*parts: Part) -> st.SearchStrategy[dict[int, Part]]:
     )
 
 
-def announce(exchange: Exchange, **changes: object) -> Place | str:
+def announce(exchange: BucketExchange, **changes: object) -> Place | str:
     """What it says to a chunk of two whole fp32 segments of rank 0, at step 0, if `changes` do not say otherwise."""
     fields: dict[str, object] = {
         "kind": Kind.CHUNK,

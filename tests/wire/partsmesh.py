@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from meshwire.codecs.registry import CodecSpec, Reduction
 from meshwire.collectives.direct import PartsExchange
 from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.strategy import way_of
+from meshwire.collectives.strategy import collective_for
 from meshwire.collectives.topology import Program
 from meshwire.frames.header import Flags, Header, Kind
 from meshwire.layout.encoded import EncodedLayout
@@ -44,15 +44,15 @@ class Mesh:
         self.layout = EncodedLayout(make_plan(segment_count), codec)
         self.ranks: dict[int, Rank] = {}
         for position, rank in enumerate(parts):
-            way = way_of(self.layout, tuple(parts), rank)
-            exchange = way.exchange(0)
+            strategy = collective_for(self.codec).topology.strategy(self.layout, tuple(parts), rank)
+            exchange = strategy.exchange(0)
             assert isinstance(exchange, PartsExchange)
             self.ranks[rank] = Rank(
                 rank,
                 exchange,
-                way.program,
+                strategy.program,
                 own=[self.weights[position] * (100 * position + segment) for segment in range(segment_count)],
-                area_bytes=way.area_bytes,
+                area_bytes=strategy.area_bytes,
             )
 
     def run(self) -> None:

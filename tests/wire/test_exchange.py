@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from meshwire.codecs.registry import FP32
 from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.ring import RingExchange
-from meshwire.collectives.topology import bucket_shards, ring_program
+from meshwire.collectives.hops import HopExchange, LandingPlaces
+from meshwire.collectives.topology import Program, bucket_shards, ring_program
+from meshwire.collectives.tree import tree_program
 from meshwire.frames.header import Flags, Header, Kind
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
 
 
@@ -23,11 +25,15 @@ class Rank:
     """One rank, with a single number standing for each segment."""
 
     rank: int
-    exchange: RingExchange
+    exchange: HopExchange
     own: list[float]
     area: list[float]
     result: list[float | None]
     outbox: deque[tuple[Header, list[float]]] = field(default_factory=deque)
+
+
+def exchange_of(program: Program, shards: tuple[Shard, ...], layout: EncodedLayout) -> HopExchange:
+    return HopExchange(0, program, shards, layout, LandingPlaces(layout, program, [shards]))
 
 
 class Ring:
@@ -44,7 +50,7 @@ class Ring:
         self.ranks = [
             Rank(
                 rank,
-                RingExchange(0, ring_program(ranks, rank), shards, layout),
+                exchange_of(ring_program(ranks, rank), shards, layout),
                 own=[self.weights[position] * (100 * position + segment) for segment in range(segment_count)],
                 area=[0.0] * segment_count,
                 result=[None] * segment_count,
@@ -158,14 +164,14 @@ def announced(**changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, at step 0 if `changes` do not say otherwise."""
     plan = make_plan(6)
     layout = EncodedLayout(plan, FP32)
-    exchange = RingExchange(0, ring_program((0, 1, 2), 1), bucket_shards(6, 3, 0), layout)
+    exchange = exchange_of(ring_program((0, 1, 2), 1), bucket_shards(6, 3, 0), layout)
     return announce(exchange, **changes)
 
 
 def test_contributors_are_of_the_generation() -> None:
     """G2: a rank that has left contributes nothing, whatever its neighbours in number do."""
     plan = make_plan(6)
-    exchange = RingExchange(0, ring_program((0, 2, 5), 2), bucket_shards(6, 3, 0), EncodedLayout(plan, FP32))
+    exchange = exchange_of(ring_program((0, 2, 5), 2), bucket_shards(6, 3, 0), EncodedLayout(plan, FP32))
     header = Header(Kind.CHUNK, 2 * SEGMENT_VALUES * 4, round=1, segment_count=2, contributors=0b11, weight=4.0)
     assert exchange.announce(0, header) == "contributors 0x3 name a rank outside the generation's (0, 2, 5)"
     assert exchange.announce(1, header) == "rank 1 has nothing to send at program step 0"
@@ -208,3 +214,41 @@ def test_a_chunk_that_breaks_the_program_is_refused(changes: dict[str, object], 
     answer = announced(**changes)
     assert isinstance(answer, str)
     assert complaint in answer
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"contributors": 0b0110}, "in a sum of no others than 0x4"),
+        ({"contributors": 0b0100, "segment_count": 1, "payload_bytes": SEGMENT_VALUES * 4}, "that all cut at 2"),
+        ({"contributors": 0b0100, "sender": 1}, "rank 1 has nothing to send"),
+        ({"contributors": 0b0100, "step": 0, "sender": 2}, "rank 2 has nothing to send at program step 0"),
+        ({"contributors": 0b0010, "step": 0, "sender": 1}, None),
+        ({"contributors": 0b0100}, None),
+    ],
+)
+def test_sums_that_meet_are_of_different_members(changes: dict[str, object], complaint: str | None) -> None:
+    """W1, R2: what the root of a tree takes of its second child has a place of its own, behind the vector."""
+    layout = EncodedLayout(make_plan(2), FP32)
+    exchange = exchange_of(tree_program((0, 1, 2), 0), bucket_shards(2, 1, 0), layout)
+    length = layout.total_bytes
+    answer = announce(exchange, **{"step": 1, "sender": 2, "payload_bytes": length} | changes)
+    if complaint is None:
+        assert answer == (0 if changes.get("step") == 0 else length, length)
+    else:
+        assert isinstance(answer, str)
+        assert complaint in answer
+
+
+def test_what_leaves_on_several_links_is_computed_once() -> None:
+    """R4: the root of a tree whose children have nothing to add finishes what it alone adds, then and there."""
+    layout = EncodedLayout(make_plan(2), FP32)
+    exchange = exchange_of(tree_program((0, 1, 2), 0), bucket_shards(2, 1, 0), layout)
+    for step, child in enumerate((1, 2)):
+        null = Header(Kind.CHUNK, 0, round=1, step=step, segment_count=2)
+        assert exchange.announce(child, null) != ""
+        assert exchange.landed(null) is None, "it waits for the own part"
+    (work,) = exchange.contribute(Part.DATA, 3.0)
+    assert (work.send_steps, work.contributors, work.weight, work.parts) == ((2, 3), 0b1, 3.0, ())
+    assert work.finish
+    assert work.at_once

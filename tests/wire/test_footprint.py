@@ -3,7 +3,8 @@
 import pytest
 
 from meshwire import limits
-from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
 from meshwire.memory.shared_slots import MemoryLayout, round_bytes
@@ -11,6 +12,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.sync.mode import Outer
 
+RING = collective_for(parse_codec("fp32"))
 VALUES = 1_000_000
 SGD = ModelSize(
     parameters=4 * VALUES,
@@ -45,8 +47,8 @@ def test_the_example_of_the_rule() -> None:
     )
     with_view = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.25, staleness=2)
     assert (with_view.total_bytes - with_view.retained) / 1e9 == pytest.approx(6.45, abs=0.05)
-    assert with_view.retained - encoded_bytes == 3 * round_bytes(encoded_bytes, 2)
-    assert 3 * round_bytes(encoded_bytes, 2) / 1e9 == pytest.approx(1.5, abs=0.05)
+    assert with_view.retained - encoded_bytes == 3 * round_bytes(encoded_bytes, 2, RING)
+    assert 3 * round_bytes(encoded_bytes, 2, RING) / 1e9 == pytest.approx(1.5, abs=0.05)
     plain = footprint(adamw, plan.total_values, encoded_bytes, coefficient=0.0, staleness=2)
     assert (plain.total_bytes - plain.retained) / 1e9 == pytest.approx(3.5, abs=0.05)
 
@@ -67,7 +69,7 @@ def test_every_part_has_its_size() -> None:
         "masks": 0,
         "raw_slots": 2 * slot_bytes,
         "result_slot": slot_bytes,
-        "retained": retained_bytes(2 * VALUES, 3, Reduction.LINEAR),
+        "retained": retained_bytes(2 * VALUES, 3, RING),
         "residuals": 0,
     }
     assert made.total_bytes == made.learner_bytes + 3 * slot_bytes + made.retained
@@ -115,7 +117,7 @@ def test_fits_says_why() -> None:
 @pytest.mark.parametrize("staleness", [0, 2, 64])
 def test_what_is_kept_for_a_learner_that_does_not_apply_is_bounded(encoded_bytes: int, staleness: int) -> None:
     """Also with a tiny model, of which a round's bookkeeping takes more than its values; and s rounds always fit."""
-    retained = round_bytes(encoded_bytes, staleness)
+    retained = round_bytes(encoded_bytes, staleness, RING)
     rounds = unapplied_max(retained, staleness)
     assert rounds > staleness
     assert rounds == 2 * (staleness + 1) or rounds * (retained + 16 * limits.KIB) <= limits.MIB * 1024

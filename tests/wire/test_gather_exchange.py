@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwire.codecs.registry import FP32, CodecSpec, Family, Reduction
 from meshwire.collectives.exchange import Part
-from meshwire.collectives.strategy import way_of
+from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Flags
 from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
@@ -46,7 +46,7 @@ def test_every_rank_gets_the_same_weighted_mean(
 
 def announced(codec: CodecSpec = FIXED, **changes: object) -> tuple[int, int] | str:
     """What rank 1 of 3 says to a chunk of rank 0, the beginning of its part if `changes` do not say otherwise."""
-    exchange = way_of(EncodedLayout(make_plan(9), codec), (0, 1, 2), 1).exchange(0)
+    exchange = collective_for(codec).topology.strategy(EncodedLayout(make_plan(9), codec), (0, 1, 2), 1).exchange(0)
     return announce(exchange, **changes)
 
 

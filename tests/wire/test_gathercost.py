@@ -3,7 +3,8 @@
 import pytest
 
 from meshwire.codecs.registry import FAMILIES, parse_codec
-from meshwire.collectives.cost import gather_note, sent_bits_max
+from meshwire.collectives.cost import cost_note, sent_bits_max
+from meshwire.collectives.strategy import collective_for
 from meshwire.collectives.topology import bucket_shards, gather_program, ring_program
 
 
@@ -14,30 +15,41 @@ def test_the_times_are_those_of_the_programs(members: int) -> None:
     shards = bucket_shards(segments, members, 0)
     bits = 16 * (1 + 2 / 65536)  # fp16 with its scales
     round_ring = sum(shards[shard].segment_count for shard in ring_program(ranks, 0).sends()) / segments
-    assert sent_bits_max(parse_codec("fp16"), members) == pytest.approx(bits * round_ring)
+    assert sent_bits_max(collective_for(parse_codec("fp16")), members) == pytest.approx(bits * round_ring)
     topk, gathered = parse_codec("topk"), parse_codec("topk:gather")
     to_all = len(gather_program(ranks, 0).sends())
-    assert sent_bits_max(gathered, members) == pytest.approx(to_all * 8 * topk.segment_bytes_max(65536) / 65536)
+    assert sent_bits_max(collective_for(gathered), members) == pytest.approx(
+        to_all * 8 * topk.segment_bytes_max(65536) / 65536
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_nothing_is_said_of_other_ways(name: str) -> None:
-    assert gather_note(parse_codec(name), 8) is None
+    assert cost_note(collective_for(parse_codec(name)), 8) is None
 
 
 def test_two_devices_are_told_nothing() -> None:
     """Each sends its part once, and by way of owners two halves."""
-    assert gather_note(parse_codec("topk:1,gather"), 2) is None
-    assert sent_bits_max(parse_codec("topk:gather"), 2) == sent_bits_max(parse_codec("topk"), 2)
+    assert cost_note(collective_for(parse_codec("topk:1,gather")), 2) is None
+    assert sent_bits_max(collective_for(parse_codec("topk:gather")), 2) == sent_bits_max(
+        collective_for(parse_codec("topk")), 2
+    )
 
 
 def test_what_it_costs_is_told() -> None:
-    note = gather_note(parse_codec("topk:0.01,gather"), 4)
+    note = cost_note(collective_for(parse_codec("topk:0.01,gather")), 4)
     assert note is not None
     assert note.startswith(
         "codec topk:gather with 4 devices: each sends 2 times what it would without gather, at most 0."
     )
     assert "fp16" not in note
-    note = gather_note(parse_codec("topk:0.5,gather"), 4)
+    note = cost_note(collective_for(parse_codec("topk:0.5,gather")), 4)
     assert note is not None
     assert note.endswith("That can be more than --codec fp16 takes, which leaves nothing out (24 bits)")
+
+
+def test_a_tree_tells_what_its_root_sends() -> None:
+    note = cost_note(collective_for(parse_codec("fp16"), "tree"), 8)
+    assert note == "--topology tree with 8 devices: one sends 1.71 times what each does on a ring"
+    assert cost_note(collective_for(parse_codec("fp16"), "butterfly"), 8) is None
+    assert cost_note(collective_for(parse_codec("fp16"), "tree"), 1) is None

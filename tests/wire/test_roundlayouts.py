@@ -4,7 +4,7 @@ import pytest
 
 from meshwire.codecs.registry import FAMILIES, FP16, buffer_codec, parse_codec
 from meshwire.layout.by_round import RoundLayouts
-from tests.wire.test_ways import PLAN
+from tests.wire.test_strategy import PLAN
 
 
 @pytest.mark.parametrize("text", [name for name in FAMILIES if not parse_codec(name).warmup])

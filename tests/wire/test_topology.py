@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from meshwire.collectives.topology import (
     Op,
     Program,
-    Shard,
+    Route,
     Step,
     bucket_shards,
     gather_program,
@@ -17,6 +17,7 @@ from meshwire.collectives.topology import (
     sharded_program,
     simulate,
 )
+from meshwire.model.plan import Shard
 
 MEMBERS = range(1, 10)
 RINGS = [tuple(range(members)) for members in MEMBERS] + [(5,), (0, 63), (1, 2, 4), (0, 3, 7, 8, 60)]
@@ -73,13 +74,16 @@ def test_every_shard_has_one_owner_and_lands_once_in_each_half(ranks: tuple[int,
 @pytest.mark.parametrize("ranks", [ranks for ranks in RINGS if len(ranks) > 1])
 def test_what_a_rank_receives_leaves_at_the_next_step(ranks: tuple[int, ...]) -> None:
     for position, program in enumerate(ring(ranks)):
-        assert program.initial_shards() == (position,)
-        assert program.next_send(position, None) == 0
         last = len(program.steps) - 1
-        for index, step in enumerate(program.steps):
-            assert step.recv_shard is not None
-            assert program.next_send(step.recv_shard, index) == (index + 1 if index < last else None)
-            assert step.recv_shard == position or program.next_send(step.recv_shard, None) is None
+        for shard, route in enumerate(program.routes):
+            assert route.finishes == (shard in program.owned)
+            assert (route.sums == ()) == (shard == position), "only there the own part stands alone"
+            assert not route.onward if route.finishes else len(route.onward) == 1
+            assert len(route.spread) <= 1
+            for index in (*route.onward, *route.spread):
+                assert index == 0 or program.steps[index - 1].recv_shard == shard
+        leaves = [index for route in program.routes for index in (*route.onward, *route.spread)]
+        assert sorted(leaves) == list(range(last + 1))
 
 
 @pytest.mark.parametrize("ranks", RINGS)
@@ -134,9 +138,8 @@ def test_the_steps_of_the_gather(ranks: tuple[int, ...]) -> None:
 def test_a_world_of_one_owns_everything_and_sends_nothing(rank: int, topology: Topology) -> None:
     program = topology((rank,), rank)
     assert program.steps == ()
-    assert program.initial_shards() == (0,)
     assert program.finishes(0)
-    assert program.next_send(0, None) is None
+    assert program.routes == (Route((), (), (), finishes=True),)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

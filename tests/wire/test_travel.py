@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from meshwire import limits
 from meshwire.codecs.registry import SEGMENT_FAMILIES, parse_codec
-from meshwire.collectives.strategy import way_of
+from meshwire.collectives.strategy import collective_for
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.model.manifest import ModelManifest, TensorSpec, first_difference
@@ -98,9 +98,10 @@ def test_parameters_that_travel_whole_keep_their_places(stretches: tuple[Stretch
         for index in bucket.spans:
             assert of_round.spans[index] == plan.spans[index]
     ranks = (0, 1, 2)
-    ways = [way_of(EncodedLayout(each, parse_codec("int8")), ranks, 1) for each in (plan, of_round)]
+    topology = collective_for(parse_codec("int8")).topology
+    strategies = [topology.strategy(EncodedLayout(each, parse_codec("int8")), ranks, 1) for each in (plan, of_round)]
     for bucket in of_round.buckets[: of_round.parameter_buckets]:
-        assert ways[1].owned(bucket.index) == ways[0].owned(bucket.home)
+        assert strategies[1].owned(bucket.index) == strategies[0].owned(bucket.home)
 
 
 @settings(max_examples=30, deadline=None)
@@ -139,10 +140,10 @@ def cut(plan: Plan) -> list[int]:
     return [bucket.start for bucket in plan.buckets]
 
 
-def test_a_model_that_always_travels_whole_is_cut_as_ever() -> None:
+def test_a_model_that_alstrategies_travels_whole_is_cut_as_ever() -> None:
     """A model of one stage is the baseline, bit for bit."""
-    always = plan_buckets(manifest(Stretch(first=1, counts=WHOLE)), 4 * limits.KIB)
-    assert cut(RoundPlans(always).of(3)) == cut(plan_buckets(manifest(), 4 * limits.KIB))
+    alstrategies = plan_buckets(manifest(Stretch(first=1, counts=WHOLE)), 4 * limits.KIB)
+    assert cut(RoundPlans(alstrategies).of(3)) == cut(plan_buckets(manifest(), 4 * limits.KIB))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from meshtraind.bench import memory, vectors
 from meshtraind.bench.settings import ROUND_TIMEOUT_S, WORKER_TIMEOUT_S, BenchError, plan_of
 from meshtraind.cli import loop_factory
 from meshtraind.executor.executor import Executor
+from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.transport.connection import Connection
 from meshtraind.trust.identity import Identity, device_id_of, load_or_create
@@ -29,7 +30,7 @@ from meshtraind.trust.pins import Pin, PinTable
 from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
-from meshwire.collectives.strategy import way_of
+from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory.shared_slots import MemoryLayout
@@ -74,7 +75,7 @@ class Peer:
         self._layout = EncodedLayout(self._plan, parse_codec(codec))
         self._host = host
         self._folder = folder
-        self._complete = 0
+        self.complete = 0
         self._round_done = asyncio.Event()
         self._end_s = 0.0
         self._cpu_at_start_s = 0.0
@@ -100,8 +101,10 @@ class Peer:
             self._pins = PinTable(self._folder / "pins.db")
             self._stack.callback(self._pins.close)
             self._trust = Trust(self._identity, self._pins)
-        way = way_of(self._layout, tuple(range(self._members)), self._rank)
-        for rank in {step.send_to for step in way.program.steps} | {step.recv_from for step in way.program.steps}:
+        topology = collective_for(parse_codec(self._codec)).topology
+        strategy = topology.strategy(self._layout, tuple(range(self._members)), self._rank)
+        steps = strategy.program.steps
+        for rank in ({step.send_to for step in steps} | {step.recv_from for step in steps}) - {None}:
             assert rank is not None
             self._neighbours[rank] = Neighbour(self, rank)
         context = self._trust.server_context if self._trust is not None else None
@@ -155,30 +158,27 @@ class Peer:
         self._result = np.frombuffer(slots.result(), np.float32)
         self._slots_bytes = layout.total_bytes
         vectors.fill(self._raw, self._rank)
+        ranks = tuple(range(self._members))
         self.executor = Executor(
-            plan=self._plan,
-            rank=self._rank,
-            ranks=tuple(range(self._members)),
-            codec=self._codec,
-            links={rank: neighbour.connection for rank, neighbour in self._neighbours.items()},
-            job=JOB,
-            seed=0,
-            generation=GENERATION,
-            staleness=0,
+            ExchangeSettings(plan=self._plan, codec=self._codec, job=JOB, seed=0, staleness=0),
+            self._rank,
+            ExchangeMembers(
+                generation=GENERATION,
+                ranks=ranks,
+                links={rank: neighbour.connection for rank, neighbour in self._neighbours.items()},
+                learning=ranks,
+            ),
             first=1,
             result=self._result,
-            on_bucket=self._bucket_done,
-            on_result=self._result_decoded,
-            on_broken=lambda rank, text: self.fail(f"rank {rank}: {text}"),
-            complete=lambda: self._complete,
+            host=self,
         )
         return {}
 
     async def do_ready(self) -> dict[str, Any]:
         """Before every round."""
-        if self._complete >= ROUNDS_KEPT:
-            self.executor.forget(self._complete + 1 - ROUNDS_KEPT)
-        self.executor.open_result(self._complete + 1)
+        if self.complete >= ROUNDS_KEPT:
+            self.executor.forget(self.complete + 1 - ROUNDS_KEPT)
+        self.executor.open_result(self.complete + 1)
         self._round_done.clear()
         if self._failure is not None:
             raise BenchError(self._failure)
@@ -188,7 +188,7 @@ class Peer:
         """One all-reduce from the common start; all buckets at once, as after a backward pass without overlap."""
         time.sleep(max(0.0, start_s - time.monotonic()))  # the loop's timers are too coarse; nothing else is due
         self._cpu_at_start_s = time.process_time()
-        number = self._complete + 1
+        number = self.complete + 1
         for bucket in self._plan.buckets:
             self.executor.contribute(number, bucket.index, Part.DATA, 1.0, self._raw)
         async with asyncio.timeout(ROUND_TIMEOUT_S):
@@ -224,15 +224,21 @@ class Peer:
             neighbour.connection.close("the benchmark has ended")
         self._stack.close()
 
-    def _bucket_done(
-        self, number: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
+    def bucket_complete(
+        self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
     ) -> None:
+        """Everybody has to be in it."""
         if poisoned or contributors != (1 << self._members) - 1 or weight != self._members:
-            self.fail(f"round {number}, bucket {bucket}: contributors {contributors:#x}, weight {weight}")
+            self.fail(f"round {round_}, bucket {bucket}: contributors {contributors:#x}, weight {weight}")
 
-    def _result_decoded(self, number: int) -> None:
+    def chunk_broken(self, rank: int | None, text: str) -> None:
+        """Ends the round that runs."""
+        self.fail(f"rank {rank}: {text}")
+
+    def result_decoded(self, round_: int) -> None:
+        """The round is over."""
         self._end_s = time.monotonic()
-        self._complete = number
+        self.complete = round_
         self._round_done.set()
 
 

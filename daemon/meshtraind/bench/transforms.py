@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.bench.codecreport import CodecFigures
-from meshtraind.executor.result_slot import Final
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.parts.contribution import RingPart, compensation_of
+from meshtraind.parts.contribution import HopContribution, compensation_of
 from meshtraind.parts.error_feedback import feedback_of
-from meshtraind.parts.segments import Forms
+from meshtraind.parts.results import Final, RoundResults
+from meshtraind.parts.segments import RoundForms
 from meshwire.codecs.registry import CodecSpec
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
@@ -47,26 +49,29 @@ class OneMember:
             first = starts[span.tensor]
             self.raw[span.start : span.start + span.count] = values[first : first + span.count]
         self.mean: Values = np.zeros_like(self.raw)
-        self._forms = Forms(plan, spec)
+        self._forms = RoundForms(plan, spec)
         feedback = feedback_of(spec, plan.total_values, None)
-        self._memory = RoundMemory(self._forms, 0, compensation_of(0, spec, plan, None, feedback, None), 0, 1)
+        compensation = compensation_of(0, spec, plan, None, feedback, None)
+        rounds: dict[int, RoundResults] = {}
+        self._projections = Projections(self._forms, rounds, 0, 0, 1, compensation.residual)
+        materials = Materials(self._forms, self._projections, compensation, 0, feedback, None)
+        self._memory = RoundMemory(self._forms, rounds, self._projections, reducer_for(spec.reduction, materials))
         self._feedback = feedback
         self.encoded_bytes = 0  # of the last round
 
-    def encode(self, number: int) -> RingPart:
+    def encode(self, number: int) -> HopContribution:
         """The member's part of a round."""
         part = self._memory.own_part(number, 1.0)
-        assert isinstance(part, RingPart)
+        assert isinstance(part, HopContribution)
         for bucket in range(len(self._forms.of(number).segments)):
             part.keep(bucket, self.raw)
         return part
 
-    def add(self, number: int, part: RingPart) -> None:
+    def add(self, number: int, part: HopContribution) -> None:
         """Adds it to another's of zeros, as at the hop of a ring, and puts what it stands for into `mean`."""
         form = self._forms.of(number)
         round_ = self._memory.add(number, ())
-        assert self._memory.transform is not None
-        expansion = self._memory.transform.expansion(form, number, self.mean)
+        expansion = self._projections.of(form).expansion(form, number, self.mean)
         self.encoded_bytes = 0
         for bucket, segments in enumerate(form.segments):
             for segment in segments:
@@ -89,7 +94,7 @@ class OneMember:
     def settle(self, number: int) -> None:
         """The round is complete, and counts."""
         self._memory.settle(number, void=False, contributed=True)
-        while self._memory.settle_one():
+        while self._projections.settle_one():
             pass
         if self._feedback is not None:
             self._feedback.settle(number, void=False, contributed=True)

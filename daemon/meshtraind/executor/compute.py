@@ -1,18 +1,14 @@
 """What a round's work computes on this member: the arithmetic of each form, the result slot, and who is told."""
 
-from collections.abc import Callable
-
 from meshtraind.codecs.base import Values
-from meshtraind.executor.gather import GatherArithmetic
-from meshtraind.executor.result_slot import Final, ResultSlot
-from meshtraind.executor.ring_and_sharded import Arithmetic, RingArithmetic, ShardedArithmetic
-from meshtraind.executor.round_buffers import Round, RoundMemory
-from meshtraind.executor.sketch import SketchArithmetic
-from meshtraind.parts.error_feedback import Feedback
-from meshtraind.parts.segments import Form, Forms
-from meshwire.codecs.registry import Reduction
+from meshtraind.executor.host import RoundHost
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Reducer
+from meshtraind.executor.result_slot import ResultSlot
+from meshtraind.executor.round_buffers import RoundMemory
+from meshtraind.parts.results import Final, RoundResults
+from meshtraind.parts.segments import RoundForms
 from meshwire.collectives.exchange import Work
-from meshwire.layout.budget import Budget
 
 
 class Calculation:
@@ -20,10 +16,8 @@ class Calculation:
 
     Args:
         result: slot for the means, `plan.total_values` long.
-        owner_seed: of what this member encodes as the owner of shards.
-        feedback: what encodings left out; None where nothing is.
-        budget: of bytes; None without one.
-        on_bucket, on_result, on_broken: as the executor's.
+        reducer: sums.
+        host: hears what becomes of rounds.
 
     Attributes:
         slot: where the learner finds a round's means.
@@ -31,32 +25,26 @@ class Calculation:
 
     def __init__(
         self,
-        forms: Forms,
+        forms: RoundForms,
         memory: RoundMemory,
         result: Values,
-        owner_seed: int,
-        feedback: Feedback | None,
-        budget: Budget | None,
-        on_bucket: Callable[[int, int, bool, int, float, float], None],
-        on_result: Callable[[int], None],
-        on_broken: Callable[[str], None],
+        projections: Projections,
+        reducer: Reducer,
+        host: RoundHost,
     ) -> None:
         self._forms = forms
         self._memory = memory
-        self._feedback = feedback
-        self._budget = budget
-        self._on_bucket = on_bucket
-        self._on_result = on_result
-        self._arithmetic = {form: self._arithmetic_for(form, owner_seed) for form in forms}
-        self.slot = ResultSlot(result, forms, memory.transform, self._decode, on_result, on_broken)
+        self._host = host
+        self._arithmetic = {form: reducer.arithmetic(form) for form in forms}
+        self.slot = ResultSlot(result, forms, projections, self._decode, host)
 
-    def compute(self, round_: Round, bucket: int, work: Work) -> Work:
+    def compute(self, round_: RoundResults, bucket: int, work: Work) -> Work:
         """Does the arithmetic of a piece of work. Returns what is to be sent of it. May raise CodecError."""
         slot = self.slot if self.slot.round == round_.number else None
         own = self._memory.own.get(round_.number)
         return self._arithmetic[round_.form].compute(round_.number, bucket, work, round_.area, own, slot)
 
-    def report(self, round_: Round, bucket: int, work: Work) -> None:
+    def report(self, round_: RoundResults, bucket: int, work: Work) -> None:
         """Work is done: its final segments are in the area, and in the result slot if that is the round's."""
         if not work.deliver:
             return
@@ -65,31 +53,18 @@ class Calculation:
         lies_in_slot = self.slot.round == round_.number and self.slot.took(round_.finals[-1])
         exchange = round_.exchanges[bucket]
         if exchange.delivered(work):
-            self._on_bucket(
+            self._host.bucket_complete(
                 round_.number, bucket, exchange.poisoned, exchange.contributors, exchange.weight, exchange.squared_norm
             )
         kept = round_.number in self._memory.rounds  # not forgotten, nor everything closed, by that
         if lies_in_slot and kept:
-            self._on_result(round_.number)
+            self._host.result_decoded(round_.number)
 
-    def served(self, round_: Round) -> None:
+    def served(self, round_: RoundResults) -> None:
         """All of a round has come from a member that holds it. Raises CodecError."""
         own = self._memory.own.get(round_.number)
         for final in round_.finals:
             self._arithmetic[round_.form].served(final, own)
-
-    def _arithmetic_for(self, form: Form, owner_seed: int) -> Arithmetic:
-        plan = form.layout.plan
-        runs = form.segments, plan.segment_values
-        match form.layout.reduction:
-            case Reduction.LINEAR:
-                return RingArithmetic(*runs, built_on=form.layout.shorter is not None)
-            case Reduction.SKETCH:
-                return SketchArithmetic(*runs)
-            case Reduction.GATHER:
-                return GatherArithmetic(*runs)
-            case _:
-                return ShardedArithmetic(*runs, owner_seed, self._feedback, self._budget)
 
     def _decode(self, final: Final, slot: ResultSlot) -> None:
         self._arithmetic[self._forms.of(slot.round)].decode(final, slot)

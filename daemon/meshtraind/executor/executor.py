@@ -5,125 +5,103 @@ What that is says `meshwire.collectives.exchange`.
 Every piece of arithmetic is one chunk long, well under a millisecond, so it runs on the event loop between two reads:
 handing it to a thread would cost more than it takes. On the ring with s=0 own parts are encoded only when the link can
 take them; where encoding changes nothing they leave the learner's slot as they lie there. Otherwise they are encoded as
-soon as they are ready, and leave from there (`ownpart.py`).
+soon as they are ready, and leave from there (`../parts/contribution.py`).
 
-Every member decodes a round's result from the same final bytes, early or late (`resultslot.py`), and its squared norm
+Every member decodes a round's result from the same final bytes, early or late (`result_slot.py`), and its squared norm
 (O4) is computed once, by the owner of each shard, and travels with them: so both are bit-equal everywhere.
 
 A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exchanged of a round that was not complete
-is void, and the round runs again with the very same parts (`roundmemory.py`).
+is void, and the round runs again with the very same parts (`round_buffers.py`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.compute import Calculation
-from meshtraind.executor.round_buffers import EncodedRound, Round, RoundMemory
+from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers, ExchangeSettings, RoundHost
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Materials, reducer_for
+from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.executor.send_queue import Sending
 from meshtraind.parts.contribution import compensation_of
 from meshtraind.parts.error_feedback import Run, feedback_of
 from meshtraind.parts.received import BrokenPartError
+from meshtraind.parts.results import EncodedRound, RoundResults
 from meshtraind.parts.seeds import member_seed
-from meshtraind.parts.segments import Form, Forms, Segment
-from meshtraind.projection.lgc.training import EncoderLearning
+from meshtraind.parts.segments import RoundForm, RoundForms, Segment
+from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.connection import Connection
-from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part, Work
-from meshwire.collectives.strategy import Way, way_of
+from meshwire.collectives.strategy import Strategy, collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.budget import budget_of
 from meshwire.layout.encoded import EncodedLayout
 from meshwire.memory.shared_slots import round_bytes
-from meshwire.model.manifest import Momentum
-from meshwire.model.plan import Plan
 
 
 class Executor:
-    """Moves, adds and encodes the chunks of every round. It begins in the running ring of its first generation.
-
-    Nothing here may be called from within one of the callbacks but `contribute`, `open_result`, `forget` and `close`.
+    """Moves, adds and encodes the chunks of every round. Sending begins at once, among its first members.
 
     Args:
-        ranks, learning, links, generation: as for `enter`; without `learning`, all compute.
-        momentum: that the codec takes over from the optimizer.
-        job: number for the frame headers.
-        seed: the job's, for codecs that draw.
-        staleness: the bound s.
+        members: of the generation in which it begins.
         first: the job's first round; None where this member comes in later.
         result: slot for the means, `plan.total_values` long.
-        on_bucket: called with (round, bucket, poisoned, contributors, weight, squared norm) when a bucket's result is
-            complete here, decoded or not; after a change of generation once more if the round runs again.
-        on_result: called with the round when all of it lies in the result slot; poison changes nothing there.
-        on_broken: called with the rank that has sent it, and what is wrong with a payload or with what was said of it;
-            None for the rank where nobody is known to be to blame.
-        complete: the newest round that this daemon holds completely (G5).
-        on_chunk_sent: called with the header of each chunk.
-        bound: of a round and a bitmap of ranks: which of them are bound to it, with which summed weight; None while one
-            of them has not decided (R2). A chunk waits until then: whoever passes it on answers for it. Without it
-            nothing was bound, as in a benchmark.
+        host: hears what becomes of rounds.
+        binds: what chunks are compared with (R2); without it nothing was bound, as in a benchmark.
+        trace: None: nobody notes chunks.
     """
 
     def __init__(
         self,
-        *,
-        plan: Plan,
+        settings: ExchangeSettings,
         rank: int,
-        ranks: tuple[int, ...],
-        learning: tuple[int, ...] | None = None,
-        codec: str,
-        momentum: Momentum | None = None,
-        links: Mapping[int, Connection],
-        job: int,
-        seed: int,
-        generation: int,
-        staleness: int,
+        members: ExchangeMembers,
+        *,
         first: int | None,
         result: Values,
-        on_bucket: Callable[[int, int, bool, int, float, float], None],
-        on_result: Callable[[int], None],
-        on_broken: Callable[[int | None, str], None],
-        complete: Callable[[], int],
-        on_chunk_sent: Callable[[Header], None] | None = None,
-        bound: Callable[[int, int], tuple[int, float] | None] | None = None,
+        host: RoundHost,
+        binds: BindsOfRounds | None = None,
+        trace: ChunkTrace | None = None,
     ) -> None:
         self._rank = rank
-        self._codec = parse_codec(codec)
-        self._forms = Forms(plan, self._codec)
-        self._feedback = feedback_of(self._codec, plan.total_values, momentum)
-        self._job = job
+        codec = parse_codec(settings.codec)
+        plan, momentum, staleness = settings.plan, settings.momentum, settings.staleness
+        self._collective = collective_for(codec, settings.topology)
+        self._forms = RoundForms(plan, codec)
+        self._feedback = feedback_of(codec, plan.total_values, momentum)
+        self._job = settings.job
         self._staleness = staleness
-        self._on_broken = on_broken
-        self._bound = bound
+        self._host = host
+        self._binds = binds
         self._waiting: list[Header] = []  # chunks that are here before all is known that they are to be compared with
-        self._complete = complete
-        self._on_chunk_sent = on_chunk_sent
-        budget = budget_of(plan, EncodedLayout(plan, self._codec))
+        self._trace = trace
+        budget = budget_of(plan, EncodedLayout(plan, codec))
         shared = self._forms.shared_draws
-        own_seed, owner_seed = (member_seed(seed, rank, owner=owner, shared=shared) for owner in (False, True))
-        self._memory = RoundMemory(
-            self._forms,
-            staleness,
-            compensation_of(own_seed, self._codec, plan, budget, self._feedback, momentum),
-            seed,
-            first,
+        own_seed, owner_seed = (member_seed(settings.seed, rank, owner=owner, shared=shared) for owner in (False, True))
+        compensation = compensation_of(own_seed, codec, plan, budget, self._feedback, momentum)
+        rounds: dict[int, RoundResults] = {}
+        self._projections = Projections(self._forms, rounds, settings.seed, staleness, first, compensation.residual)
+        reducer = reducer_for(
+            self._collective.reduction,
+            Materials(self._forms, self._projections, compensation, owner_seed, self._feedback, budget),
         )
-        self._calculation = Calculation(
-            self._forms, self._memory, result, owner_seed, self._feedback, budget, on_bucket, on_result, self._broken
-        )
+        self._memory = RoundMemory(self._forms, rounds, self._projections, reducer)
+        self._calculation = Calculation(self._forms, self._memory, result, self._projections, reducer, host)
         self._slot = self._calculation.slot
-        self._settling = Slices(self._memory.settle_one)
+        self._settling = Slices(self._projections.settle_one)
         self._fenced: bool
         self._generation: int
-        self._ways: dict[Form, Way]
+        self._strategies: dict[RoundForm, Strategy]
         self._sending: Sending
-        self._form(generation, ranks, links, ranks if learning is None else learning)
+        self._form(members)
         self._sending.start()
 
     def round_bytes(self, members: int) -> int:
         """Memory that a round takes here until it is forgotten, in a job of so many members."""
-        return round_bytes(self._forms.bytes_max, self._staleness, self._codec.reduction, members)
+        return round_bytes(self._forms.bytes_max, self._staleness, self._collective, members)
 
     # Generations
 
@@ -133,7 +111,7 @@ class Executor:
         self._fenced = True
         self._waiting.clear()
         self._sending.close()
-        complete = self._complete()
+        complete = self._host.complete
         self._memory.fence(complete)
         if self._slot.round > complete:
             self._slot.restart(())
@@ -158,41 +136,40 @@ class Executor:
             learning: those whose learners compute.
         """
         assert self._fenced
-        assert self._complete() == cut, f"{self._complete()} rounds are complete, the cut is {cut}"
+        assert self._host.complete == cut, f"{self._host.complete} rounds are complete, the cut is {cut}"
         assert max(self._memory.rounds, default=0) <= cut, "a round was served that is not complete"
-        before = self._ways
-        self._form(generation, ranks, links, learning)
-        if self._feedback is not None and self._codec.reduction is Reduction.TWO_SIDED:
-            given_up = (self._given_up(form, before[form], self._ways[form]) for form in self._forms)
+        before = self._strategies
+        self._form(ExchangeMembers(generation=generation, ranks=ranks, links=links, learning=learning))
+        if self._feedback is not None and self._collective.reduction.owner_feedback:
+            given_up = (self._given_up(form, before[form], self._strategies[form]) for form in self._forms)
             self._feedback.enter(cut, chain.from_iterable(given_up))
 
     def resume(self) -> None:
         """All members have entered: sending begins."""
         self._sending.start()
 
-    def _form(
-        self, generation: int, ranks: tuple[int, ...], links: Mapping[int, Connection], learning: tuple[int, ...]
-    ) -> None:
-        self._generation = generation
-        self._ways = {form: way_of(form.layout, ranks, self._rank) for form in self._forms}
-        area_bytes = {form: way.area_bytes for form, way in self._ways.items()}
+    def _form(self, members: ExchangeMembers) -> None:
+        self._generation = members.generation
+        ranks, learning = members.ranks, members.learning
+        self._strategies = {
+            form: self._collective.topology.strategy(form.layout, ranks, self._rank) for form in self._forms
+        }
+        area_bytes = {form: strategy.area_bytes for form, strategy in self._strategies.items()}
         self._memory.form(area_bytes, len(ranks))
-        if self._memory.transform is not None:
-            place = learning.index(self._rank) if self._rank in learning else None
-            self._memory.transform.enter(place, len(learning))
+        place = learning.index(self._rank) if self._rank in learning else None
+        self._projections.enter(place, len(learning))
         self._sending = Sending(
-            links,
+            members,
             self._job,
-            generation,
-            self._ways,
+            self._strategies,
             self._memory,
             self._calculation,
-            self._complete,
-            self._on_chunk_sent,
+            self._host,
+            self._trace,
         )
         self._fenced = False
 
-    def _given_up(self, form: Form, before: Way, now: Way) -> Iterator[tuple[Run, Segment]]:
+    def _given_up(self, form: RoundForm, before: Strategy, now: Strategy) -> Iterator[tuple[Run, Segment]]:
         """What this member finished before and does not finish now: (bucket, segment)."""
         for bucket, segments in zip(form.layout.plan.buckets, form.segments, strict=True):
             owned = now.owned(bucket.index)
@@ -204,7 +181,7 @@ class Executor:
 
     def encoded(self, number: int) -> EncodedRound:
         """A complete round, to serve it; valid until it is forgotten. Raises KeyError when it is not held."""
-        if number > self._complete():
+        if number > self._host.complete:
             raise KeyError(number)
         return self._memory.encoded(number)
 
@@ -214,7 +191,7 @@ class Executor:
         Raises CodecError when they cannot be so many.
         """
         assert self._fenced
-        assert number > self._complete()
+        assert number > self._host.complete
         return self._memory.place_for(number, size_bytes, contributors)
 
     def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
@@ -247,11 +224,9 @@ class Executor:
         if self._fenced:
             return
         round_ = self._round(number)
-        steps = self._ways[round_.form].program.steps
-        before = steps[0].recv_from if steps else None  # on a ring all comes from one; where parts meet errors name it
         for work in round_.exchanges[bucket].contribute(part, weight):
             if work.at_once:
-                self._perform(round_, bucket, work, before)
+                self._perform(round_, bucket, work, work.senders[0] if len(work.senders) == 1 else None)
             else:
                 self._sending.put(round_, bucket, work, computed=False)
         self._sending.pump()
@@ -270,13 +245,12 @@ class Executor:
         own = self._memory.own.get(number)
         if own is not None and contributed and not void:
             own.counted()
-        if self._memory.transform is not None:
-            self._settling.run_later()
+        self._settling.run_later()
 
     @property
-    def encoder(self) -> EncoderLearning | None:
+    def encoder(self) -> LearnerHelp | None:
         """What the learner learns for the codec; None for one without an autoencoder."""
-        return self._memory.transform.encoder if self._memory.transform is not None else None
+        return self._projections.encoder
 
     # What arrives
 
@@ -288,7 +262,7 @@ class Executor:
         """
         if self._fenced or header.generation != self._generation:
             return None
-        complete = self._complete()
+        complete = self._host.complete
         if not complete < header.round <= complete + 2 * (self._staleness + 1):
             return f"chunk of round {header.round} while {complete} are complete"
         buckets = len(self._forms.of(header.round).layout.plan.buckets)
@@ -325,7 +299,7 @@ class Executor:
         """Of whom this member has still to receive something of a round: (rank, bucket, how many steps' receipts that
         rank needs before it can send it), for each step that is not over."""
         round_ = self._memory.rounds.get(number)
-        program = self._ways[self._forms.of(number)].program
+        program = self._strategies[self._forms.of(number)].program
         for bucket, exchange in enumerate(round_.exchanges if round_ is not None else ()):
             for index in exchange.lacks():
                 step = program.steps[index]
@@ -335,7 +309,7 @@ class Executor:
     def receipts(self, number: int) -> int:
         """How many steps of a round are over here, in their order: all of every bucket was received."""
         round_ = self._memory.rounds.get(number)
-        steps = len(self._ways[self._forms.of(number)].program.steps)
+        steps = len(self._strategies[self._forms.of(number)].program.steps)
         if round_ is None:
             return 0
         return min((lacks[0] for exchange in round_.exchanges if (lacks := exchange.lacks())), default=steps)
@@ -364,24 +338,24 @@ class Executor:
 
     # Computing
 
-    def _round(self, number: int) -> Round:
+    def _round(self, number: int) -> RoundResults:
         round_ = self._memory.rounds.get(number)
         if round_ is None:
             form = self._forms.of(number)
-            exchanges = [self._ways[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
+            exchanges = [self._strategies[form].exchange(bucket.index) for bucket in form.layout.plan.buckets]
             round_ = self._memory.add(number, exchanges)
         return round_
 
-    def _take(self, round_: Round, header: Header) -> bool:
+    def _take(self, round_: RoundResults, header: Header) -> bool:
         """A chunk is here. Returns False if it has to wait until more is known of its round."""
         exchange = round_.exchanges[header.bucket]
         step = exchange.step(header)
-        if self._bound is not None:
-            bound = self._bound(header.round, step.parts)
+        if self._binds is not None:
+            bound = self._binds.bound(header.round, step.parts)
             if bound is None:
                 return False
             if wrong := exchange.unlike(header, bound):
-                self._on_broken(step.recv_from, f"round {header.round}, bucket {header.bucket}: {wrong}")
+                self._host.chunk_broken(step.recv_from, f"round {header.round}, bucket {header.bucket}: {wrong}")
                 return True
         work = exchange.landed(header)
         if work is not None:
@@ -389,17 +363,13 @@ class Executor:
             self._sending.pump()
         return True
 
-    def _broken(self, text: str) -> None:
-        """Found late, in what was checked when it came."""
-        self._on_broken(None, text)
-
-    def _perform(self, round_: Round, bucket: int, work: Work, sender: int | None) -> None:
+    def _perform(self, round_: RoundResults, bucket: int, work: Work, sender: int | None) -> None:
         """Computes what has landed at once; its sending waits for the link. `sender`: of what has come last."""
         try:
             work = self._calculation.compute(round_, bucket, work)
         except CodecError as error:
             culprit = error.rank if isinstance(error, BrokenPartError) else sender
-            self._on_broken(culprit, f"round {round_.number}, bucket {bucket}: {error}")
+            self._host.chunk_broken(culprit, f"round {round_.number}, bucket {bucket}: {error}")
             return
         if work.send_steps:
             self._sending.put(round_, bucket, work, computed=True)

@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.executor.result_slot import Final, ResultSlot
+from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import Arithmetic
-from meshtraind.parts.contribution import OwnPart
+from meshtraind.parts.contribution import OwnContribution
 from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Segment
 from meshwire.collectives.exchange import Work
 
@@ -24,7 +25,13 @@ class GatherArithmetic(Arithmetic):
     """
 
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         if work.poison or not work.deliver or not work.contributors:
             return work
@@ -49,7 +56,9 @@ class GatherArithmetic(Arithmetic):
         segments = self._run(final.bucket, final)
         return segments, member_parts(final.contributors, segments, final.payloads)
 
-    def _payloads(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> tuple[memoryview, ...]:
+    def _payloads(
+        self, bucket: int, work: Work, area: memoryview, own: OwnContribution | None
+    ) -> tuple[memoryview, ...]:
         return payloads_of(bucket, work, area, own)
 
     def _squared_norm(self, values: Values) -> float:

@@ -2,29 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.segments import Forms, Segment
-from meshtraind.projection.base import Transform
+from meshtraind.executor.host import RoundHost
+from meshtraind.executor.projections import Projections
+from meshtraind.parts.results import Final
+from meshtraind.parts.segments import RoundForms, Segment
 from meshtraind.projection.expansion import Expansion
 from meshtraind.runtime.timeslice import Slices
-
-
-class Final(NamedTuple):
-    """A run of segments whose result is known."""
-
-    bucket: int
-    first_segment: int
-    segment_count: int
-    payloads: tuple[memoryview, ...]  # its bytes; of a gather, each contributor's, in the order of ranks
-    contributors: int
-    weight: float
-
-    @property
-    def void(self) -> bool:
-        """No values: poison (V1), or nobody's."""
-        return not self.payloads
 
 
 class ResultSlot:
@@ -35,28 +20,26 @@ class ResultSlot:
 
     Args:
         values: the slot, as long as the plan's vector.
-        transform: None where the model's own vector is sent.
+        projections: what becomes of the vector that is sent.
         decode: puts the values of what is final, and not void, into this slot. May raise CodecError.
-        on_result: called with the round when all of it lies here; never from within `open`.
-        on_broken: called with what is wrong with a payload that was received.
+        host: hears when all of the round lies here, never from within `open`; and of what was checked when it came, and
+            is found to be wrong late.
     """
 
     def __init__(
         self,
         values: Values,
-        forms: Forms,
-        transform: Transform | None,
+        forms: RoundForms,
+        projections: Projections,
         decode: Callable[[Final, "ResultSlot"], None],
-        on_result: Callable[[int], None],
-        on_broken: Callable[[str], None],
+        host: RoundHost,
     ) -> None:
         self._values: Values | None = values
         self._forms = forms
         self._decode = decode
-        self._transform = transform
-        self._expansion: Expansion | None = None  # of a round that sends a shorter vector
-        self._on_result = on_result
-        self._on_broken = on_broken
+        self._projections = projections
+        self._expansion: Expansion | None = None  # of the open round
+        self._host = host
         self._left = 0  # segments
         self._arrived: deque[Final] = deque()  # before the slot was opened, not decoded yet
         self._slices = Slices(self._next)
@@ -75,31 +58,28 @@ class ResultSlot:
         """What lies here of the open round is void (G6): this has arrived of it."""
         form = self._forms.of(self.round)
         self._left = sum(map(len, form.segments))
-        self._expansion = None
-        if form.layout.shorter is not None:
-            assert self._transform is not None
-            assert self._values is not None
-            self._expansion = self._transform.expansion(form, self.round, self._values)
+        if self._values is None:
+            return  # closed
+        self._expansion = self._projections.of(form).expansion(form, self.round, self._values)
         self._arrived = deque(arrived)
         if arrived:
             self._slices.run_later()
 
     def place(self, segment: Segment) -> Values:
         """Where a segment of the open round is to be decoded."""
-        if self._expansion is not None:
-            return self._expansion.place(segment)
-        assert self._values is not None
-        return self._values[segment.start : segment.start + segment.count]
+        assert self._expansion is not None
+        return self._expansion.place(segment)
 
     def took(self, final: Final) -> bool:
         """Final segments of the open round lie in their places, or are void. Returns whether these were the last, and
         the means are there. A shorter vector is expanded in slices, and `on_result` follows."""
         self._left -= final.segment_count
-        if self._expansion is not None:
-            self._expansion.took(final.bucket, final.segment_count, void=final.void)
-            if not self._expansion.finished:
-                self._slices.run_later()
-                return False
+        if self._expansion is None:
+            return False  # closed
+        self._expansion.took(final.bucket, final.segment_count, void=final.void)
+        if not self._expansion.finished:
+            self._slices.run_later()
+            return False
         return not self._left
 
     def forget(self, number: int) -> None:
@@ -121,15 +101,15 @@ class ResultSlot:
             try:
                 self._decode(final, self)
             except CodecError as error:
-                self._on_broken(f"round {self.round}, bucket {final.bucket}: {error}")
+                self._host.chunk_broken(None, f"round {self.round}, bucket {final.bucket}: {error}")
                 return True  # its segments never come to lie here
         if self.took(final):
-            self._on_result(self.round)
+            self._host.result_decoded(self.round)
         return True
 
     def _expand_one(self) -> bool:
         if self._expansion is None or not self._expansion.expand_one():
             return False
         if self._expansion.finished and not self._left:
-            self._on_result(self.round)
+            self._host.result_decoded(self.round)
         return True

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.executor.result_slot import Final, ResultSlot
-from meshtraind.parts.byte_budget import Purse
-from meshtraind.parts.contribution import Compensated, OwnPart, RingPart
+from meshtraind.executor.result_slot import ResultSlot
+from meshtraind.parts.byte_budget import ByteBudget
+from meshtraind.parts.contribution import HopContribution, OwnContribution, WithErrorFeedback
 from meshtraind.parts.error_feedback import Feedback
-from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.received import BrokenPartError, MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.results import Final
 from meshtraind.parts.seeds import segment_seed
 from meshtraind.parts.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work
@@ -38,7 +39,13 @@ class Arithmetic(ABC):
 
     @abstractmethod
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         """Does what `work` says of a run, all but the sending.
 
@@ -52,19 +59,21 @@ class Arithmetic(ABC):
         to be finite (V1). Raises CodecError when the payload that has arrived was broken.
         """
 
-    def served(self, final: Final, own: OwnPart | None) -> None:
+    def served(self, final: Final, own: OwnContribution | None) -> None:
         """A run of a round has come from a member that holds it; `own` may be in it. Raises CodecError."""
         for payload in final.payloads:
             for segment, each in each_payload(self._run(final.bucket, final), payload):
                 segment.codec.decode_into(each, self._sum[: segment.count])
 
-    def final(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> Final:
+    def final(self, bucket: int, work: Work, area: memoryview, own: OwnContribution | None) -> Final:
         """Where the bytes lie of a run that is final."""
         void = work.poison or not work.contributors
         payloads = () if void else self._payloads(bucket, work, area, own)
         return Final(bucket, work.first_segment, work.segment_count, payloads, work.contributors, work.weight)
 
-    def _payloads(self, bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> tuple[memoryview, ...]:
+    def _payloads(
+        self, bucket: int, work: Work, area: memoryview, own: OwnContribution | None
+    ) -> tuple[memoryview, ...]:
         offset = self._segments[bucket][work.first_segment].offset
         return (area[offset : offset + work.length_bytes],)
 
@@ -125,8 +134,9 @@ def check_norm(told: float, found: float) -> None:
         raise CodecError(f"values with the squared norm {found:.6g}, of which {told:.6g} was said (O4)")
 
 
-class RingArithmetic(Arithmetic):
-    """Adds the own part to the sum that comes round the ring, and encodes it anew, in its place.
+class HopArithmetic(Arithmetic):
+    """Adds the own part to the sums that come to it, and encodes that anew, in its place: on a ring one sum, in a tree
+    each child's.
 
     Args:
         built_on: later rounds are computed from the final bytes of these, which are read when they come.
@@ -137,9 +147,15 @@ class RingArithmetic(Arithmetic):
         self._built_on = built_on
 
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
-        if work.poison or not (work.add_own or work.incoming):
+        if work.poison or not (work.add_own or work.incoming or work.parts):
             return work
         if work.deliver and not work.finish:
             offset = self._segments[bucket][work.first_segment].offset
@@ -150,23 +166,27 @@ class RingArithmetic(Arithmetic):
         for segment in self._run(bucket, work):
             codec = segment.codec
             encoded = area[segment.offset : segment.offset + segment.length]
-            total = self._sum[: segment.count]
-            if work.add_own or work.finish:
+            total = scratch = self._sum[: segment.count]
+            if work.add_own or work.finish or work.parts:
                 if work.add_own:
-                    assert isinstance(own, RingPart)
+                    assert isinstance(own, HopContribution)
                     if work.incoming:
                         codec.sum_into(encoded, own.values(segment), total)
                     else:
                         total = own.values(segment)
-                else:
+                elif work.incoming:
                     codec.decode_into(encoded, total)
+                if work.parts:
+                    total = self._add_others(bucket, work, area, segment, total, scratch)
                 if work.finish:
                     with np.errstate(over="ignore", invalid="ignore"):  # found when it is encoded
                         total = np.divide(total, np.float32(work.weight), out=self._sum[: segment.count])
                 try:
                     codec.encode_into(total, encoded)
                 except CodecError:
-                    if work.incoming:
+                    if work.parts:
+                        self._blame(bucket, work, area, segment)
+                    elif work.incoming:
                         codec.decode_into(encoded, self._sum[: segment.count])  # raises if the payload was broken
                     return replace(work, poison=True)  # finite parts can have a sum that is not
             elif not work.deliver:
@@ -178,6 +198,41 @@ class RingArithmetic(Arithmetic):
                 if measured:
                     squared_norm += self._squared_norm(values)
         return replace(work, squared_norm=squared_norm) if work.finish else work
+
+    def _add_others(
+        self, bucket: int, work: Work, area: memoryview, segment: Segment, total: Values, out: Values
+    ) -> Values:
+        """Adds the sums that lie beside the vector, in their order, and returns `out`.
+
+        Args:
+            total: all before them, if there is any; `out` itself, or values that are somebody else's.
+        """
+        alone = not (work.add_own or work.incoming)
+        for payload in self._others(bucket, work, area, segment):
+            if alone:
+                segment.codec.decode_into(payload, out)
+                alone = False
+            else:
+                segment.codec.sum_into(payload, total, out)
+            total = out
+        return total
+
+    def _others(self, bucket: int, work: Work, area: memoryview, segment: Segment) -> list[memoryview]:
+        """A segment's bytes in each of the sums that lie beside the vector."""
+        at = segment.offset - self._segments[bucket][work.first_segment].offset
+        places = [place for place in work.parts if place is not None]  # no own part here: that is `work.add_own`
+        return [area[offset + at : offset + at + segment.length] for offset, _ in places]
+
+    def _blame(self, bucket: int, work: Work, area: memoryview, segment: Segment) -> None:
+        """A sum is not finite: raises BrokenPartError if one that came was not."""
+        payloads = self._others(bucket, work, area, segment)
+        if work.incoming:
+            payloads.insert(0, area[segment.offset : segment.offset + segment.length])
+        for rank, payload in zip(work.senders, payloads, strict=True):
+            try:
+                segment.codec.decode_into(payload, self._sum[: segment.count])
+            except CodecError as error:
+                raise BrokenPartError(rank, error) from None
 
 
 class ShardedArithmetic(Arithmetic):
@@ -203,7 +258,13 @@ class ShardedArithmetic(Arithmetic):
         self._budget = budget
 
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         if work.poison or not work.contributors:
             return work
@@ -211,7 +272,7 @@ class ShardedArithmetic(Arithmetic):
         if work.finish:
             parts = member_parts(work.contributors, segments, payloads_of(bucket, work, area, own))
             mean_weight = work.weight / work.contributors.bit_count()
-            own_weight = own.weight if isinstance(own, Compensated) else mean_weight
+            own_weight = own.weight if isinstance(own, WithErrorFeedback) else mean_weight
             return self._finish(number, bucket, work, area, segments, parts, own_weight, slot)
         if work.deliver:
             (payload,) = self._payloads(bucket, work, area, own)
@@ -237,13 +298,13 @@ class ShardedArithmetic(Arithmetic):
             count = last.start + last.count - start
             owed = self._feedback.finish(number, of, start, count, work.weight, own_weight)
         squared_norm = 0.0
-        purse = Purse(self._budget)
+        byte_budget = ByteBudget(self._budget)
         at = first = segments[0].offset
         for index, segment in enumerate(segments):
             total = self._sum[: segment.count]
             mean_into(parts, index, work.weight, total)
             place = area[at : at + segment.length]
-            terms = Terms(number, segment_seed(self._seed, number, segment.start), purse.open(segment))
+            terms = Terms(number, segment_seed(self._seed, number, segment.start), byte_budget.reserve(segment))
             try:
                 if owed is None:
                     length = segment.codec.encode_into(total, place, terms)
@@ -261,6 +322,6 @@ class ShardedArithmetic(Arithmetic):
                 values = slot.place(segment) if slot is not None else total
                 segment.codec.decode_into(area[at : at + length], values)
                 squared_norm += self._squared_norm(values) if segment.measured else 0.0
-            purse.paid(segment, length)
+            byte_budget.spend(segment, length)
             at += length
         return replace(work, length_bytes=at - first, squared_norm=squared_norm)

@@ -6,140 +6,69 @@ and complete rounds stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshtraind.codecs.base import CodecError, Values
-from meshtraind.executor.projections import transform_for
-from meshtraind.executor.result_slot import Final
-from meshtraind.parts.contribution import Compensated, Compensation, InSlot, OwnPart, Retained
-from meshtraind.parts.segments import Areas, Form, Forms, Segment
-from meshtraind.parts.sketch import Shares, SketchPart
-from meshwire.codecs.registry import Reduction
-from meshwire.collectives.exchange import Exchange
-from meshwire.collectives.topology import Shard
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedRound:
-    """A complete round as it is served: where its bytes lie, for a gather keeps as many vectors as it has contributors.
-
-    Attributes:
-        payloads: in the order in which they are served. The encoded vector; of segments that vary in length, those that
-            have a result; of a gather, run by run, what each contributor has sent of it, in the order of ranks.
-        poisoned: bitmap over the buckets, lowest bit of the first byte first: these have no result, for they are
-            poison (V1) or nobody's.
-    """
-
-    payloads: tuple[memoryview, ...]
-    poisoned: bytes
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all payloads, back to back."""
-        return sum(map(len, self.payloads))
-
-    def read(self, offset_bytes: int, max_bytes: int) -> bytes:
-        """A piece of them; shorter, or empty, where they end."""
-        pieces = []
-        end_bytes = offset_bytes + max_bytes
-        at = 0
-        for payload in self.payloads:
-            if at >= end_bytes:
-                break
-            if at + len(payload) > offset_bytes:
-                pieces.append(payload[max(0, offset_bytes - at) : end_bytes - at])
-            at += len(payload)
-        return b"".join(pieces)
-
-
-@dataclass(slots=True)
-class Round:
-    """The results of one round."""
-
-    number: int
-    form: Form
-    area: memoryview  # the encoded vector first, but for a gather
-    exchanges: Sequence[Exchange]  # by bucket; none where a member that holds the round serves it
-    finals: list[Final] = field(default_factory=list)  # what of it is final in the area
-    void: bool = True  # until it is complete, and counts
+from meshtraind.codecs.base import CodecError
+from meshtraind.executor.projections import Projections
+from meshtraind.executor.reducers import Reducer
+from meshtraind.parts.contribution import OwnContribution
+from meshtraind.parts.results import EncodedRound, Final, RoundResults
+from meshtraind.parts.segments import Areas, RoundForm, RoundForms, Segment
+from meshwire.collectives.exchange import BucketExchange
+from meshwire.model.plan import Shard
 
 
 class RoundMemory:
     """One job's.
 
     Args:
-        staleness: the bound s; it decides where own parts are kept.
-        compensation: what own parts are encoded with, but for plain sums on the ring.
-        seed: the job's.
-        first: the job's first round; None where this member came in later.
+        rounds: what becomes `rounds`; empty.
+        projections: which may read rounds that nobody else needs.
+        reducer: makes own parts.
 
     Attributes:
         rounds: by number.
         own: what this member adds, by round.
-        transform: None where the model's own vector is sent.
     """
 
     def __init__(
         self,
-        forms: Forms,
-        staleness: int,
-        compensation: Compensation,
-        seed: int,
-        first: int | None,
+        forms: RoundForms,
+        rounds: dict[int, RoundResults],
+        projections: Projections,
+        reducer: Reducer,
     ) -> None:
         self._forms = forms
-        self._staleness = staleness
-        self._compensation = compensation
+        self._projections = projections
+        self._reducer = reducer
         self._members = 1
-        self._shares = Shares()
         self._areas = {form: Areas(form.layout.total_bytes) for form in forms}
         self._own_areas = {form: Areas(form.layout.total_bytes) for form in forms}
-        self._scratch: Values = np.empty(max(form.layout.plan.segment_values for form in forms), np.float32)
-        self.rounds: dict[int, Round] = {}
-        self.transform = transform_for(forms, self.rounds, seed, staleness, first)
-        self.own: dict[int, OwnPart] = {}
+        self.rounds = rounds
+        self.own: dict[int, OwnContribution] = {}
 
-    def form(self, area_bytes: Mapping[Form, int], members: int) -> None:
+    def form(self, area_bytes: Mapping[RoundForm, int], members: int) -> None:
         """From now on there are so many members, and rounds take areas of these sizes."""
         self._members = members
         for form, size_bytes in area_bytes.items():
             if size_bytes != self._areas[form].size_bytes:
                 self._areas[form] = Areas(size_bytes)
 
-    def add(self, number: int, exchanges: Sequence[Exchange]) -> Round:
+    def add(self, number: int, exchanges: Sequence[BucketExchange]) -> RoundResults:
         """Memory for a round that has none."""
         form = self._forms.of(number)
-        round_ = self.rounds[number] = Round(number, form, self._areas[form].take(), exchanges)
+        round_ = self.rounds[number] = RoundResults(number, form, self._areas[form].take(), exchanges)
         return round_
 
-    def own_part(self, number: int, weight: float) -> OwnPart:
+    def own_part(self, number: int, weight: float) -> OwnContribution:
         """For what is to be kept of this member's part, which has this weight."""
         own = self.own.get(number)
         if own is None:
-            own = self.own[number] = self._new_part(number, weight)
+            form = self._forms.of(number)
+            areas = self._own_areas[form]
+            own = self.own[number] = self._reducer.contribution(form, areas, number, weight, self._members)
         return own
-
-    def _new_part(self, number: int, weight: float) -> OwnPart:
-        form = self._forms.of(number)
-        areas = self._own_areas[form]
-        if form.layout.reduction is Reduction.SKETCH:
-            area = areas.take()
-            return SketchPart(
-                form.segments, area, self._scratch, number, self._compensation, self._shares, weight, self._members
-            )
-        if form.layout.reduction is not Reduction.LINEAR:
-            area = areas.take()
-            return Compensated(form.segments, area, number, self._compensation, weight, self._members)
-        if form.layout.shorter is not None:
-            residual = self._compensation.residual
-            assert self.transform is not None
-            assert residual is not None
-            return self.transform.part(form, areas.take(), self._scratch, number, residual, weight)
-        if self._staleness:
-            return Retained(form.segments, areas.take(), self._scratch)
-        return InSlot(form.segments)
 
     def fence(self, complete: int) -> None:
         """What there is of rounds after `complete` is void but for own parts."""
@@ -156,7 +85,7 @@ class RoundMemory:
             bitmap |= final.void << final.bucket
         return EncodedRound(self._payloads(round_), bitmap.to_bytes(-(-len(round_.form.segments) // 8), "little"))
 
-    def _payloads(self, round_: Round) -> tuple[memoryview, ...]:
+    def _payloads(self, round_: RoundResults) -> tuple[memoryview, ...]:
         layout = round_.form.layout
         if layout.served_in_place:
             return (round_.area[: layout.total_bytes],)
@@ -175,12 +104,12 @@ class RoundMemory:
         if size_bytes > most or (layout.served_in_place and size_bytes != most):
             raise CodecError(f"round {number} has {size_bytes} bytes at the source and {most} here")
         if not layout.served_in_place:
-            self.rounds[number] = Round(number, form, np.empty(size_bytes, np.uint8).data, ())
+            self.rounds[number] = RoundResults(number, form, np.empty(size_bytes, np.uint8).data, ())
         elif number not in self.rounds:
             self.add(number, ())
         return self.rounds[number].area[:size_bytes]
 
-    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> Round:
+    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> RoundResults:
         """All of a round without exchanges has come from a member that holds it.
 
         Args:
@@ -223,21 +152,14 @@ class RoundMemory:
         """A round is complete, and counts or is void. `contributed`: this member is in it."""
         round_ = self.rounds[number]
         round_.void = void
-        if self.transform is not None and round_.form.layout.shorter is not None:
-            self.transform.settled(round_, contributed=contributed)
-
-    def settle_one(self) -> bool:
-        """Does a little for rounds that are settled. Returns False if there was nothing to do."""
-        return self.transform is not None and self.transform.settle_one()
+        self._projections.of(round_.form).settled(round_, contributed=contributed)
 
     def forget(self, number: int) -> None:
         """All of a round is needed no more, but for what may be made of it for later ones."""
         form = self._forms.of(number)
-        if self.transform is None or form.layout.shorter is None:
-            self._release(number)
-        else:
-            self._release(number - self.transform.reaches_back)
-            self.transform.forget(number)
+        projection = self._projections.of(form)
+        self._release(number - projection.reaches_back)
+        projection.forget(number)
         if (own := self.own.pop(number, None)) is not None and own.area is not None:
             self._own_areas[form].give(own.area)
         if self._forms.ends_with(number):  # rounds are forgotten in order

@@ -1,15 +1,16 @@
 """What this member sends in one generation: work of rounds that waits for a link, made into frames in its turn."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshtraind.executor.compute import Calculation
+from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
 from meshtraind.executor.outbox import Frame, Outbox
-from meshtraind.executor.round_buffers import Round, RoundMemory
-from meshtraind.parts.segments import Form
-from meshtraind.transport.connection import Connection
+from meshtraind.executor.round_buffers import RoundMemory
+from meshtraind.parts.results import RoundResults
+from meshtraind.parts.segments import RoundForm
 from meshwire.collectives.exchange import Work
-from meshwire.collectives.strategy import Way
+from meshwire.collectives.strategy import Strategy
 from meshwire.frames.header import Flags, Header, Kind
 
 
@@ -17,7 +18,7 @@ from meshwire.frames.header import Flags, Header, Kind
 class _Item:
     """A run of segments to be computed, if it still is to be, and sent at a step, if it is."""
 
-    round: Round
+    round: RoundResults
     bucket: int
     work: Work
     computed: bool
@@ -28,32 +29,31 @@ class Sending:
     """Nothing leaves before `start`.
 
     Args:
-        links: the connection to each other member, by rank.
-        job, generation: numbers for the frame headers.
-        ways: of the generation.
-        complete: the newest round that this daemon holds completely (G5).
-        on_chunk_sent: called with the header of each chunk.
+        members: of the generation.
+        job: number for the frame headers.
+        strategies: of the generation.
+        host: says which round is complete.
+        trace: None: nobody notes chunks.
     """
 
     def __init__(
         self,
-        links: Mapping[int, Connection],
+        members: ExchangeMembers,
         job: int,
-        generation: int,
-        ways: Mapping[Form, Way],
+        strategies: Mapping[RoundForm, Strategy],
         memory: RoundMemory,
         calculation: Calculation,
-        complete: Callable[[], int],
-        on_chunk_sent: Callable[[Header], None] | None,
+        host: RoundHost,
+        trace: ChunkTrace | None,
     ) -> None:
         self._job = job
-        self._generation = generation
-        self._ways = ways
+        self._generation = members.generation
+        self._strategies = strategies
         self._memory = memory
         self._calculation = calculation
-        self._complete = complete
-        self._on_chunk_sent = on_chunk_sent
-        self._outbox: Outbox[_Item] = Outbox(links, self._prepare)
+        self._host = host
+        self._trace = trace
+        self._outbox: Outbox[_Item] = Outbox(members.links, self._prepare)
 
     def start(self) -> None:
         """All members take what is sent: it leaves, on the links that there are now."""
@@ -67,7 +67,7 @@ class Sending:
         """Drops what waits, and lets go of the links."""
         self._outbox.close()
 
-    def put(self, round_: Round, bucket: int, work: Work, *, computed: bool) -> None:
+    def put(self, round_: RoundResults, bucket: int, work: Work, *, computed: bool) -> None:
         """Queues work for those that it is sent to, or for this member alone. `pump` gets it going.
 
         Args:
@@ -75,7 +75,7 @@ class Sending:
         """
         for step in work.send_steps:
             self._outbox.put(
-                self._ways[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
+                self._strategies[round_.form].program.steps[step].send_to, _Item(round_, bucket, work, computed, step)
             )
         if not work.send_steps:
             self._outbox.put(None, _Item(round_, bucket, work, computed, None))
@@ -110,9 +110,9 @@ class Sending:
             segment_count=work.segment_count,
             contributors=work.contributors,
             weight=work.weight,
-            complete=self._complete(),
+            complete=self._host.complete,
             squared_norm=work.squared_norm,
         )
-        if self._on_chunk_sent is not None:
-            self._on_chunk_sent(header)
+        if self._trace is not None:
+            self._trace.chunk(header)
         return header, payload

@@ -9,20 +9,27 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.codecs.homomorphic import Homomorphic
-from meshtraind.executor.result_slot import Final, ResultSlot
-from meshtraind.executor.ring_and_sharded import RingArithmetic, check_norm
-from meshtraind.parts.contribution import OwnPart
+from meshtraind.executor.result_slot import ResultSlot
+from meshtraind.executor.ring_and_sharded import HopArithmetic, check_norm
+from meshtraind.parts.contribution import OwnContribution
+from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Segment, each_payload
 from meshtraind.parts.sketch import SketchPart
 from meshwire import limits
 from meshwire.collectives.exchange import Work
 
 
-class SketchArithmetic(RingArithmetic):
+class SketchArithmetic(HopArithmetic):
     """As the ring's, which float buffers are left to. Of what it finds it tells the own part."""
 
     def compute(
-        self, number: int, bucket: int, work: Work, area: memoryview, own: OwnPart | None, slot: ResultSlot | None
+        self,
+        number: int,
+        bucket: int,
+        work: Work,
+        area: memoryview,
+        own: OwnContribution | None,
+        slot: ResultSlot | None,
     ) -> Work:
         segments = self._run(bucket, work)
         if not isinstance(segments[0].codec, Homomorphic):
@@ -54,7 +61,7 @@ class SketchArithmetic(RingArithmetic):
         for segment, each in each_payload(segments, payload):
             _mean_into(segment, each, final.weight, None, slot.place(segment))
 
-    def served(self, final: Final, own: OwnPart | None) -> None:
+    def served(self, final: Final, own: OwnContribution | None) -> None:
         segments = self._run(final.bucket, final)
         if own is None or final.void or not isinstance(segments[0].codec, Homomorphic):
             return
@@ -76,7 +83,7 @@ def _add(segment: Segment, payload: memoryview, total: memoryview, *, incoming: 
         total[:] = payload
 
 
-def _mean_into(segment: Segment, payload: memoryview, weight: float, own: OwnPart | None, out: Values) -> None:
+def _mean_into(segment: Segment, payload: memoryview, weight: float, own: OwnContribution | None, out: Values) -> None:
     assert isinstance(segment.codec, Homomorphic)
     found = segment.codec.recover_into(payload, out)
     if weight < limits.WEIGHT_MIN:

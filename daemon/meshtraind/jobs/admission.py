@@ -21,6 +21,7 @@ from meshtraind.storage.resume_file import JobFile, forget
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.lifecycle import EXIT_CODES, JobEvent, JobRecord, JobState, job_number
 from meshwire.membership.checks import list_wrong
 from meshwire.membership.invitations import invitation_wrong
@@ -288,6 +289,10 @@ class Enlisting:
             return "meshtrain was installed anew there while its daemon runs: meshtrain down, then meshtrain up"
         if not _codec_known(spec.codec):
             return f"--codec {spec.codec} is unknown there: install the same version of meshtraind"
+        try:
+            collective_for(parse_codec(spec.codec), spec.topology)
+        except ValueError as error:
+            return f"{error} (there: install the same version of meshtraind)"
         typed = (*spec.args, *(part for pair in spec.env for part in pair))
         typed_bytes = sum(len(text.encode()) + 1 for text in typed)
         if typed_bytes > 2 * limits.JOB_SPEC_BYTES_MAX:

@@ -13,6 +13,7 @@ from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.transport.connection import RequestError
 from meshwire import limits
+from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.files import FileManifest, check_manifest, human_bytes
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
@@ -32,7 +33,9 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         sync = sync_settings(
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
         )
-        masks_of(body.masks, sync, codec_of(sync, body.codec))
+        codec = codec_of(sync, body.codec)
+        masks_of(body.masks, sync, codec)
+        collective_for(codec, body.topology)
     except ValueError as error:
         raise RequestError(str(error)) from error
     return sync
@@ -63,6 +66,7 @@ def make_spec(
         data_path=body.data_path,
         sync=sync,
         codec=str(codec),
+        topology=collective_for(codec, body.topology).topology.name,
         masks=masks_of(body.masks, sync, codec),
         on_nan=body.on_nan,
         seed=secrets.randbits(62) if seed is None else seed,

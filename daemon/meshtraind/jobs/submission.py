@@ -13,7 +13,8 @@ from meshtraind.peers.selection import choose_members
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
 from meshwire import limits
-from meshwire.collectives.cost import gather_note
+from meshwire.collectives.cost import cost_note
+from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.lifecycle import job_number
 from meshwire.messages.job import (
     Commit,
@@ -132,7 +133,7 @@ class Submission:
         """Adds to the notes what the person should know. Raises RequestError."""
         cores = {self._cores(member) for member in members}
         sync = check_settings(body, unequal_peers=len(cores) > 1)
-        if (note := gather_note(codec_of(sync, body.codec), len(members))) is not None:
+        if (note := cost_note(collective_for(codec_of(sync, body.codec), body.topology), len(members))) is not None:
             notes.append(note)
         if body.shares is None and sync.shares == "speed" and len(cores) > 1:
             notes.append(

@@ -4,7 +4,7 @@ from meshtraind.parts.segments import Segment
 from meshwire.layout.budget import Budget
 
 
-class Purse:
+class ByteBudget:
     """What the segments before have left of their shares is the next one's.
 
     Args:
@@ -15,14 +15,14 @@ class Purse:
         self._budget = budget
         self._left_bytes = 0
 
-    def open(self, segment: Segment) -> int | None:
+    def reserve(self, segment: Segment) -> int | None:
         """Adds a segment's share, and returns what it may take; None for one of another codec, or without limit."""
         if self._budget is None or not self._limits(segment):
             return None
         self._left_bytes += self._budget.share_bytes(segment.start, segment.count)
         return self._left_bytes
 
-    def paid(self, segment: Segment, length_bytes: int) -> None:
+    def spend(self, segment: Segment, length_bytes: int) -> None:
         """It took so much."""
         if self._limits(segment):
             self._left_bytes -= length_bytes

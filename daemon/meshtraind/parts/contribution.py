@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.parts.byte_budget import Purse
+from meshtraind.parts.byte_budget import ByteBudget
 from meshtraind.parts.error_feedback import Feedback, Residual
 from meshtraind.parts.momentum import MomentumCorrection, correction_of
 from meshtraind.parts.seeds import segment_seed
@@ -24,7 +24,7 @@ from meshwire.model.plan import VALUE_BYTES, Plan
 Encode = Callable[[Values, memoryview, Terms], int]
 
 
-class OwnPart(ABC):
+class OwnContribution(ABC):
     """The w*g of one round."""
 
     area: memoryview | None = None
@@ -66,7 +66,7 @@ class OwnPart(ABC):
         """
 
 
-class RingPart(OwnPart):
+class HopContribution(OwnContribution):
     """It enters the sum at one hop of the ring as values."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class RingPart(OwnPart):
         """What is added to the sum; valid until the next call."""
 
 
-class InSlot(RingPart):
+class ZeroCopy(HopContribution):
     """s=0: the learner writes the slot again only after the round is complete, and so after its successor on the ring
     has received what was sent from here. Nothing is copied, and what only enters a sum is never rounded."""
 
@@ -98,7 +98,7 @@ class InSlot(RingPart):
         return self._raw.data.cast("B")[segments[0].start * VALUE_BYTES : end * VALUE_BYTES]
 
 
-class Retained(RingPart):
+class Retained(HopContribution):
     """s>0: encoded at once, for the learner writes the slot again while the round is on its way.
 
     Args:
@@ -159,7 +159,7 @@ def compensation_of(
     return Compensation(seed, residual, budget, correction_of(codec, momentum, feedback, plan))
 
 
-class Compensated(OwnPart):
+class WithErrorFeedback(OwnContribution):
     """Where parts meet whole, whatever s is: encoded at once with what earlier rounds left out, for what this one
     leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
 
@@ -190,7 +190,7 @@ class Compensated(OwnPart):
         self._correction = compensation.correction
         self.weight = weight
         self._members = members
-        self._purse = Purse(compensation.budget)
+        self._byte_budget = ByteBudget(compensation.budget)
         self._ends: dict[int, list[int]] = {}  # by bucket: where its segments begin in the area, and the last one ends
 
     def _take(self, bucket: int, raw: Values) -> None:
@@ -230,9 +230,9 @@ class Compensated(OwnPart):
     def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
         """Where it ends that begins at `at`."""
         seed = segment_seed(self._seed, self._number, segment.start)
-        terms = Terms(self._number, seed, self._purse.open(segment))
+        terms = Terms(self._number, seed, self._byte_budget.reserve(segment))
         length = encode(values, self.area[at : at + segment.length], terms)
-        self._purse.paid(segment, length)
+        self._byte_budget.spend(segment, length)
         return at + length
 
     def encoded(self, bucket: int, first_segment: int, segment_count: int) -> memoryview:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.contribution import OwnPart
+from meshtraind.parts.contribution import OwnContribution
 from meshtraind.parts.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work
 
@@ -62,7 +62,7 @@ def member_parts(bitmap: int, segments: Sequence[Segment], payloads: Sequence[me
     return [MemberPart(rank, segments, payload) for rank, payload in zip(ranks, payloads, strict=True)]
 
 
-def payloads_of(bucket: int, work: Work, area: memoryview, own: OwnPart | None) -> tuple[memoryview, ...]:
+def payloads_of(bucket: int, work: Work, area: memoryview, own: OwnContribution | None) -> tuple[memoryview, ...]:
     """The bytes of all contributors' parts of a run, in the order of ranks."""
     return tuple(
         _own_payload(own, bucket, work) if place is None else area[place[0] : place[0] + place[1]]
@@ -70,7 +70,7 @@ def payloads_of(bucket: int, work: Work, area: memoryview, own: OwnPart | None) 
     )
 
 
-def _own_payload(own: OwnPart | None, bucket: int, work: Work) -> memoryview:
+def _own_payload(own: OwnContribution | None, bucket: int, work: Work) -> memoryview:
     assert own is not None
     payload = own.encoded(bucket, work.first_segment, work.segment_count)
     assert payload is not None

@@ -34,7 +34,7 @@ Segments = Sequence[Sequence[Segment]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Form:
+class RoundForm:
     """How the vectors of some of a job's rounds lie encoded.
 
     Attributes:
@@ -45,7 +45,7 @@ class Form:
     segments: Segments
 
 
-class Forms:
+class RoundForms:
     """Those of one job's rounds, in their order of time.
 
     Attributes:
@@ -58,13 +58,13 @@ class Forms:
         self._layouts = RoundLayouts(plan, codec)
         specs = {spec for layout in self._layouts.all for spec in layout.codecs}
         codecs = {spec: codec_named(str(spec)) for spec in specs}
-        self._forms = {layout: Form(layout, _segments(layout, codecs)) for layout in self._layouts.all}
+        self._forms = {layout: RoundForm(layout, _segments(layout, codecs)) for layout in self._layouts.all}
         self.shared_draws = any(codec.shared_draws for codec in codecs.values())
 
-    def __iter__(self) -> Iterator[Form]:
+    def __iter__(self) -> Iterator[RoundForm]:
         return iter(self._forms.values())
 
-    def of(self, number: int) -> Form:
+    def of(self, number: int) -> RoundForm:
         """A round's."""
         return self._forms[self._layouts.of(number)]
 
@@ -75,7 +75,7 @@ class Forms:
     @property
     def shorter_values(self) -> int:
         """Of the longest vector that is sent in the place of the model's; 0: there is none."""
-        plans = [form.layout.plan for form in self if form.layout.shorter is not None]
+        plans = [form.layout.plan for form in self if form.layout.projected]
         return max((plan.total_values for plan in plans), default=0)
 
     @property

@@ -1,20 +1,30 @@
 """From the model's vector to the shorter one that a job's rounds send, and back: what its codecs have in common."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.contribution import RingPart
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import Form
-from meshtraind.projection.expansion import Expansion
-from meshtraind.projection.lgc.training import EncoderLearning
-
-if TYPE_CHECKING:
-    from meshtraind.executor.round_buffers import Round
+from meshtraind.parts.contribution import HopContribution, Retained, ZeroCopy
+from meshtraind.parts.results import RoundResults
+from meshtraind.parts.segments import Areas, RoundForm
+from meshtraind.projection.expansion import Expansion, InPlace
+from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
 
-class Transform(ABC):
+class LearnerHelp(Protocol):
+    """What a projection has its learner compute, which has torch: a sample goes there, weights come back."""
+
+    def task(self) -> EncoderTask | None:
+        """What the learner is to do; None while it is at it, or where there is nothing to do."""
+
+    def answered(self, body: LearnerEncoder) -> None:
+        """The learner's answer. One that nobody waits for was for a process of before."""
+
+    def learner_lost(self) -> None:
+        """Another process will be asked anew."""
+
+
+class Projection(ABC):
     """One member's, of one job. What it makes of a round follows from the results of earlier ones alone, never from the
     generation: a round that runs again has it again (C1).
 
@@ -22,7 +32,9 @@ class Transform(ABC):
         encoder: what the learner learns for it; None, but with LGC's autoencoder.
     """
 
-    encoder: EncoderLearning | None = None
+    encoder: LearnerHelp | None = None
+    reads_results = True
+    """Whether later rounds are computed from the final bytes of these, which are then looked at when they come."""
 
     @abstractmethod
     def enter(self, place: int | None, learners: int) -> None:
@@ -30,23 +42,20 @@ class Transform(ABC):
         it does not."""
 
     @abstractmethod
-    def part(
-        self, form: Form, area: memoryview, scratch: Values, number: int, residual: Residual, weight: float
-    ) -> RingPart:
+    def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> HopContribution:
         """What this member adds to a round, with this weight.
 
         Args:
-            area: where it is kept.
+            areas: where it is kept, if it is.
             scratch: for the values of one segment; shared by all rounds.
-            residual: the worker's.
         """
 
     @abstractmethod
-    def expansion(self, form: Form, number: int, values: Values) -> Expansion:
+    def expansion(self, form: RoundForm, number: int, values: Values) -> Expansion:
         """Of the round that has the result slot, `values`. Every round before it is complete."""
 
     @abstractmethod
-    def settled(self, round_: "Round", *, contributed: bool) -> None:
+    def settled(self, round_: RoundResults, *, contributed: bool) -> None:
         """A round that this transforms is complete, before residuals hear of it. Called in the order of rounds. What
         takes longer is left to `settle_one`.
 
@@ -66,3 +75,35 @@ class Transform(ABC):
     @abstractmethod
     def reaches_back(self) -> int:
         """How many rounds the bytes of a complete one are read after it."""
+
+
+class AsItIs(Projection):
+    """The model's own vector is sent: nothing is turned into anything.
+
+    Args:
+        staleness: the bound s; with s=0 what is added stays in the learner's slot.
+    """
+
+    reads_results = False
+
+    def __init__(self, staleness: int) -> None:
+        self._staleness = staleness
+
+    def enter(self, place: int | None, learners: int) -> None:
+        """It has no part in it."""
+
+    def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> HopContribution:
+        return Retained(form.segments, areas.take(), scratch) if self._staleness else ZeroCopy(form.segments)
+
+    def expansion(self, form: RoundForm, number: int, values: Values) -> Expansion:
+        return InPlace(form.layout.plan, values, values)
+
+    def settled(self, round_: RoundResults, *, contributed: bool) -> None:
+        """Nothing is made of it."""
+
+    def forget(self, number: int) -> None:
+        """Nothing was made of it."""
+
+    @property
+    def reaches_back(self) -> int:
+        return 0

@@ -11,7 +11,7 @@ import numpy as np
 from meshtraind.codecs.base import Values
 from meshtraind.parts.contribution import Retained
 from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import Form, Segment
+from meshtraind.parts.segments import RoundForm, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Inputs:
         weight: of the part.
     """
 
-    form: Form
+    form: RoundForm
     area: memoryview
     scratch: Values
     sent: Values

@@ -52,3 +52,13 @@ class Expansion(ABC):
     @abstractmethod
     def _expand(self, bucket: int) -> Iterator[Callable[[], None]]:
         """What is to be done with a bucket that has arrived, in pieces of well under a millisecond."""
+
+
+class InPlace(Expansion):
+    """Of the model's own vector: what arrives lies where the learner reads it."""
+
+    def took(self, bucket: int, segment_count: int, *, void: bool) -> None:
+        """There is nothing to be done with it."""
+
+    def _expand(self, bucket: int) -> Iterator[Callable[[], None]]:
+        return iter(())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from meshtraind.executor.executor import Executor
+from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.rounds.effects import Performer, Stage
 from meshtraind.rounds.generation_change import Crossing
@@ -86,25 +87,24 @@ class Rounds:
         staleness = spec.sync.staleness
         in_the_middle = loading and not entry.anew
         self._executor = Executor(
-            plan=plan,
-            rank=rank,
-            ranks=generation.ranks,
-            learning=generation.learning,
-            codec=spec.codec,
-            momentum=manifest.momentum,
-            links=links,
-            job=job_number(spec.job),
-            seed=spec.seed,
-            generation=generation.hash64(),
-            staleness=staleness,
+            ExchangeSettings(
+                plan=plan,
+                codec=spec.codec,
+                topology=spec.topology,
+                momentum=manifest.momentum,
+                job=job_number(spec.job),
+                seed=spec.seed,
+                staleness=staleness,
+            ),
+            rank,
+            ExchangeMembers(
+                generation=generation.hash64(), ranks=generation.ranks, links=links, learning=generation.learning
+            ),
             first=None if in_the_middle else entry.complete + 1,
             result=np.frombuffer(memory.result(), np.float32),
-            on_bucket=self._bucket_complete,
-            on_result=self._result_decoded,
-            on_broken=lambda rank, text: self._performer.broken(rank, text),
-            complete=lambda: self._machine.complete,
-            on_chunk_sent=None if trace is None else trace.chunk,
-            bound=lambda round_, bitmap: self._machine.bound(round_, bitmap),
+            host=self,
+            binds=self,
+            trace=trace,
         )
         round_bytes = self._executor.round_bytes(spec.peers_max or len(generation.members))
         self._machine = round_machine(
@@ -312,9 +312,20 @@ class Rounds:
         if self._machine.phase is Phase.ABSENT and not self.finished:
             self._perform(self._machine.present(self._now()))
 
-    def _bucket_complete(
+    # What the executor says
+
+    def chunk_broken(self, rank: int | None, text: str) -> None:
+        """V3: a member has sent what no encoder makes, or nobody is known to be to blame."""
+        self._performer.broken(rank, text)
+
+    def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
+        """R2: which of these are bound to a round, with which weight; None while one has not decided."""
+        return self._machine.bound(round_, bitmap)
+
+    def bucket_complete(
         self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
     ) -> None:
+        """All of a bucket is final here."""
         self._perform(
             self._machine.result_ready(
                 round_,
@@ -327,6 +338,7 @@ class Rounds:
             )
         )
 
-    def _result_decoded(self, round_: int) -> None:
+    def result_decoded(self, round_: int) -> None:
+        """The means lie where the learner reads them."""
         self._turn.decoded(round_)
         self._perform([])

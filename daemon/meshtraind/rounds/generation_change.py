@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from meshtraind.codecs.base import CodecError
 from meshtraind.executor.executor import Executor
-from meshtraind.executor.round_buffers import EncodedRound
+from meshtraind.parts.results import EncodedRound
 from meshtraind.rounds.catchup import FalseRoundError
 from meshtraind.rounds.effects import Performer, Stage
 from meshtraind.rounds.history import RoundHistory, completion

@@ -15,6 +15,7 @@ from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection, RequestError
 from meshwire.codecs.registry import FP16, parse_codec
+from meshwire.collectives.strategy import collective_for
 from meshwire.layout.budget import budget_of
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.encoded import EncodedLayout
@@ -99,7 +100,7 @@ class Preparation:
             raise RequestError(str(error)) from None
         layouts = RoundLayouts(plan, codec)
         members_max = spec.peers_max or len(self._job.members)
-        retained = retained_bytes(layouts.bytes_max, staleness, codec.reduction, members_max)
+        retained = retained_bytes(layouts.bytes_max, staleness, collective_for(codec, spec.topology), members_max)
         retained += residual_bytes(codec, plan.total_values, staleness) + layouts.transform_bytes(staleness)
         enough, reason = fits(body.learner_bytes + body.memory_bytes + retained, memory_bytes())
         if not enough:

@@ -354,6 +354,7 @@ class Job:
                 "script": self.spec.script,
                 "sync": self.spec.sync.text(),
                 "codec": self.spec.codec,
+                "topology": self.spec.topology,
                 "seed": self.spec.seed,
                 "names": [member.name for member in self.members],
                 "generation": self.generation.number if self.generation is not None else 0,

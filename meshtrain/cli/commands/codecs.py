@@ -8,16 +8,10 @@ from meshtrain.cli.ui.terminal import print_json, print_table, say
 from meshwire import limits
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from meshwire.codecs.schedules import Ramp
-from meshwire.codecs.spec import Family, Reduction, Value
+from meshwire.codecs.spec import Family, Value
+from meshwire.collectives.strategy import topologies_for
 from meshwire.layout.projections import TRANSFORMS
 from meshwire.memory.footprint import residual_bytes
-
-TOPOLOGIES = {
-    Reduction.LINEAR: "ring",
-    Reduction.SKETCH: "ring",
-    Reduction.TWO_SIDED: "sharded",
-    Reduction.GATHER: "gather",
-}
 
 
 @reported
@@ -26,7 +20,8 @@ def codecs(as_json: Json = False) -> None:
 
     Bits are those of one value in a full segment, the most where they follow the values or change over the rounds, or
     in a square matrix where factors of matrices are sent. State is what error feedback and momentum keep on each device
-    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather.
+    under bsp. Of several exchanges the first is taken unless another is typed, as in topk:0.01,gather,
+    or behind --topology.
     """
     documents = [_document(family) for family in FAMILIES.values()]
     if as_json:
@@ -55,8 +50,8 @@ def _document(family: Family) -> dict[str, Any]:
         "name": family.name,
         "about": family.about,
         "source": family.source,
-        "topologies": [TOPOLOGIES[reduction] for reduction in family.reductions],
-        "reductions": [reduction.value for reduction in family.reductions],
+        "topologies": [each.name for reduction in family.reductions for each in topologies_for(reduction)],
+        "reductions": [reduction.text for reduction in family.reductions],
         "fixed": family.fixed,
         "bits_per_value": 8 * spec.segment_bytes_max(sent) / count,
         "error_feedback": spec.error_feedback,

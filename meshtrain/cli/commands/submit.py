@@ -20,6 +20,7 @@ from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
+from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.checkpoint_schedule import CHECKPOINT_EVERY, schedule_of
 from meshwire.jobs.files import human_bytes
 from meshwire.jobs.partition_wait import PartitionWait
@@ -89,6 +90,16 @@ def submit(
             metavar="NAME[:PARAMETERS]",
             help="Encoding of gradients: fp32 is exact, and the default where --sync brings none; fp16 is half of it, "
             "int8 a quarter, topk:0.01 sends one value in a hundred; `meshtrain codecs` shows all.",
+        ),
+    ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            "--topology",
+            metavar="NAME",
+            help="Who sends to whom: ring, the default of codecs that add up, suits most networks; tree and butterfly "
+            "need fewer steps, which counts where models are small or latencies large. `meshtrain codecs` shows which "
+            "codec goes over which.",
         ),
     ] = None,
     masks: Annotated[
@@ -205,7 +216,7 @@ def submit(
     if resume is not None and seed is not None:
         raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
     settings, chosen_codec, chosen_masks = _settings(
-        sync, straggler, visibility, own, shares, checkpoint_every, codec, masks
+        sync, straggler, visibility, own, shares, checkpoint_every, codec, masks, topology
     )
     waits = _waits(partition_wait)
     root = Path.cwd()
@@ -245,6 +256,7 @@ def submit(
             own=own,
             shares=shares,
             codec=codec,
+            topology=topology,
             masks=masks,
             on_nan=on_nan.value,
             seed=seed,
@@ -267,7 +279,14 @@ def submit(
                 )
                 available = memory_of_members(client, submitted.members)
                 memory = MemoryNeeds(
-                    measurement, str(chosen_codec), settings, submitted.members, available, count_max, chosen_masks
+                    measurement,
+                    str(chosen_codec),
+                    settings,
+                    submitted.members,
+                    available,
+                    count_max,
+                    chosen_masks,
+                    topology,
                 )
             except NotMeasured as problem:
                 notes.append(f"how much memory it takes is not known: {problem}")
@@ -308,6 +327,7 @@ def _settings(
     checkpoint_every: str,
     codec: str | None,
     masks: str | None,
+    topology: str | None,
 ) -> tuple[SyncSettings, CodecSpec, MaskSettings | None]:
     """How the members keep in step, and what travels.
 
@@ -318,6 +338,7 @@ def _settings(
         schedule_of(checkpoint_every)
         settings = sync_settings(sync, straggler, visibility, own, shares)
         chosen_codec = codec_of(settings, codec)
+        collective_for(chosen_codec, topology)
         return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
     except ValueError as error:
         raise BadCommandLine(str(error)) from None

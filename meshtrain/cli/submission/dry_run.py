@@ -61,6 +61,7 @@ class MemoryNeeds:
     available: tuple[int | None, ...]
     members_max: int | None = None
     masks: MaskSettings | None = None
+    topology: str | None = None
 
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
         """One member's, with these settings or other ones."""
@@ -80,6 +81,7 @@ class MemoryNeeds:
             members=self.members_max or len(self.members),
             transform_bytes=layouts.transform_bytes(bound),
             mask_bytes=mask_bytes(self.measurement.manifest.tensors, self.masks, self.sync),
+            topology=self.topology if str(spec) == self.codec else None,
         )
 
     @cached_property

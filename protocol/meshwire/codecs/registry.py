@@ -130,23 +130,16 @@ def buffer_codec(codec: CodecSpec) -> CodecSpec:
     a codec leaves something out, buffers are rounded to fp16, and what did not change takes next to nothing, but on the
     ring.
     """
-    match codec.reduction:
-        case Reduction.LINEAR:
-            return values_codec(codec)
-        case Reduction.SKETCH:
-            return FP16
-        case _:
-            return _CHANGED_VALUES
+    buffers = codec.reduction.buffers
+    return values_codec(codec) if buffers is None else parse_codec(buffers)
 
 
 def whole_codec(codec: CodecSpec) -> CodecSpec:
     """How the tensors travel that this codec does not take: all values, rounded as its own are, without feedback."""
-    if codec.reduction is Reduction.LINEAR:
-        return values_codec(codec)
-    return parse_codec(f"threshold:rms=0+{codec.choice('values')}")
+    whole = codec.reduction.whole
+    return values_codec(codec) if whole is None else parse_codec(whole.format(values=codec.choice("values")))
 
 
 FP32 = parse_codec("fp32")
 FP16 = parse_codec("fp16")
 BF16 = parse_codec("bf16")
-_CHANGED_VALUES = parse_codec("threshold:rms=0+fp16")

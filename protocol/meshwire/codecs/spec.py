@@ -10,13 +10,36 @@ Value = float | str | Ramp
 
 
 class Reduction(Enum):
-    """What a collective may do with encoded vectors."""
+    """What a collective may do with encoded vectors, and all that follows from it.
 
-    LINEAR = "linear"  # decode, add, encode again at every hop
-    INTEGER_SUM = "integer-sum"  # encoded integers add without decoding
-    SKETCH = "sketch"  # sketches add; decoded once at the end
-    GATHER = "gather"  # messages travel whole; every peer decodes and adds them in rank order
-    TWO_SIDED = "two-sided"  # encoded to the shard's owner, and once more from it
+    Attributes:
+        text: for people and documents.
+        own_kept: the own part is encoded at any s, as soon as it is ready, and kept beside what is on its way.
+        owner_feedback: a shard's owner encodes its mean, and owes what that leaves out.
+        gathered: a round is kept as all its contributors' vectors, and not as the mean's.
+        buffers: the codec of float buffers (O5); None: as the values themselves.
+        whole: the codec of tensors that the job's codec does not take, for "values" as typed behind its +; None: as
+            the values themselves.
+    """
+
+    # decode, add, encode again at every hop
+    LINEAR = "linear", False, False, False, None, None
+    # sketches add; decoded once at the end
+    SKETCH = "sketch", True, False, False, "fp16", "threshold:rms=0+{values}"
+    # messages travel whole; every peer decodes and adds them in rank order
+    GATHER = "gather", True, False, True, "threshold:rms=0+fp16", "threshold:rms=0+{values}"
+    # encoded to the shard's owner, and once more from it
+    TWO_SIDED = "two-sided", True, True, False, "threshold:rms=0+fp16", "threshold:rms=0+{values}"
+
+    def __init__(
+        self, text: str, own_kept: bool, owner_feedback: bool, gathered: bool, buffers: str | None, whole: str | None
+    ) -> None:
+        self.text = text
+        self.own_kept = own_kept
+        self.owner_feedback = owner_feedback
+        self.gathered = gathered
+        self.buffers = buffers
+        self.whole = whole
 
 
 @dataclass(frozen=True, slots=True)

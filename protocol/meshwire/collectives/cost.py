@@ -1,30 +1,35 @@
-"""What a gather costs beside the other ways, told before a job begins (C2).
+"""What a topology costs beside a ring, told before a job begins (C2).
 
-Each member sends its part m - 1 times, and by way of owners 2 (m - 1)/m times: m/2 times less. So more devices make a
-gather worse and nothing else. It is told and not refused: a part's size follows from the values, and from a rate that
-may change over the rounds. Only its upper limit is known, which is that of all values: no segment takes more (sparse
-codecs then send them all).
+In a gather each member sends its part m - 1 times, and by way of owners 2 (m - 1)/m times: m/2 times less. So more
+devices make a gather worse and nothing else. It is told and not refused: a part's size follows from the values, and
+from a rate that may change over the rounds. Only its upper limit is known, which is that of all values: no segment
+takes more (sparse codecs then send them all). The root of a tree, too, sends more than a ring's members.
 """
 
 from meshwire import limits
-from meshwire.codecs.registry import FP16, CodecSpec, Reduction
+from meshwire.codecs.registry import FP16
+from meshwire.collectives.strategy import TOPOLOGIES, Collective, collective_for
 
 
-def sent_bits_max(spec: CodecSpec, members: int) -> float:
+def sent_bits_max(collective: Collective, members: int) -> float:
     """Upper limit of what a member sends in a round, in bits for each value of the model."""
-    bits = 8 * spec.segment_bytes_max(limits.SEGMENT_VALUES_MAX) / limits.SEGMENT_VALUES_MAX
-    times = members - 1 if spec.reduction is Reduction.GATHER else 2 * (members - 1) / members
-    return bits * times
+    codec = collective.codec
+    bits = 8 * codec.segment_bytes_max(limits.SEGMENT_VALUES_MAX) / limits.SEGMENT_VALUES_MAX
+    return bits * collective.topology.sent_vectors(members)
 
 
-def gather_note(spec: CodecSpec, members: int) -> str | None:
-    """For the person who submits; None for other codecs, and where a gather costs no more than the other ways."""
-    if spec.reduction is not Reduction.GATHER or members < 3:
+def cost_note(collective: Collective, members: int) -> str | None:
+    """For the person who submits; None where no member sends more than on a ring."""
+    name = collective.topology.name
+    times = collective.topology.sent_vectors(members) / TOPOLOGIES["ring"].sent_vectors(members) if members > 1 else 1.0
+    if times <= 1.0:
         return None
-    most, dense = sent_bits_max(spec, members), sent_bits_max(FP16, members)
+    if not collective.reduction.gathered:
+        return f"--topology {name} with {members} devices: one sends {times:.3g} times what each does on a ring"
+    most, dense = sent_bits_max(collective, members), sent_bits_max(collective_for(FP16), members)
     note = (
-        f"codec {spec} with {members} devices: each sends {members / 2:g} times what it would without gather, at most "
-        f"{most:.3g} bits for each value of the model in a round"
+        f"codec {collective.codec} with {members} devices: each sends {times:g} times what it would without gather, at "
+        f"most {most:.3g} bits for each value of the model in a round"
     )
     if most <= dense:
         return note

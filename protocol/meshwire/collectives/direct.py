@@ -6,10 +6,11 @@ members match.
 
 from collections.abc import Sequence
 
-from meshwire.collectives.exchange import Exchange, Part, Place, Work
-from meshwire.collectives.topology import Op, Program, Shard, Step
+from meshwire.collectives.exchange import BucketExchange, Part, Place, Work
+from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 
 
 class PartsLayout:
@@ -40,7 +41,7 @@ class PartsLayout:
         return offset + self._starts[bucket] + step * self._block_bytes, length
 
 
-class PartsExchange(Exchange):
+class PartsExchange(BucketExchange):
     """The state of one bucket in one round. The steps that bring parts are the program's first ones."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Pure bookkeeping over segments; the executor owns the bytes. Each rank keeps one *area* for a round: the encoded vector,
 and behind it what else has to land; of a gather, the others' parts alone. This is what all exchanges have in common;
-`ringexchange.py`, `shardedexchange.py` and `gatherexchange.py` are the ways there are.
+`hops.py`, `sharded.py` and `gather.py` are the ways there are.
 """
 
 import math
@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from meshwire.collectives.topology import Op, Program, Shard, Step
+from meshwire.collectives.topology import Op, Program, Step
 from meshwire.frames.header import Flags, Header
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
 
 
 class Part(Enum):
@@ -43,7 +44,9 @@ class Work:
         at_once: it is computed now; otherwise when the link can take it.
         length_bytes: of the run as it lies encoded in the area; not known yet of one that is to be encoded in segments
             that vary in length.
-        parts: where the run's contributions lie, in the order in which they are summed; None is this rank's own.
+        parts: where the run's contributions lie, in the order in which they are summed; None is this rank's own. Where
+            sums grow from hop to hop: the sums that came beside the one that `incoming` means.
+        senders: of those sums, the `incoming` one first.
     """
 
     first_segment: int
@@ -60,9 +63,10 @@ class Work:
     length_bytes: int
     squared_norm: float = 0.0
     parts: tuple[Place | None, ...] = ()
+    senders: tuple[int, ...] = ()
 
 
-class Exchange(ABC):
+class BucketExchange(ABC):
     """The state of one bucket in one round."""
 
     def __init__(self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout) -> None:

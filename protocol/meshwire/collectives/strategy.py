@@ -1,21 +1,31 @@
-"""Which way of exchanging a codec takes (C2), and what that needs on one rank."""
+"""The topologies there are, one entry each: which codecs go over it (C2), and what that needs on one rank.
 
-from collections.abc import Callable
+A new one is a file that gives each rank its program, and an entry here.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from meshwire.codecs.spec import Reduction
+from meshwire.codecs.spec import CodecSpec, Reduction
+from meshwire.collectives.butterfly import butterfly_area_vectors, butterfly_program, butterfly_sent_vectors
 from meshwire.collectives.direct import PartsLayout
-from meshwire.collectives.exchange import Exchange
+from meshwire.collectives.exchange import BucketExchange
 from meshwire.collectives.gather import GatherExchange
-from meshwire.collectives.ring import RingExchange
+from meshwire.collectives.hops import HopExchange, LandingPlaces
 from meshwire.collectives.sharded import ShardedExchange
-from meshwire.collectives.topology import Program, Shard, bucket_shards, gather_program, ring_program, sharded_program
+from meshwire.collectives.topology import Program, bucket_shards, gather_program, ring_program, sharded_program
+from meshwire.collectives.tree import tree_area_vectors, tree_program, tree_sent_vectors
 from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
+
+ProgramOf = Callable[[tuple[int, ...], int], Program]
+"""Of a generation's ranks, in ring order, and one of them."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """One rank's, in one generation.
+class Strategy:
+    """What one rank does in one generation, for the rounds that are laid out alike.
 
     Attributes:
         shards: by bucket.
@@ -26,46 +36,164 @@ class Way:
     program: Program
     shards: tuple[tuple[Shard, ...], ...]
     area_bytes: int
-    exchange: Callable[[int], Exchange]
+    exchange: Callable[[int], BucketExchange]
 
-    def owned(self, bucket: int) -> range:
+    def owned(self, bucket: int) -> frozenset[int]:
         """The segments of a bucket that this rank finishes."""
-        (shard,) = self.program.owned
-        run = self.shards[bucket][shard]
-        return range(run.first_segment, run.first_segment + run.segment_count)
+        runs = [self.shards[bucket][shard] for shard in self.program.owned]
+        return frozenset(at for run in runs for at in range(run.first_segment, run.first_segment + run.segment_count))
 
 
-def way_of(layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Way:
-    """Of the rounds that are laid out so. Raises ValueError for a codec that no way is built for, and as the programs
-    do."""
-    shards = tuple(bucket_shards(bucket.segment_count, len(ranks), bucket.home) for bucket in layout.plan.buckets)
-    match layout.reduction:
-        case Reduction.LINEAR | Reduction.SKETCH:
-            program = ring_program(ranks, rank)
-            return Way(
-                program,
-                shards,
-                layout.total_bytes,
-                lambda bucket: RingExchange(bucket, program, shards[bucket], layout),
-            )
-        case Reduction.TWO_SIDED:
-            program = sharded_program(ranks, rank)
-            parts = PartsLayout(layout, program, shards, layout.total_bytes)
-            return Way(
-                program,
-                shards,
-                parts.area_bytes,
-                lambda bucket: ShardedExchange(bucket, program, shards[bucket], layout, parts),
-            )
-        case Reduction.GATHER:
-            program = gather_program(ranks, rank)
-            whole = tuple((Shard(0, bucket.segment_count),) for bucket in layout.plan.buckets)
-            parts = PartsLayout(layout, program, whole, 0)
-            return Way(
-                program,
-                whole,
-                parts.area_bytes,
-                lambda bucket: GatherExchange(bucket, program, whole[bucket], layout, parts),
-            )
-        case _:
-            raise ValueError(f"no exchange is built for {layout.reduction.value} codecs")
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One way from member to member for a round's bytes, as chosen by `--topology`.
+
+    Attributes:
+        about: one line.
+        reductions: of the codecs that go over it.
+        exchanged: how a bucket goes its way, given its program.
+        area_vectors: about what a round takes in an area, in encoded vectors, by number of members.
+        sent_vectors: what the busiest member sends in a round, in encoded vectors, by number of members.
+    """
+
+    name: str
+    about: str
+    reductions: tuple[Reduction, ...]
+    program: ProgramOf
+    exchanged: Callable[[EncodedLayout, Program], Strategy]
+    area_vectors: Callable[[int], int]
+    sent_vectors: Callable[[int], float]
+
+    def strategy(self, layout: EncodedLayout, ranks: tuple[int, ...], rank: int) -> Strategy:
+        """Of the rounds that are laid out so. Raises ValueError as the programs do."""
+        return self.exchanged(layout, self.program(ranks, rank))
+
+
+def _cut(layout: EncodedLayout, program: Program) -> tuple[tuple[Shard, ...], ...]:
+    return tuple(bucket_shards(each.segment_count, program.shard_count, each.home) for each in layout.plan.buckets)
+
+
+def _by_hops(layout: EncodedLayout, program: Program) -> Strategy:
+    shards = _cut(layout, program)
+    places = LandingPlaces(layout, program, shards)
+
+    def exchange(bucket: int) -> HopExchange:
+        return HopExchange(bucket, program, shards[bucket], layout, places)
+
+    return Strategy(program, shards, places.area_bytes, exchange)
+
+
+def _by_owners(layout: EncodedLayout, program: Program) -> Strategy:
+    shards = _cut(layout, program)
+    parts = PartsLayout(layout, program, shards, layout.total_bytes)
+
+    def exchange(bucket: int) -> ShardedExchange:
+        return ShardedExchange(bucket, program, shards[bucket], layout, parts)
+
+    return Strategy(program, shards, parts.area_bytes, exchange)
+
+
+def _by_everybody(layout: EncodedLayout, program: Program) -> Strategy:
+    shards = _cut(layout, program)
+    parts = PartsLayout(layout, program, shards, 0)
+
+    def exchange(bucket: int) -> GatherExchange:
+        return GatherExchange(bucket, program, shards[bucket], layout, parts)
+
+    return Strategy(program, shards, parts.area_bytes, exchange)
+
+
+def _ring_sent_vectors(members: int) -> float:
+    return 2 * (members - 1) / members
+
+
+_TOPOLOGIES = (
+    Topology(
+        "ring",
+        "from each member to the next, in 2 (m - 1) steps; all send the same",
+        (Reduction.LINEAR, Reduction.SKETCH),
+        ring_program,
+        _by_hops,
+        area_vectors=lambda _: 1,
+        sent_vectors=_ring_sent_vectors,
+    ),
+    Topology(
+        "tree",
+        "up to one member and down again, in 2 log2 m steps; that one sends log2 m vectors",
+        (Reduction.LINEAR,),
+        tree_program,
+        _by_hops,
+        tree_area_vectors,
+        tree_sent_vectors,
+    ),
+    Topology(
+        "butterfly",
+        "halves, quarters .. with ever other members, in 2 log2 m exchanges; best with 2, 4, 8 .. of them",
+        (Reduction.LINEAR,),
+        butterfly_program,
+        _by_hops,
+        butterfly_area_vectors,
+        butterfly_sent_vectors,
+    ),
+    Topology(
+        "sharded",
+        "to each shard's owner, and from it to all, in 2 steps; all send the same",
+        (Reduction.TWO_SIDED,),
+        sharded_program,
+        _by_owners,
+        area_vectors=lambda _: 2,  # beside the vector lie the others' parts of what this rank owns: about another one
+        sent_vectors=_ring_sent_vectors,
+    ),
+    Topology(
+        "gather",
+        "from everybody to everybody, in 1 step; all send m - 1 vectors",
+        (Reduction.GATHER,),
+        gather_program,
+        _by_everybody,
+        area_vectors=lambda members: members - 1,
+        sent_vectors=lambda members: members - 1.0,
+    ),
+)
+TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({topology.name: topology for topology in _TOPOLOGIES})
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """How a job's vectors become a mean that all have: its codec, and the topology they go over. Chosen once a job."""
+
+    codec: CodecSpec
+    topology: Topology
+
+    @property
+    def reduction(self) -> Reduction:
+        """What is done with encoded vectors on their way."""
+        return self.codec.reduction
+
+    def round_vectors(self, staleness: int, members: int) -> int:
+        """About what a round takes in encoded vectors, until all hold it: what is on its way, and the own part, which
+        with s=0 can stay in the raw slot where parts are plain sums (M1)."""
+        return self.topology.area_vectors(members) + bool(staleness or self.reduction.own_kept)
+
+
+def topologies_for(reduction: Reduction) -> tuple[Topology, ...]:
+    """Those that such codecs go over; the first is taken unless another is chosen."""
+    return tuple(topology for topology in TOPOLOGIES.values() if reduction in topology.reductions)
+
+
+def collective_for(codec: CodecSpec, topology: str | None = None) -> Collective:
+    """Raises ValueError, which says what is legal.
+
+    Args:
+        topology: as typed; None: the codec's usual one.
+    """
+    legal = topologies_for(codec.reduction)
+    if topology is None:
+        return Collective(codec, legal[0])
+    if topology not in TOPOLOGIES:
+        raise ValueError(f"--topology {topology}: there is no such topology; there are {', '.join(TOPOLOGIES)}")
+    if TOPOLOGIES[topology] not in legal:
+        names = " or ".join(each.name for each in legal)
+        dense = topologies_for(Reduction.LINEAR)
+        other = " (or --codec fp32 or fp16)" if TOPOLOGIES[topology] in dense else ""
+        raise ValueError(f"--topology {topology} is not for --codec {codec}: use {names}{other}")
+    return Collective(codec, TOPOLOGIES[topology])

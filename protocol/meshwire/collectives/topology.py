@@ -5,10 +5,13 @@ Every rank begins with its own part of every shard. What a step sends is the sha
 at earlier steps. A shard is a run of whole segments of one bucket.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from itertools import groupby
+
+from meshwire.model.plan import Shard
 
 
 class Op(Enum):
@@ -17,14 +20,6 @@ class Op(Enum):
     REDUCE = "reduce"  # it is added to the own part
     COPY = "copy"  # it is final, replaces the own part and travels on as the same bytes
     KEEP = "keep"  # it is kept beside the own part; once all are there, they are added in the order of ranks
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A run of segments of a bucket."""
-
-    first_segment: int
-    segment_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +38,37 @@ class Step:
     op: Op
     parts: int = 0
     after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One shard's way through one rank of a topology in which sums grow from hop to hop.
+
+    All sums that come here are added to the own part, in the order of `sums`; then the shard is finished here, or
+    leaves by `onward` and comes back final.
+
+    Attributes:
+        sums: the steps at which others' sums are received.
+        onward: the steps that send the sum; at most one.
+        spread: the steps that send the final shard.
+        finishes: this rank owns it.
+    """
+
+    sums: tuple[int, ...]
+    onward: tuple[int, ...]
+    spread: tuple[int, ...]
+    finishes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """One shard goes from one position to another at a step of a program that all play together."""
+
+    step: int
+    sender: int
+    receiver: int
+    shard: int
+    op: Op
 
 
 @dataclass(frozen=True)
@@ -69,23 +95,19 @@ class Program:
         """Whether this rank owns the shard."""
         return shard in self.owned
 
-    def initial_shards(self) -> tuple[int, ...]:
-        """The shards of which the own part stands alone: it waits for no receipt."""
-        return tuple(
-            shard
-            for shard in range(self.shard_count)
-            if self.next_send(shard, None) is not None or not any(step.recv_shard == shard for step in self.steps)
-        )
+    @cached_property
+    def routes(self) -> tuple["Route", ...]:
+        """The way of each shard here, where sums are made on the way."""
+        return tuple(self._route(shard) for shard in range(self.shard_count))
 
-    def next_send(self, shard: int, received_at: int | None) -> int | None:
-        """The step that sends what was received at step `received_at` (None: the own part), if one does."""
-        first = 0 if received_at is None else received_at + 1
-        for index in range(first, len(self.steps)):
-            if self.steps[index].send_shard == shard:
-                return index
-            if self.steps[index].recv_shard == shard:
-                return None
-        return None
+    def _route(self, shard: int) -> "Route":
+        steps = list(enumerate(self.steps))
+        sums = tuple(index for index, step in steps if step.recv_shard == shard and step.op is Op.REDUCE)
+        final = next((index for index, step in steps if step.recv_shard == shard and step.op is Op.COPY), None)
+        sends = [index for index, step in steps if step.send_shard == shard]
+        known = (sums[-1] if sums else -1) if self.finishes(shard) else final
+        before = tuple(index for index in sends if known is None or index < known)
+        return Route(sums, before, tuple(index for index in sends if index not in before), self.finishes(shard))
 
     def sends(self) -> list[int]:
         """The shards that this rank sends, one for each send."""
@@ -167,6 +189,38 @@ def gather_program(ranks: tuple[int, ...], rank: int) -> Program:
         for turn in range(1, members)
     )
     return Program(ranks, rank, 1, steps, frozenset({0}))
+
+
+def program_from(transfers: Iterable[Transfer], ranks: tuple[int, ...], rank: int, owners: Sequence[int]) -> Program:
+    """What one rank does of `transfers`, which are in the order of steps; at each a rank sends at most one shard, and
+    receives at most one. Raises ValueError when `ranks` are not sorted, or `rank` is none of them.
+
+    Args:
+        owners: by shard, the position that finishes it.
+    """
+    own = _position(ranks, rank)
+    idle = Step(None, None, None, None, Op.COPY)
+    steps: dict[int, Step] = {}
+    holds = {(at, shard): 1 << ranks[at] for at in range(len(ranks)) for shard in range(len(owners))}
+    received: dict[tuple[int, int], int] = {}  # by position and shard: how many steps until it was received last
+    last = -1
+    for last, at_once in groupby(transfers, key=lambda each: each.step):
+        moves = list(at_once)
+        sent = [(holds[each.sender, each.shard], received.get((each.sender, each.shard), 0)) for each in moves]
+        for each, (parts, after) in zip(moves, sent, strict=True):
+            holds[each.receiver, each.shard] |= parts
+            received[each.receiver, each.shard] = last + 1
+            step = steps.get(last, idle)
+            if each.sender == own:
+                assert step.send_shard is None
+                steps[last] = step = replace(step, send_shard=each.shard, send_to=ranks[each.receiver])
+            if each.receiver == own:
+                assert step.recv_shard is None
+                steps[last] = replace(
+                    step, recv_shard=each.shard, recv_from=ranks[each.sender], op=each.op, parts=parts, after=after
+                )
+    owned = frozenset(shard for shard, owner in enumerate(owners) if owner == own)
+    return Program(ranks, rank, len(owners), tuple(steps.get(index, idle) for index in range(last + 1)), owned)
 
 
 def _position(ranks: tuple[int, ...], rank: int) -> int:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from meshwire import limits
-from meshwire.codecs.registry import CodecSpec, Reduction, buffer_codec, whole_codec
-from meshwire.collectives.topology import Shard
-from meshwire.model.plan import Bucket, Plan
+from meshwire.codecs.registry import CodecSpec, buffer_codec, whole_codec
+from meshwire.model.plan import Bucket, Plan, Shard
 
 
 class Shorter(Protocol):
@@ -34,6 +33,7 @@ class EncodedLayout:
         shorter: what of the model's vector `plan` is, where another one is sent (`meshwire.layout.projections`).
 
     Attributes:
+        projected: another vector than the model's is sent.
         codecs: by bucket; those of tensors that it is not for, and of float buffers (O5), have another than the job's.
         fixed: each segment takes exactly the place that it has.
         gathered: a round is kept as all its contributors' vectors, and not as the mean's.
@@ -45,10 +45,11 @@ class EncodedLayout:
     ) -> None:
         self.plan = plan
         self.shorter = shorter
+        self.projected = shorter is not None
         self.reduction = codec.reduction
         self.codecs = tuple(_codec_of(bucket, plan, codec, parameters or codec) for bucket in plan.buckets)
         self.fixed = all(each.fixed for each in self.codecs)
-        self.gathered = codec.reduction is Reduction.GATHER
+        self.gathered = codec.reduction.gathered
         self.served_in_place = self.fixed and not self.gathered
         self._places: list[_Places] = []
         offset = 0

@@ -105,7 +105,7 @@ def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
     return Factors(side, shorter, pieces)
 
 
-class LowRank:
+class FactorLayouts:
     """Of rounds of low rank (`meshwire.layout.projections`)."""
 
     def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:

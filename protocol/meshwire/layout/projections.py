@@ -11,11 +11,11 @@ from typing import Protocol
 from meshwire.codecs.spec import CodecSpec
 from meshwire.layout.encoded import Phase
 from meshwire.layout.lgc import SharedPlaces
-from meshwire.layout.powersgd import LowRank
+from meshwire.layout.powersgd import FactorLayouts
 from meshwire.model.plan import Plan
 
 
-class Transform(Protocol):
+class ProjectionLayouts(Protocol):
     """Of one family of codecs."""
 
     def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
@@ -31,7 +31,7 @@ class Transform(Protocol):
         """How many a square matrix of about so many values takes in a round."""
 
 
-TRANSFORMS: Mapping[str, Transform] = MappingProxyType({"powersgd": LowRank(), "lgc": SharedPlaces()})
+TRANSFORMS: Mapping[str, ProjectionLayouts] = MappingProxyType({"powersgd": FactorLayouts(), "lgc": SharedPlaces()})
 """By family."""
 
 

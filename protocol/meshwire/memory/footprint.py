@@ -6,7 +6,8 @@ from typing import Annotated
 from pydantic import Field
 
 from meshwire import limits
-from meshwire.codecs.registry import FP32, CodecSpec, Reduction
+from meshwire.codecs.registry import FP32, CodecSpec
+from meshwire.collectives.strategy import Collective, collective_for
 from meshwire.jobs.files import human_bytes
 from meshwire.memory.shared_slots import MemoryLayout, round_bytes
 from meshwire.message_base import Wire
@@ -107,6 +108,7 @@ def footprint(
     members: int = 1,
     transform_bytes: int = 0,
     mask_bytes: int = 0,
+    topology: str | None = None,
 ) -> Footprint:
     """The memory of one member.
 
@@ -117,7 +119,7 @@ def footprint(
             them, and so do the gradients of the s+1 steps that can be uncovered at once: at a boundary d - a <= s (R1),
             and the step that then begins adds one. The view is made by a twin of the optimizer.
         staleness: the bound s.
-        codec, members: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
+        codec, members, topology: what a daemon keeps depends on them; a learner's memory does not. Members: at most.
         transform_bytes: of a codec that sends a shorter vector (`RoundLayouts.transform_bytes`).
         mask_bytes: of a learner with masks (`meshwire.model.masks.mask_bytes`).
         local: the outer rule where learners step on weights of their own, beside which the base lies (R9). Nesterov's
@@ -137,7 +139,7 @@ def footprint(
         masks=mask_bytes,
         raw_slots=layout.result_offset,
         result_slot=layout.total_bytes - layout.result_offset,
-        retained=retained_bytes(encoded_bytes, staleness, codec.reduction, members),
+        retained=retained_bytes(encoded_bytes, staleness, collective_for(codec, topology), members),
         residuals=residual_bytes(codec, values, staleness) + transform_bytes,
     )
 
@@ -146,11 +148,11 @@ def residual_bytes(codec: CodecSpec, values: int, staleness: int) -> int:
     """What error feedback keeps: a worker's residual as it is and as it was before each of the rounds that can be on
     their way, and an owner's for the shards that it has, which are the whole vector where a member is alone. In a
     gather and on the ring nobody owns any. A worker's momentum is kept like its residual."""
-    vectors = (2 if codec.reduction is Reduction.TWO_SIDED else 1) + codec.momentum
+    vectors = 1 + codec.reduction.owner_feedback + codec.momentum
     return vectors * (staleness + 2) * VALUE_BYTES * values if codec.error_feedback else 0
 
 
-def retained_bytes(encoded_bytes: int, staleness: int, reduction: Reduction, members: int = 1) -> int:
+def retained_bytes(encoded_bytes: int, staleness: int, collective: Collective, members: int = 1) -> int:
     """What a daemon keeps encoded while every learner computes.
 
     A learner takes part in the rounds up to s+1 after those that it has applied (R1), and one that is complete here may
@@ -160,8 +162,8 @@ def retained_bytes(encoded_bytes: int, staleness: int, reduction: Reduction, mem
     Args:
         members: of the job, at most; a gather keeps what each has sent.
     """
-    of_one = round_bytes(encoded_bytes, staleness, reduction, members)
-    complete_bytes = of_one if reduction is Reduction.GATHER else encoded_bytes
+    of_one = round_bytes(encoded_bytes, staleness, collective, members)
+    complete_bytes = of_one if collective.reduction.gathered else encoded_bytes
     return (staleness + 1) * of_one + complete_bytes
 
 

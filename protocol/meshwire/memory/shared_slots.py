@@ -7,7 +7,7 @@ means from the daemon.
 
 from dataclasses import dataclass
 
-from meshwire.codecs.spec import Reduction
+from meshwire.collectives.strategy import Collective
 from meshwire.model.plan import VALUE_BYTES
 
 PAGE_BYTES = 4096
@@ -62,21 +62,15 @@ class MemoryLayout:
         return max((self.raw_slots + 1) * self.slot_bytes, PAGE_BYTES)
 
 
-def round_bytes(encoded_bytes: int, staleness: int, reduction: Reduction = Reduction.LINEAR, members: int = 1) -> int:
+def round_bytes(encoded_bytes: int, staleness: int, collective: Collective, members: int = 1) -> int:
     """Memory of a daemon's own that one round takes, from its first chunk until every member holds it and the learner
     has applied it.
 
     Args:
         encoded_bytes: of one encoded vector (`EncodedLayout.total_bytes`), which the codec decides.
-        staleness: with s > 0 a round has two of them, what is passed on and this member's own part, because raw slots
-            are free once they are encoded (M1). With s=0 the own part stays in the raw slot.
-        reduction: of the codec. Where parts are not plain sums the own one is encoded at any s. In the sharded exchange
-            beside the vector lie the others' parts of the shards that this member owns, which are about one vector
-            too. Of a gather there are all members' parts, and no vector.
+        staleness: with s > 0 a round has, beside what is passed on, this member's own part, because raw slots are free
+            once they are encoded (M1). With s=0 the own part stays in the raw slot.
+        collective: decides how much is on its way, and whether the own part is encoded at any s.
         members: of the job, at most.
     """
-    if reduction is Reduction.GATHER:
-        return members * encoded_bytes
-    if reduction is Reduction.TWO_SIDED:
-        return 3 * encoded_bytes
-    return (2 if staleness or reduction is Reduction.SKETCH else 1) * encoded_bytes
+    return collective.round_vectors(staleness, members) * encoded_bytes

@@ -40,6 +40,10 @@ class ResumePoint(Wire):
     files: BlobRef  # packed FileManifest of the checkpoint's folder
 
 
+TopologyName = Annotated[str, Field(max_length=limits.TOPOLOGY_CHARS_MAX)]
+"""Of `meshwire.collectives.strategy`."""
+
+
 class JobSpec(Wire):
     """All that defines a job; equal on every member."""
 
@@ -55,6 +59,7 @@ class JobSpec(Wire):
     data_path: RelativePath | None = None  # below the working directory, where the script looks for it
     sync: SyncSettings
     codec: str
+    topology: TopologyName | None = None  # None: the codec's usual one
     masks: MaskSettings | None = None  # None: all weights are kept
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)]

@@ -13,7 +13,15 @@ from meshwire.jobs.lifecycle import JobId
 from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.message_base import DeviceId, Name, Wire
 from meshwire.messages.envelope import message
-from meshwire.messages.job import CheckpointEvery, GivenUpTag, JobSummary, Member, RelativePath, Text
+from meshwire.messages.job import (
+    CheckpointEvery,
+    GivenUpTag,
+    JobSummary,
+    Member,
+    RelativePath,
+    Text,
+    TopologyName,
+)
 from meshwire.messages.link import Software, Version
 
 Chosen = tuple[Annotated[str, Field(max_length=64)], ...]  # peers by name or id prefix
@@ -178,6 +186,7 @@ class Submit(Wire):
     own: str | None = None
     shares: str | None = None
     codec: str | None = None  # that of `sync`
+    topology: TopologyName | None = None  # that of the codec
     masks: str | None = None
     on_nan: Literal["stop", "skip"]
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None

@@ -30,6 +30,14 @@ VECTOR_SEGMENTS = 256  # enough that shards of whole segments are balanced for a
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """A run of segments of a bucket."""
+
+    first_segment: int
+    segment_count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Span:
     """Where one tensor lies in the vector, in values."""
 

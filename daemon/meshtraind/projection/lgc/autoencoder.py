@@ -1,8 +1,8 @@
 """LGC's convolutional autoencoder in numpy: values to latents and back (`meshwire.layout.lgc_autoencoder`).
 
 Back, all members must get equal bits from equal latents, whatever their processors: there every value is made of single
-additions and multiplications in one order, as in `factors.py`. There, only the sender's own result counts: BLAS may sum
-as it likes.
+additions and multiplications in one order, as in `orthonormal.py`. There, only the sender's own result counts: BLAS
+may sum as it likes.
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Latents of chosen values: how few numbers are made of many, and back; and how the map for it is learnt.
 
 What a member sends of its own, no other repeats: BLAS may sum as it likes. Back,
-all must get equal bits (`factors.py`).
+all must get equal bits (`orthonormal.py`).
 """
 
 import numpy as np

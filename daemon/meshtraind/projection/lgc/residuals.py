@@ -1,4 +1,4 @@
-"""What own parts leave out where only all members together know it: LGC's autoencoder (`learnedgradients.py`)."""
+"""What own parts leave out where only all members together know it: LGC's autoencoder (`projection.py`)."""
 
 from collections import deque
 from collections.abc import Callable

@@ -6,18 +6,15 @@ is drawn from the job's seed, the round and the tensor.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from meshtraind.codecs.base import Values
+from meshtraind.parts.results import RoundResults
 from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Forms, values_in
+from meshtraind.parts.segments import RoundForms, values_in
 from meshtraind.projection.orthonormal import orthonormal
 from meshwire.layout.powersgd import Factors, lag
-
-if TYPE_CHECKING:
-    from meshtraind.executor.round_buffers import Round
 
 Matrices = list[Values | None]
 """Of each tensor of a bucket, r rows; None of one that is sent as it is."""
@@ -34,7 +31,7 @@ class Bases:
     """
 
     def __init__(
-        self, forms: Forms, rounds: Mapping[int, "Round"], seed: int, staleness: int, first: int | None
+        self, forms: RoundForms, rounds: Mapping[int, RoundResults], seed: int, staleness: int, first: int | None
     ) -> None:
         self._forms = forms
         self._rounds = rounds
@@ -85,7 +82,7 @@ class Bases:
     def _result(self, number: int, bucket: int) -> Sequence[Values | None]:
         form = self._forms.of(max(number, 1))
         nothing: Sequence[Values | None] = [None] * len(form.layout.plan.buckets[bucket].spans)
-        if (self._first is not None and number < self._first) or form.layout.shorter is None:
+        if (self._first is not None and number < self._first) or not form.layout.projected:
             return nothing
         round_ = self._rounds[number]
         if round_.void:

@@ -1,0 +1,167 @@
+"""One bucket's way through a topology in which sums grow from hop to hop (C2: for linear codecs, which are encoded anew
+at each, and for sketches, which are added as they are).
+
+Where the program leads is data: round the ring, up and down a tree, or over a butterfly. Of the sums that come to a
+shard the first one lands in the area where the shard lies, is added to, and leaves from the same place; there the shard
+lands once more, final. That is safe without a second area: a shard's final bytes come back to a rank only after all
+that it sent of it was received. Sums that come beside the first have places of their own behind the vector, for they
+may come at the same time; all are added in the order of the program's steps, whenever they come.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from meshwire.collectives.exchange import BucketExchange, Part, Place, Work
+from meshwire.collectives.topology import Op, Program, Step
+from meshwire.frames.header import Flags, Header
+from meshwire.layout.encoded import EncodedLayout
+from meshwire.model.plan import Shard
+
+
+class LandingPlaces:
+    """Where sums land of which another one has the shard's own place: one block behind the vector for each such step.
+
+    Args:
+        shards: by bucket.
+    """
+
+    def __init__(self, layout: EncodedLayout, program: Program, shards: Sequence[tuple[Shard, ...]]) -> None:
+        self._moved: dict[int, list[int]] = {}  # by step, by bucket: what to add to a place in the vector
+        self.area_bytes = layout.total_bytes
+        for shard, route in enumerate(program.routes):
+            for step in route.sums[1:]:
+                moved = self._moved[step] = []
+                for bucket, of_bucket in enumerate(shards):
+                    run = of_bucket[shard]
+                    offset, length = layout.span(bucket, run.first_segment, run.segment_count)
+                    moved.append(self.area_bytes - offset)
+                    self.area_bytes += length
+
+    def offset(self, step: int, bucket: int, in_vector: int) -> int:
+        """Of what is received at a step and has the offset `in_vector` in the encoded vector."""
+        moved = self._moved.get(step)
+        return in_vector if moved is None else in_vector + moved[bucket]
+
+
+class HopExchange(BucketExchange):
+    """The state of one bucket in one round."""
+
+    def __init__(
+        self, bucket: int, program: Program, shards: tuple[Shard, ...], layout: EncodedLayout, places: LandingPlaces
+    ) -> None:
+        super().__init__(bucket, program, shards, layout)
+        self._places = places
+        self._routes = program.routes
+        # By first segment of a run, and step: sums that wait for the own part, or for others of the same run.
+        self._waiting: dict[int, dict[int, Header]] = {}
+
+    def landed(self, header: Header) -> Work | None:
+        step = self._program.steps[header.step]
+        assert step.recv_shard is not None
+        if step.op is Op.COPY:
+            return self._copied(step.recv_shard, header)
+        sums = self._routes[step.recv_shard].sums
+        if len(sums) == 1 and self._part is not None:
+            return self._summed(step.recv_shard, header.first_segment, header.segment_count, (header,))
+        waiting = self._waiting.setdefault(header.first_segment, {})
+        waiting[header.step] = header
+        if self._part is None or len(waiting) < len(sums):
+            return None
+        del self._waiting[header.first_segment]
+        return self._of_waiting(waiting)
+
+    def _contributed(self) -> Iterator[Work]:
+        for shard, route in enumerate(self._routes):
+            if not route.sums:
+                for first, count in self._layout.chunks(self._bucket, self._shards[shard]):
+                    yield self._summed(shard, first, count, ())
+        there = [
+            (max(waiting), first)
+            for first, waiting in self._waiting.items()
+            if len(waiting) == len(self._routes[self._shard(waiting)].sums)
+        ]
+        for _, first in sorted(there):
+            yield self._of_waiting(self._waiting.pop(first))
+
+    def _shard(self, waiting: dict[int, Header]) -> int:
+        shard = self._program.steps[next(iter(waiting))].recv_shard
+        assert shard is not None
+        return shard
+
+    def _of_waiting(self, waiting: dict[int, Header]) -> Work:
+        headers = [waiting[step] for step in sorted(waiting)]
+        return self._summed(self._shard(waiting), headers[0].first_segment, headers[0].segment_count, headers)
+
+    def _wrong(self, step: Step, header: Header, left: int) -> str | None:
+        if step.op is not Op.REDUCE:
+            return None
+        if header.contributors & self._rank_bit:
+            return "a sum that already holds this rank's part came back to be reduced"
+        assert step.recv_shard is not None
+        if len(self._routes[step.recv_shard].sums) == 1:
+            return None
+        # Sums that meet are of different members, and runs of them match.
+        if header.contributors & ~step.parts:
+            return f"contributors {header.contributors:#x} in a sum of no others than {step.parts:#x}"
+        cut = min(left, self._layout.chunk_segments(self._bucket))
+        if header.segment_count != cut:
+            return f"{header.segment_count} segments in a chunk that all cut at {cut}"
+        return None
+
+    def _place(self, header: Header) -> Place:
+        offset, length = super()._place(header)
+        return self._places.offset(header.step, self._bucket, offset), length
+
+    def _summed(self, shard: int, first_segment: int, segment_count: int, headers: Sequence[Header]) -> Work:
+        """The own part of a run, and all sums that come to it, in the order of steps."""
+        route = self._routes[shard]
+        adds = self._part is not Part.NOTHING
+        contributors, weight = (self._rank_bit if adds else 0), self._own_weight
+        poison = self._part is Part.POISON
+        for header in headers:
+            contributors |= header.contributors
+            weight += header.weight
+            poison |= bool(header.flags & Flags.POISON)
+        offset, length = self._layout.span(self._bucket, first_segment, segment_count)
+        incoming = bool(headers) and headers[0].contributors != 0
+        others = [header for header in headers[1:] if header.contributors] if len(headers) > 1 else ()
+        send_steps = route.spread if route.finishes else route.onward
+        return Work(
+            first_segment=first_segment,
+            segment_count=segment_count,
+            incoming=incoming,
+            add_own=adds,
+            finish=route.finishes,
+            deliver=route.finishes,
+            # What leaves on several links is computed once.
+            at_once=incoming or bool(others) or len(send_steps) > 1,
+            send_steps=send_steps,
+            contributors=contributors,
+            weight=weight,
+            poison=poison,
+            length_bytes=length,
+            parts=tuple([(self._places.offset(header.step, self._bucket, offset), length) for header in others]),
+            senders=tuple([self._sender(header) for header in (*headers[:incoming], *others)]),
+        )
+
+    def _sender(self, header: Header) -> int:
+        sender = self._program.steps[header.step].recv_from
+        assert sender is not None
+        return sender
+
+    def _copied(self, shard: int, header: Header) -> Work:
+        """A run is final."""
+        return Work(
+            first_segment=header.first_segment,
+            segment_count=header.segment_count,
+            incoming=header.contributors != 0,
+            add_own=False,
+            finish=False,
+            deliver=True,
+            at_once=True,
+            send_steps=self._routes[shard].spread,
+            contributors=header.contributors,
+            weight=header.weight,
+            poison=bool(header.flags & Flags.POISON),
+            length_bytes=self._layout.span(self._bucket, header.first_segment, header.segment_count)[1],
+            squared_norm=header.squared_norm,
+        )

@@ -1,0 +1,151 @@
+"""Executors over trees and butterflies: the mean that the program says, to the bit, whatever a fence interrupts."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshtraind.codecs import codec_named
+from meshtraind.codecs.base import Codec
+from meshwire.codecs.registry import parse_codec
+from meshwire.collectives.strategy import collective_for
+from meshwire.collectives.topology import Op, Program, bucket_shards
+from tests.daemon.churnring import ChurnRing, offers_of
+from tests.daemon.executorring import PLAN, Offer, Values
+
+TOPOLOGIES = ("tree", "butterfly")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_chunks() -> Iterator[None]:
+    """Several chunks to a shard."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwire.limits.CHUNK_BYTES", 16 * 1024)
+        yield
+
+
+def rounded(coder: Codec, values: Values) -> Values:
+    """As it is after a hop."""
+    area = memoryview(bytearray(coder.spec.segment_bytes_max(len(values))))
+    coder.encode_into(values, area)
+    out = np.empty_like(values)
+    coder.decode_into(area, out)
+    return out
+
+
+def program_mean(made: Sequence[Offer], codec: str, topology: str, staleness: int, ranks: tuple[int, ...]) -> Values:
+    """The mean of a round, to the bit, by playing the programs: at each rank the own part and then what comes are added
+    in the order of steps, rounded once, and sent; the owner divides once (W3)."""
+    coder = codec_named(codec)
+    program_of = collective_for(parse_codec(codec), topology).topology.program
+    programs = {rank: program_of(ranks, rank) for rank in ranks}
+    weight = np.float32(sum(made[rank].weight for rank in ranks))
+    mean = np.full(PLAN.total_values, np.nan, np.float32)
+
+    def gathered(rank: int, shard: int, run: slice) -> Values | None:
+        program: Program = programs[rank]
+        own = made[rank].values
+        total = None if own is None else own[run]
+        if total is not None and staleness:
+            total = rounded(coder, total)
+        for step in program.steps:
+            if step.recv_shard == shard and step.op is Op.REDUCE:
+                assert step.recv_from is not None
+                came = gathered(step.recv_from, shard, run)
+                if came is not None:
+                    came = rounded(coder, came)
+                    total = came if total is None else total + came
+        return total
+
+    for bucket in PLAN.buckets:
+        for index, shard in enumerate(
+            bucket_shards(bucket.segment_count, programs[ranks[0]].shard_count, bucket.index)
+        ):
+            (owner,) = (rank for rank in ranks if index in programs[rank].owned)
+            for segment in range(shard.first_segment, shard.first_segment + shard.segment_count):
+                start, count = bucket.segment_bounds(segment)
+                run = slice(start, start + count)
+                total = gathered(owner, index, run)
+                assert total is not None
+                mean[run] = rounded(coder, total / weight)
+    return mean
+
+
+class TopologyMesh(ChurnRing):
+    """Members that are all linked, whose generations change, over any topology of a linear codec."""
+
+    topology: str
+
+    def __init__(self, members: int, codec: str, topology: str, staleness: int, seed: int) -> None:
+        self.topology = topology
+        super().__init__(members, codec, staleness, seed, offers_of(members + 1, 7, seed))
+
+    def receivers(self, rank: int) -> tuple[int, ...]:
+        return tuple(other for other in self.ranks if other != rank)
+
+    def mean(self, made: Sequence[Offer], ranks: tuple[int, ...]) -> Values:
+        return program_mean(made, self.codec, self.topology, self.staleness, ranks)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    members=st.integers(2, 5),
+    codec=st.sampled_from(["fp32", "fp16", "bf16"]),
+    topology=st.sampled_from(TOPOLOGIES),
+    staleness=st.integers(0, 2),
+    seed=st.integers(0, 2**32),
+)
+def test_rounds_are_the_programs_mean_through_generations(
+    members: int, codec: str, topology: str, staleness: int, seed: int
+) -> None:
+    """G2, G6, G8, W3, V1: members are killed and come at any moment; whoever is left has the same bits, and no area is
+    used while a link still reads or writes it."""
+    asyncio.run(TopologyMesh(members, codec, topology, staleness, seed).churn(150 * members))
+
+
+@pytest.mark.parametrize(
+    ("topology", "members", "victim", "liar", "late"),
+    [
+        ("tree", 4, 0, 2, False),  # beside the sum of another child
+        ("butterfly", 4, 0, 2, False),
+        ("tree", 4, 0, 1, True),  # it lies there already when the own part comes
+        ("butterfly", 3, 1, 0, True),  # the one sum of a member that idles first
+    ],
+)
+def test_who_sends_nonsense_is_named(topology: str, members: int, victim: int, liar: int, late: bool) -> None:
+    """V3: of the sums that come, the one that no encoder makes is found, and its sender, whoever came last."""
+
+    async def play() -> list[str]:
+        mesh = TopologyMesh(members, "fp32", topology, 0, seed=3)
+        offer = Offer(np.ones(PLAN.total_values, np.float32), 1.0)
+        mesh.rounds = {1: [offer] * members}
+        mesh.broken = told = list[str]()
+        for rank in range(members):
+            for _ in PLAN.buckets:
+                if rank != victim or not late:
+                    mesh.contribute(rank, offer)
+        while waiting := [way for way, link in mesh.wires.items() if link.queue]:
+            for sender, receiver in waiting:
+                link = mesh.wires[sender, receiver]
+                header, payload = link.queue[0]
+                place = mesh.members[receiver].executor.chunk_announced(sender, header)
+                assert isinstance(place, memoryview), place
+                if payload is not None:
+                    place[:] = payload
+                    if (sender, receiver) == (liar, victim):
+                        np.frombuffer(place, np.float32)[:] = np.inf
+                mesh.members[receiver].executor.chunk_received(header)
+                link.left()
+            await asyncio.sleep(0)
+        if late:
+            for _ in PLAN.buckets:
+                mesh.contribute(victim, offer)
+        mesh.close()
+        return told
+
+    told = asyncio.run(play())
+    assert told
+    assert {text.partition(":")[0] for text in told} == {str(liar)}
