@@ -14,7 +14,6 @@ from meshwire.membership.state import State
 from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
-from meshwire.rounds.core import RoundCore
 from meshwire.rounds.effects import Effect, RoundComplete
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
@@ -27,15 +26,15 @@ from tests.sim.clusterdaemon import Daemon
 
 def no_freeze(patch: pytest.MonkeyPatch) -> None:
     """G2: after its promise a daemon completes what it has all parts of."""
-    settle = RoundCore._settle
+    settle = RoundMachine._settle
 
-    def melted(self: RoundCore, now_s: float) -> list[Effect]:
+    def melted(self: RoundMachine, now_s: float) -> list[Effect]:
         fenced, self._fenced = self._fenced, False
         effects = settle(self, now_s)
         self._fenced = fenced
         return effects
 
-    patch.setattr(RoundCore, "_settle", melted)
+    patch.setattr(RoundMachine, "_settle", melted)
 
 
 def history_brought(patch: pytest.MonkeyPatch) -> None:
@@ -130,9 +129,9 @@ def blocks_not_returned(patch: pytest.MonkeyPatch) -> None:
 
 def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
     """G6: what was bound stays bound, but nobody hears of it."""
-    tell = RoundCore._tell_again
+    tell = RoundMachine._tell_again
 
-    def quiet(self: RoundCore, round_: int, own: tuple[Bind, Seal | None] | None, now_s: float) -> None:
+    def quiet(self: RoundMachine, round_: int, own: tuple[Bind, Seal | None] | None, now_s: float) -> None:
         if own is None:
             tell(self, round_, own, now_s)
             return
@@ -141,7 +140,7 @@ def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
         if seal is not None:
             self._own(self._table.seal(self.settings.rank, seal))
 
-    patch.setattr(RoundCore, "_tell_again", quiet)
+    patch.setattr(RoundMachine, "_tell_again", quiet)
 
 
 def parts_not_told_again(patch: pytest.MonkeyPatch) -> None:
@@ -149,13 +148,13 @@ def parts_not_told_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def nulls_not_told_again(patch: pytest.MonkeyPatch) -> None:
-    tell = RoundCore._tell_again
+    tell = RoundMachine._tell_again
 
-    def tell_again(self: RoundCore, round_: int, own: Any, now_s: float) -> None:
+    def tell_again(self: RoundMachine, round_: int, own: Any, now_s: float) -> None:
         if own is not None:
             tell(self, round_, own, now_s)
 
-    patch.setattr(RoundCore, "_tell_again", tell_again)
+    patch.setattr(RoundMachine, "_tell_again", tell_again)
 
 
 def laggards_not_served(patch: pytest.MonkeyPatch) -> None:
