@@ -30,7 +30,7 @@ BUGS: tuple[Bug, ...] = (
         "crossing-machine-not-fenced",
         "meshtraind.rounds.generation_change",
         "Crossing.fence",
-        "self._performer.perform(self._machine.fence(self._loop.time()))",
+        "self._performer.handle(FenceRaised())",
         "pass",
         f"{DAEMON}/test_crossing.py -k completes_nothing_after_its_promise",
     ),
@@ -110,8 +110,8 @@ BUGS: tuple[Bug, ...] = (
         "timer-never-rearmed-after-it-fired",
         "meshtraind.rounds.effects",
         "Performer._timer_fired",
-        "self.perform(self._machine.timer(self._loop.time()))",
-        "self._pending.extend(self._machine.timer(self._loop.time()))",
+        "self.handle(TimeReached())",
+        "self._pending.extend(self._machine.handle(TimeReached(), self._loop.time()))",
         f"{DAEMON}/test_crossing.py -k timer",
     ),
     Bug(
@@ -441,7 +441,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "old-gradient-binds",
         "meshwire.rounds.machine",
-        "RoundMachine.bucket_ready",
+        "RoundMachine._bucket_ready",
         "if age > self.settings.staleness:",
         "if age > self.settings.staleness + 1:",
         f"{WIRE}/test_rounds.py -k older_than_s",
@@ -457,9 +457,9 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "machine-hears-while-fenced",
         "meshwire.rounds.machine",
-        "RoundMachine.receive",
-        "if self._fenced:",
-        "if False:",
+        "RoundMachine._take",
+        "return None if self._fenced else self._heard(input_)",
+        "return self._heard(input_)",
         f"{WIRE}/test_rounds_across_generations.py -k heard_in_the_fence",
     ),
     Bug(
@@ -481,7 +481,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "null-heard-is-no-call",
         "meshwire.rounds.machine",
-        "RoundMachine.receive",
+        "RoundMachine._message_received",
         "wrong = self._table.null(rank, message)\n                called = message.round",
         "wrong = self._table.null(rank, message)",
         f"{WIRE}/test_rounds_across_generations.py",

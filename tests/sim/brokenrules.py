@@ -15,6 +15,7 @@ from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
 from meshwire.rounds.effects import Effect, RoundComplete
+from meshwire.rounds.inputs import GenerationEntered
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.own_buckets import OwnParts
@@ -160,12 +161,11 @@ def nulls_not_told_again(patch: pytest.MonkeyPatch) -> None:
 def laggards_not_served(patch: pytest.MonkeyPatch) -> None:
     """G4: it counts the rounds that it lacks, and goes on without them."""
 
-    def served(self: RoundMachine, done: RoundComplete, now_s: float) -> list[Effect]:
+    def served(self: RoundMachine, done: RoundComplete) -> None:
         assert done.round == self.complete + 1
         self._table.count_complete()
-        return self._settle(now_s)
 
-    patch.setattr(RoundMachine, "served", served)
+    patch.setattr(RoundMachine, "_round_served", served)
 
 
 def rounds_not_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -192,15 +192,15 @@ def freed_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def calls_remembered(patch: pytest.MonkeyPatch) -> None:
     """G6, R3: calls of rounds that nobody may be left in."""
-    enter = RoundMachine.enter
+    enter = RoundMachine._generation_entered
 
-    def remembering(self: RoundMachine, *inputs: Any, **how: Any) -> list[Effect]:
+    def remembering(self: RoundMachine, entered: GenerationEntered, now_s: float) -> str | None:
         newest = self._calls.newest
-        effects = enter(self, *inputs, **how)
+        wrong = enter(self, entered, now_s)
         self._calls.heard(newest)
-        return effects + self._settle(inputs[-1])
+        return wrong
 
-    patch.setattr(RoundMachine, "enter", remembering)
+    patch.setattr(RoundMachine, "_generation_entered", remembering)
 
 
 def rest_not_owed(patch: pytest.MonkeyPatch) -> None:

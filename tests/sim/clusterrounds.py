@@ -33,6 +33,22 @@ from meshwire.rounds.effects import (
     RoundComplete,
     StepDropped,
 )
+from meshwire.rounds.inputs import (
+    BaseLoaded,
+    BucketReady,
+    CompleteAnnounced,
+    FenceRaised,
+    GenerationEntered,
+    LearnerAbsent,
+    LearnerPresent,
+    MessageReceived,
+    ResultReady,
+    RoundApplied,
+    RoundServed,
+    StartStep,
+    StepSealed,
+    TimeReached,
+)
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from tests.sim.clusterexchange import Exchange, Part, Result
@@ -135,7 +151,7 @@ class Rounds:
         if loading:
             self.exchange.fence()
             self.stage = Stage.FENCED
-            self.perform(self.machine.fence(world.now_s))
+            self.perform(self.machine.handle(FenceRaised(), world.now_s))
             self.dead("its script has not loaded yet")
 
     # The learner
@@ -150,23 +166,25 @@ class Rounds:
     ) -> None:
         if not self.closed:
             sizes = self.dealing.sizes() if self.machine.phase is Phase.COMPUTING else ()
-            effects = self.machine.bucket_ready(
-                step,
-                bucket,
+            effects = self.machine.handle(
+                BucketReady(
+                    step,
+                    bucket,
+                    weight=float(sum(block.end - block.first for block in blocks)),
+                    samples=blocks,
+                    hyperparameters=name.encode(),
+                    claim=claim,
+                    sizes=sizes,
+                    poison=poison,
+                ),
                 self.world.now_s,
-                weight=float(sum(block.end - block.first for block in blocks)),
-                samples=blocks,
-                hyperparameters=name.encode(),
-                claim=claim,
-                sizes=sizes,
-                poison=poison,
             )
             self.perform(effects)
 
     def sealed(self, step: int) -> None:
         """Its step has ended with it."""
         if not self.closed:
-            self.perform(self.machine.seal(step, bytes([1]), (step,), self.world.now_s))
+            self.perform(self.machine.handle(StepSealed(step, bytes([1]), (step,)), self.world.now_s))
             assert self.turn.at_end(step)
             self.turn.wants_to_start(step + 1)
             self.perform([])
@@ -175,24 +193,26 @@ class Rounds:
         """As the learner says it."""
         if not self.closed:
             assert self.turn.holds(round_), "R1: it applies what it was given"
-            effects = self.machine.learner_applied(round_, self.world.now_s)
+            effects = self.machine.handle(RoundApplied(round_), self.world.now_s)
             self.exchange.open_slot(round_ + 1)
             self.perform(effects)
 
     def idle(self, reason: str) -> None:
         if not self.closed:
             self.turn.idle()
-            self.perform(self.machine.absent(reason, self.world.now_s))
+            self.perform(self.machine.handle(LearnerAbsent(reason), self.world.now_s))
 
     def back(self) -> None:
         if not self.closed:
-            self.perform(self.machine.present(self.world.now_s))
+            self.perform(self.machine.handle(LearnerPresent(), self.world.now_s))
 
     def dead(self, reason: str, holds: int | None = None) -> None:
         self.turn.away()
         self.dealing.learner_lost()
         self._keeps_unapplied = holds is not None
-        self.perform(self.machine.absent(reason, self.world.now_s, gone=holds is None, holds=holds, rests=True))
+        self.perform(
+            self.machine.handle(LearnerAbsent(reason, gone=holds is None, holds=holds, rests=True), self.world.now_s)
+        )
 
     @property
     def loads_after(self) -> int:
@@ -211,11 +231,11 @@ class Rounds:
 
     def loads(self) -> int:
         self._keeps_unapplied = True
-        self.perform(self.machine.absent(LOADING, self.world.now_s, loading=True))
+        self.perform(self.machine.handle(LearnerAbsent(LOADING, loading=True), self.world.now_s))
         return self.machine.applied
 
     def loaded(self, round_: int) -> None:
-        effects = self.machine.loaded(round_, self.world.now_s)
+        effects = self.machine.handle(BaseLoaded(round_), self.world.now_s)
         self.exchange.open_slot(round_ + 1)
         self.turn.returned(round_)
         self.perform(effects)
@@ -231,8 +251,8 @@ class Rounds:
         if isinstance(body, Part):
             self.exchange.receive(rank, body)
         elif body.message is not None:
-            self.perform(self.machine.receive(rank, body.message, self.world.now_s))
-        self.perform(self.machine.peer_complete(rank, body.complete, self.world.now_s))
+            self.perform(self.machine.handle(MessageReceived(rank, body.message), self.world.now_s))
+        self.perform(self.machine.handle(CompleteAnnounced(rank, body.complete), self.world.now_s))
 
     # From one generation to the next
 
@@ -240,7 +260,7 @@ class Rounds:
         self.exchange.fence()
         self.stage, self.unsent = Stage.FENCED, []
         self.turn.fenced(self.machine.complete)
-        self.perform(self.machine.fence(self.world.now_s))
+        self.perform(self.machine.handle(FenceRaised(), self.world.now_s))
         self._note_cut()
 
     def standing(self) -> Standing:
@@ -268,7 +288,7 @@ class Rounds:
         self.world.histories.served(self.path[served.round - 1], served.chain, done)
         self.path[served.round] = served.chain
         self.history.add_served(done, served.chain)
-        self.perform(self.machine.served(done, self.world.now_s))
+        self.perform(self.machine.handle(RoundServed(done), self.world.now_s))
         self._note_cut()
 
     def enter(self, generation: Generation, enter: Enter) -> None:
@@ -276,7 +296,11 @@ class Rounds:
         self.generation, self.stage = enter.generation, Stage.ENTERED
         self.exchange.enter(generation.ranks, enter.cut)
         computes, now_s = self._rank in generation.learning, self.world.now_s
-        self.perform(self.machine.enter(generation.ranks, enter.cut, dict(enter.complete), now_s, computes=computes))
+        self.perform(
+            self.machine.handle(
+                GenerationEntered(generation.ranks, enter.cut, dict(enter.complete), computes=computes), now_s
+            )
+        )
 
     def resume(self, generation: Generation) -> None:
         self._count(generation.number, generation.learning)
@@ -392,7 +416,7 @@ class Rounds:
     def _timer(self, deadline_s: float) -> None:
         if self._armed_s == deadline_s and not self.closed:
             self._armed_s = None
-            self.perform(self.machine.timer(max(self.world.now_s, deadline_s)))
+            self.perform(self.machine.handle(TimeReached(), max(self.world.now_s, deadline_s)))
 
     # Steps of the above
 
@@ -401,22 +425,24 @@ class Rounds:
         self._notify(body, b"" if round_ is None else self.path[round_])
 
     def _start_step(self, step: int) -> None:
-        self.perform(self.machine.start_step(step, self.world.now_s))
+        self.perform(self.machine.handle(StartStep(step), self.world.now_s))
 
     def _resume_learner(self) -> None:
         if self.machine.phase is Phase.ABSENT:
-            self.perform(self.machine.present(self.world.now_s))
+            self.perform(self.machine.handle(LearnerPresent(), self.world.now_s))
 
     def _result_ready(self, round_: int, bucket: int, result: Result) -> None:
         self.perform(
-            self.machine.result_ready(
-                round_,
-                bucket,
+            self.machine.handle(
+                ResultReady(
+                    round_,
+                    bucket,
+                    contributors=result.contributors,
+                    weight=result.weight,
+                    poisoned=result.poisoned,
+                    squared_norm=0.0 if result.poisoned else float(round_ * 100 + bucket),
+                ),
                 self.world.now_s,
-                contributors=result.contributors,
-                weight=result.weight,
-                poisoned=result.poisoned,
-                squared_norm=0.0 if result.poisoned else float(round_ * 100 + bucket),
             )
         )
 

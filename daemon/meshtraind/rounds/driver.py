@@ -28,7 +28,15 @@ from meshwire.messages.rounds import Bind
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan
 from meshwire.model.plans_by_round import RoundPlans
-from meshwire.rounds.effects import Effect, Message
+from meshwire.rounds.effects import Message
+from meshwire.rounds.inputs import (
+    CompleteAnnounced,
+    LearnerPresent,
+    MessageReceived,
+    ResultReady,
+    RoundTripMeasured,
+    StartStep,
+)
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.stall import StallWatch
 
@@ -238,14 +246,14 @@ class Rounds:
         """As it is now to the farthest member; what changes little is not worth a line in the trace."""
         known_s = self._machine.settings.rtt_s
         if not 0.8 * known_s <= rtt_s <= 1.25 * known_s:
-            self._perform(self._machine.note_round_trip(rtt_s, self._now()))
+            self._performer.handle(RoundTripMeasured(rtt_s))
 
     def stalled(self, reports: Mapping[int, RankReport]) -> tuple[int, str] | None:
         """To be asked about once a second: a member that could send and does not, and what is to be said of it."""
         round_, decided = self.complete + 1, self._machine.decided_by_all
         lacks = list(self._executor.lacks(round_)) if decided >= round_ else []
         return self._stall.look(
-            self._now(),
+            self._loop.time(),
             round_ if decided >= round_ and self._performer.stage is Stage.RUNNING else None,
             [(rank, after) for rank, _, after in lacks],
             {rank: report.metrics.receipts for rank, report in reports.items()},
@@ -263,12 +271,12 @@ class Rounds:
         perhaps) while this one is in a barrier are its own (R5): else each would wait for the other."""
         if behind and isinstance(message, Bind) and message.round > self._machine.decided and self._turn.in_barrier:
             self.learner.idle(f"rank {sender} has more steps to go to its barrier")
-        self._perform(self._machine.receive(sender, message, self._now()))
+        self._performer.handle(MessageReceived(sender, message))
         self._executor.decided()
 
     def peer_complete(self, sender: int, complete: int) -> None:
         """G5: every frame says how far its sender is."""
-        self._perform(self._machine.peer_complete(sender, complete, self._now()))
+        self._performer.handle(CompleteAnnounced(sender, complete))
 
     def peer_measured(self, report: RankReport) -> None:
         """A member's report, or this one's: how fast it computes, and whether its learner will go on."""
@@ -299,34 +307,18 @@ class Rounds:
 
     # Steps of the above
 
-    def _now(self) -> float:
-        return self._loop.time()
-
-    def _perform(self, effects: list[Effect]) -> None:
-        self._performer.perform(effects)
-
     def _start_step(self, step: int) -> None:
-        self._perform(self._machine.start_step(step, self._now()))
+        self._performer.handle(StartStep(step))
 
     def _resume(self) -> None:
         if self._machine.phase is Phase.ABSENT and not self.finished:
-            self._perform(self._machine.present(self._now()))
+            self._performer.handle(LearnerPresent())
 
     def _bucket_complete(
         self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
     ) -> None:
-        self._perform(
-            self._machine.result_ready(
-                round_,
-                bucket,
-                self._now(),
-                contributors=contributors,
-                weight=weight,
-                poisoned=poisoned,
-                squared_norm=squared_norm,
-            )
-        )
+        self._performer.handle(ResultReady(round_, bucket, contributors, weight, poisoned, squared_norm))
 
     def _result_decoded(self, round_: int) -> None:
         self._turn.decoded(round_)
-        self._perform([])
+        self._performer.perform([])

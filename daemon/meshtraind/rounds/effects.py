@@ -36,6 +36,7 @@ from meshwire.rounds.effects import (
     RoundComplete,
     StepDropped,
 )
+from meshwire.rounds.inputs import Input, TimeReached
 from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 
@@ -117,6 +118,10 @@ class Performer:
         self.finished = False
         self.keeps_unapplied = True
         self.stats = RoundStats()
+
+    def handle(self, input_: Input) -> None:
+        """Tells the machine, now, and performs what it answers."""
+        self.perform(self._machine.handle(input_, self._loop.time()))
 
     def perform(self, effects: list[Effect]) -> None:
         """Effects of effects (a contribution may complete a bucket at once) are performed after those before them."""
@@ -246,4 +251,4 @@ class Performer:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self.perform(self._machine.timer(self._loop.time()))
+        self.handle(TimeReached())

@@ -1,6 +1,5 @@
 """How the rounds of one job pass from one generation into the next: fenced, brought to the cut, begun anew above it."""
 
-import asyncio
 from collections.abc import Mapping
 
 from meshtraind.codecs.base import CodecError
@@ -14,6 +13,7 @@ from meshtraind.rounds.sample_grants import Dealing
 from meshtraind.transport.connection import Connection
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
+from meshwire.rounds.inputs import FenceRaised, GenerationEntered, RoundServed
 from meshwire.rounds.machine import RoundMachine
 
 
@@ -48,7 +48,6 @@ class Crossing:
         self._dealing = dealing
         self._history = history
         self._performer = performer
-        self._loop = asyncio.get_running_loop()
         self._deal: DealState | None = None
         self._samples = 0
         self._counted, self._learning = counted, learning
@@ -60,7 +59,7 @@ class Crossing:
         self._executor.fence()
         self._performer.fence()
         self._turn.fenced(self._machine.complete)
-        self._performer.perform(self._machine.fence(self._loop.time()))
+        self._performer.handle(FenceRaised())
         self._note_cut()
 
     def standing(self) -> Standing:
@@ -116,7 +115,7 @@ class Crossing:
         except CodecError as error:
             raise FalseRoundError(str(error)) from error
         self._history.add_served(done, served.chain)
-        self._performer.perform(self._machine.served(done, self._loop.time()))
+        self._performer.handle(RoundServed(done))
         self._note_cut()
 
     # Into the next
@@ -129,8 +128,7 @@ class Crossing:
         performer.stage = Stage.ENTERED
         self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut, learning=generation.learning)
         computes = self._rank in generation.learning
-        completes, now_s = dict(enter.complete), self._loop.time()
-        performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))
+        performer.handle(GenerationEntered(generation.ranks, enter.cut, dict(enter.complete), computes=computes))
 
     def resume(self, generation: Generation) -> None:
         """All have entered: what waited is sent. The deal of samples follows the generation only now, for one that some

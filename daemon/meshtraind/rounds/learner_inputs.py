@@ -12,6 +12,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerBucket, LearnerEncoder, LearnerSealed, LearnerStepped, StepLost
 from meshwire.rounds.effects import Effect
+from meshwire.rounds.inputs import BaseLoaded, BucketReady, LearnerAbsent, LearnerPresent, RoundApplied, StepSealed
 from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.step_times import hangs_after_s
@@ -68,11 +69,10 @@ class LearnerMoves:
     def bucket(self, message: LearnerBucket) -> None:
         """A bucket lies in the raw slot."""
         binds = self._machine.phase is Phase.COMPUTING
-        self._perform(
-            self._machine.bucket_ready(
+        self._performer.handle(
+            BucketReady(
                 message.step,
                 message.bucket,
-                self._now(),
                 weight=message.weight,
                 samples=message.samples,
                 hyperparameters=message.hyperparameters,
@@ -84,7 +84,7 @@ class LearnerMoves:
 
     def sealed(self, message: LearnerSealed) -> None:
         """The backward pass has ended."""
-        self._perform(self._machine.seal(message.step, message.used, message.integers, self._now()))
+        self._performer.handle(StepSealed(message.step, message.used, message.integers))
         self._part_from_step()
 
     def applied(self, round_: int) -> None:
@@ -92,7 +92,7 @@ class LearnerMoves:
         if not self._turn.holds(round_):
             self._fail(f"the learner has applied round {round_}, which it was not given")
             return
-        effects = self._machine.learner_applied(round_, self._now())
+        effects = self._machine.handle(RoundApplied(round_), self._now())
         if self._machine.applied == round_:
             self._executor.open_result(round_ + 1)
         self._perform(effects)
@@ -113,18 +113,18 @@ class LearnerMoves:
     def idle(self, reason: str, *, last: bool = False) -> None:
         """No step will follow for now (R5): rounds are still applied. `last`: none ever, so none waits for it."""
         self._turn.idle()
-        self._perform(self._machine.absent(reason, self._now(), gone=last))
+        self._performer.handle(LearnerAbsent(reason, gone=last))
 
     def back(self) -> None:
         """No longer idle."""
-        self._perform(self._machine.present(self._now()))
+        self._performer.handle(LearnerPresent())
 
     def gone(self, reason: str) -> None:
         """No step will ever follow: the learner has finished, or its job has failed (V2)."""
         if not self._performer.finished:
             self._performer.finished = True
             self._turn.gone()
-            self._perform(self._machine.absent(reason, self._now(), gone=True))
+            self._performer.handle(LearnerAbsent(reason, gone=True))
 
     def encoder(self, message: LearnerEncoder) -> None:
         """It has learnt what it was asked to, or could not."""
@@ -141,7 +141,7 @@ class LearnerMoves:
             self._dealing.learner_lost()
         self._performer.learner_died()
         self._performer.keeps_unapplied = holds is not None
-        self._perform(self._machine.absent(reason, self._now(), gone=holds is None, holds=holds, rests=True))
+        self._performer.handle(LearnerAbsent(reason, gone=holds is None, holds=holds, rests=True))
 
     def part(self, reason: str) -> None:
         """Its rounds are fenced for good: it applies what is complete and stays at its next boundary, where it can
@@ -174,12 +174,12 @@ class LearnerMoves:
         """J1: a process begins to load the base of after the round that is returned, or of after a later one. What
         follows is kept for it. That round may still be to come."""
         self._performer.keeps_unapplied = True
-        self._perform(self._machine.absent("it loads the state of the others", self._now(), loading=True))
+        self._performer.handle(LearnerAbsent("it loads the state of the others", loading=True))
         return max(self._machine.applied, self._loadable_after)
 
     def loaded(self, round_: int) -> None:
         """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
-        effects = self._machine.loaded(round_, self._now())
+        effects = self._machine.handle(BaseLoaded(round_), self._now())
         self._executor.open_result(round_ + 1)
         self._turn.returned(round_)
         self._perform(effects)
