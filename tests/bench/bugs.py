@@ -10,8 +10,8 @@ class Bug:
     """One bug.
 
     Attributes:
-        module, function: where it is, e.g. "meshtraind.rounds.learner_turn" and "Turn.fenced". The function is looked
-            for elsewhere if it is not there any more.
+        module, function: where it is, e.g. "meshwire.rounds.schedule" and "LearnerSchedule.fenced". The function is
+            looked for elsewhere if it is not there any more.
         old, new: a text that stands once in that function, and what stands there instead.
         test: that fails with it: a module or node of pytest, perhaps with " -k WORDS" behind it.
     """
@@ -29,7 +29,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "crossing-machine-not-fenced",
         "meshtraind.rounds.generation_change",
-        "Crossing.fence",
+        "GenerationChange.fence",
         "self._performer.handle(FenceRaised())",
         "pass",
         f"{DAEMON}/test_crossing.py -k completes_nothing_after_its_promise",
@@ -37,15 +37,15 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "crossing-executor-not-fenced",
         "meshtraind.rounds.generation_change",
-        "Crossing.fence",
-        "self._executor.fence()",
+        "GenerationChange.fence",
+        "self._parts.executor.fence()",
         "pass",
         f"{DAEMON}/test_crossing.py",
     ),
     Bug(
         "performer-not-fenced",
         "meshtraind.rounds.generation_change",
-        "Crossing.fence",
+        "GenerationChange.fence",
         "self._performer.fence()",
         "pass",
         f"{DAEMON}/test_crossing.py",
@@ -53,7 +53,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "first-waiting-message-only",
         "meshtraind.rounds.effects",
-        "Performer.send_waiting",
+        "EffectPerformer.send_waiting",
         "for message in unsent:",
         "for message in unsent[:1]:",
         f"{DAEMON}/test_crossing.py -k all_that_waited",
@@ -61,7 +61,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "sends-before-all-have-entered",
         "meshtraind.rounds.generation_change",
-        "Crossing.enter",
+        "GenerationChange.enter",
         "performer.stage = Stage.ENTERED",
         "performer.stage = Stage.RUNNING",
         f"{DAEMON}/test_crossing.py -k all_that_waited",
@@ -101,7 +101,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "timer-not-armed-again",
         "meshtraind.rounds.effects",
-        "Performer.perform",
+        "EffectPerformer.handle",
         "self._arm()",
         "pass",
         f"{DAEMON}/test_crossing.py -k timer",
@@ -109,9 +109,9 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "timer-never-rearmed-after-it-fired",
         "meshtraind.rounds.effects",
-        "Performer._timer_fired",
+        "EffectPerformer._timer_fired",
         "self.handle(TimeReached())",
-        "self._pending.extend(self._machine.handle(TimeReached(), self._loop.time()))",
+        "self._pending.extend(self._parts.decided.handle(TimeReached(), self._loop.time()))",
         f"{DAEMON}/test_crossing.py -k timer",
     ),
     Bug(
@@ -124,17 +124,17 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "decoded-before-a-change-is-given",
-        "meshtraind.rounds.learner_turn",
-        "Turn.fenced",
+        "meshwire.rounds.schedule",
+        "LearnerSchedule.fenced",
         "self._decoded = min(self._decoded, complete)",
         "pass",
         f"{DAEMON}/test_turn.py -k runs_again",
     ),
     Bug(
         "turn-not-told-of-the-fence",
-        "meshtraind.rounds.generation_change",
-        "Crossing.fence",
-        "self._turn.fenced(self._machine.complete)",
+        "meshwire.rounds.job_rounds",
+        "JobRounds._take",
+        "self._schedule.fenced(self.machine.complete)",
         "pass",
         f"{DAEMON}/test_crossing.py -k lay_decoded",
     ),
@@ -343,9 +343,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "forwarder-keeps-rounds",
-        "meshtraind.rounds.effects",
-        "Performer._forget",
-        "self._turn.forget(round_)",
+        "meshwire.rounds.job_rounds",
+        "JobRounds._forget",
+        "self._schedule.forget(round_)",
         "pass",
         f"{DAEMON}/test_generation_edges.py -k only_forwards",
     ),
@@ -657,9 +657,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "applies-what-it-was-not-given",
-        "meshtraind.rounds.learner_inputs",
-        "LearnerMoves.applied",
-        "if not self._turn.holds(round_):",
+        "meshwire.rounds.job_rounds",
+        "JobRounds._applied",
+        "if not self._schedule.holds(round_):",
         "if False:",
         f"{DAEMON}/test_learner_notices.py -k only_the_round",
     ),

@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from meshtraind.learner.shared_memory import SharedMemory
-from meshtraind.rounds.driver import Rounds
+from meshtraind.rounds.driver import JobModel, Rounds, RoundsStart
 from meshtraind.rounds.history import Entry
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
@@ -103,27 +103,34 @@ class Peer:
         self.link = Link()
         self.told: list[Wire] = []
         self.buckets = len(plan.buckets)
+        generation = Generation.first(JOB, members[0].device, members)
         self.rounds = Rounds(
-            spec=spec,
-            manifest=manifest,
-            plan=plan,
-            samples=None,
-            rank=rank,
-            generation=Generation.first(JOB, members[0].device, members),
-            entry=Entry(),
-            loading=False,
-            links=cast(Mapping[int, Connection], {1 - rank: self.link}),
-            memory=self.memory,
+            JobModel(spec, manifest, plan, samples=None),
+            RoundsStart(rank, generation, Entry(), loading=False),
+            cast(Mapping[int, Connection], {1 - rank: self.link}),
+            self.memory,
+            self,
+            None,
             rtt_s=0.001,
             stall_s=60.0,
-            notify=self.told.append,
-            fail=_fail,
-            refuse=_refuse,
-            on_round=lambda *_: None,
-            trace=None,
         )
         self.rounds.learner.begin()
         np.frombuffer(self.memory.raw(1), np.float32)[:] = 1.0 + rank
+
+    def notify(self, body: Wire, /) -> None:
+        """The learner is told something."""
+        self.told.append(body)
+
+    def fail(self, reason: str, /) -> None:
+        """The job would end."""
+        raise RuntimeError(reason)
+
+    def refuse(self, rank: int, text: str, /) -> None:
+        """A member would be left out."""
+        raise RuntimeError(f"rank {rank}: {text}")
+
+    def round_complete(self, rounds: Rounds, round_: int, /) -> None:
+        """Nobody waits for it here."""
 
     def bucket(self, bucket: int) -> None:
         self.rounds.learner.bucket(LearnerBucket(step=1, bucket=bucket, weight=8.0, hyperparameters=b"", poison=None))
@@ -139,14 +146,6 @@ class Peer:
             other.rounds.message(rank, message)
         chunks, self.link.chunks = self.link.chunks, []
         return chunks
-
-
-def _fail(reason: str) -> None:
-    raise RuntimeError(reason)
-
-
-def _refuse(rank: int, reason: str) -> None:
-    raise RuntimeError(f"rank {rank}: {reason}")
 
 
 def land(peer: Peer, sender: int, header: Header, payload: Any, name: str | None = None) -> None:

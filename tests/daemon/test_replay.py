@@ -226,7 +226,7 @@ def test_repeated_counters_are_not_written_and_not_missed(tmp_path: Path) -> Non
 def test_every_input_of_the_machine_is_told_to_handle() -> None:
     """A new one is recorded too: what changes the machine has no other way in. What only answers is named here."""
     methods = {name for name, _ in inspect.getmembers(RoundMachine, inspect.isfunction) if not name.startswith("_")}
-    assert methods == {"handle", "may_start", "may_null", "waiting", "deadline", "bound"}
+    assert methods == {"handle", "may_start", "may_null", "waiting", "deadline", "bound", "own_bind"}
 
 
 def test_without_a_trace_it_is_the_bare_machine() -> None:
@@ -266,7 +266,7 @@ def index_of(lines: list[str], what: str, nth: int = 3) -> int:
         ("Broadcast", lambda entry: entry["message"].update(round=entry["message"]["round"] + 1)),
         ("Broadcast", lambda entry: entry["message"].update(type="Call")),
         ("Contribute", lambda entry: entry.update(bucket=True)),
-        ("Committed", lambda entry: entry.update(what="LearnerMayStart")),
+        ("Committed", lambda entry: entry.update(what="RoundForgotten")),
         ("may_start", lambda entry: entry.update(may=not entry["may"])),
         ("may_null", lambda entry: entry.update(reason=entry["reason"] + " ")),
     ],

@@ -23,7 +23,6 @@ from meshwire.rounds.effects import (
     ContributePoison,
     Effect,
     LearnerCutOff,
-    LearnerMayStart,
     ProtocolError,
     RoundComplete,
     StepDropped,
@@ -117,6 +116,7 @@ class Cluster:
         self.mishaps = {(mishap.rank, mishap.step, mishap.kind): mishap for mishap in mishaps}
         self.barriers = barriers  # steps in front of which all learners wait for each other, and apply all rounds
         self.now_s = 0.0
+        self._may_start = frozenset(range(members))  # ranks whose learners may begin a step
         self.learners = [Learner() for _ in range(members)]
         self.machines = [
             RoundMachine(
@@ -194,9 +194,6 @@ class Cluster:
                     self._completed(rank, effect)
                 case Committed():
                     self._committed(rank, effect.round)
-                case LearnerMayStart():
-                    assert machine.phase is Phase.BOUNDARY
-                    self._at(0.0, partial(self._at_boundary, rank))
                 case LearnerCutOff():
                     self.cut_offs.append((rank, effect))
                 case StepDropped():
@@ -205,6 +202,10 @@ class Cluster:
                     assert machine.phase is Phase.ABSENT or overdue, "R4: a null never makes a gradient too old"
                 case ProtocolError():
                     self.errors.append(effect)
+        may_start, _ = machine.may_start()
+        if may_start and rank not in self._may_start:
+            self._at(0.0, partial(self._at_boundary, rank))
+        self._may_start = self._may_start | {rank} if may_start else self._may_start - {rank}
         assert not self.errors, self.errors
         self._check(rank)
         self._arm(rank)

@@ -12,7 +12,6 @@ from meshwire.rounds.effects import (
     ContributeNothing,
     ContributePoison,
     Effect,
-    LearnerMayStart,
     ProtocolError,
     RoundComplete,
 )
@@ -122,7 +121,7 @@ def test_nothing_completes_in_the_fence() -> None:
     assert not completed(whole(one, 1))
     one.handle(FenceRaised(), 0.0)
     sealed = one.handle(StepSealed(1, b"\x01", ()), 0.0)
-    assert sealed == [Broadcast(seal(1)), LearnerMayStart(0)], "the learner goes on; what is told is told again"
+    assert sealed == [Broadcast(seal(1))], "the learner goes on; what is told is told again"
     assert (one.complete, one.phase) == (0, Phase.BOUNDARY)
     assert one.handle(GenerationEntered((0, 1), 0, {1: 0}), 0.0)[-1] == Broadcast(seal(1))
     assert completed(whole(one, 1))
@@ -269,7 +268,7 @@ def test_own_decisions_are_told_again(before: Callable[[RoundMachine], list[Effe
     again = entering(one, (0, 1, 2) if twice else (0, 1))
     if twice:
         again = entering(one)
-    assert [effect for effect in again if not isinstance(effect, LearnerMayStart)] == told
+    assert again == told
     assert (one.phase, one.decided, one.complete) == (phase, decided, 0)
 
 
@@ -470,7 +469,8 @@ def test_a_newcomer_begins_at_the_cut() -> None:
     assert one.applied == 8
     assert not errors(one.handle(RoundApplied(9), 0.0))
     entering(one, (0, 1, 4))
-    assert one.handle(LearnerPresent(), 0.0) == [LearnerMayStart(9)]
+    assert one.handle(LearnerPresent(), 0.0) == []
+    assert one.may_start()[0]
     assert step(one, 1)[0] == Broadcast(Bind(round=10, step=1, base=9, weight=1.0))
 
 

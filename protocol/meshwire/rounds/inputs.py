@@ -1,11 +1,20 @@
 """What the round machine is told: frozen data, so that a history of inputs is a list that can be written and read.
 
-Every input goes through `RoundMachine.handle`, with the time at which it came.
+Every `Input` goes through `RoundMachine.handle`, with the time at which it came, and every `JobInput` through
+`JobRounds.handle`, which is told the learner's own messages as they come.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwire.messages.learner import (
+    LearnerApplied,
+    LearnerBack,
+    LearnerBucket,
+    LearnerIdle,
+    LearnerSealed,
+    LearnerStepped,
+)
 from meshwire.messages.rounds import Poison, SampleBlock
 from meshwire.rounds.effects import Message, RoundComplete
 
@@ -184,3 +193,137 @@ Input = (
     | RoundTripMeasured
 )
 """The most frequent first."""
+
+# What `JobRounds` is told besides
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerBegins:
+    """All members are ready: the learner is to begin its first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerTakenIn:
+    """The learner that has loaded computes from this generation on (X3, entered generations)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerGone:
+    """No step will ever follow: the learner has finished, or its job has failed (V2)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerDied:
+    """No process is there. What it had bound is open until the next generation, in which this rank is to rest (V2)."""
+
+    reason: str
+    holds: int | None
+    """What follows the base that memory holds is kept for the process to come (J3); None: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLoads:
+    """A process begins to load the base after some round, perhaps one to come. What follows is kept for it (J1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerParts:
+    """The rounds are fenced for good, for this `reason`: the learner applies what is complete and stays at its next
+    boundary, where it can write its base. A step of s=0 that waits for its round is told that there will be none."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierEntered:
+    """The learner waits for all others."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierFull:
+    """All members' learners are in the barrier; none has contributed to a round after `newest_round`."""
+
+    newest_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierBroken:
+    """Some other learner will never reach the barrier: this one goes on, after the rounds that it is to apply."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberMessage:
+    """A round message of the member `rank`, and whether that member's learner is `behind`: in no barrier."""
+
+    rank: int
+    message: Message
+    behind: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDecoded:
+    """The result slot holds the means of `round`."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedMeasured:
+    """How fast a member, this one too, computes; 0: not known yet. `finished`: its learner takes no further step."""
+
+    rank: int
+    samples_per_s: float
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierSeen:
+    """A member's learner, this one's too, waits `inside` a barrier, or goes on."""
+
+    rank: int
+    inside: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LearningChanged:
+    """These ranks' learners compute from now on: the deal of samples follows the generation (X3)."""
+
+    ranks: tuple[int, ...]
+
+
+JobInput = (
+    LearnerBucket
+    | LearnerSealed
+    | LearnerApplied
+    | LearnerStepped
+    | LearnerIdle
+    | LearnerBack
+    | MemberMessage
+    | CompleteAnnounced
+    | ResultReady
+    | RoundDecoded
+    | TimeReached
+    | SpeedMeasured
+    | RoundTripMeasured
+    | BarrierSeen
+    | BarrierEntered
+    | BarrierFull
+    | BarrierBroken
+    | LearnerBegins
+    | LearnerTakenIn
+    | LearnerGone
+    | LearnerDied
+    | LearnerLoads
+    | LearnerParts
+    | BaseLoaded
+    | FenceRaised
+    | RoundServed
+    | GenerationEntered
+    | LearningChanged
+)

@@ -19,7 +19,6 @@ from meshwire.rounds.effects import (
     ContributeNothing,
     Effect,
     LearnerCutOff,
-    LearnerMayStart,
     Message,
     ProtocolError,
     RoundComplete,
@@ -65,7 +64,6 @@ class RoundMachine:
         self._calls = Calls()
         self._parts = OwnParts(settings.buckets_of)
         self._fenced = False
-        self._may_start_told = True
         self._out: list[Effect] = []
 
     # What is known.
@@ -88,7 +86,7 @@ class RoundMachine:
     @property
     def decided(self) -> int:
         """The last round contributed to or nulled (R0: d)."""
-        return self._table.decided(self.settings.rank)
+        return self._table.own_decided
 
     @property
     def complete(self) -> int:
@@ -98,7 +96,7 @@ class RoundMachine:
     @property
     def visible(self) -> int:
         """The last round that the learner may apply now: the complete ones, or fewer with `fixed` (R8)."""
-        return self._learner.visible(self.decided, self.complete)
+        return self._learner.visible(self._table.own_decided, self._table.complete)
 
     @property
     def committed(self) -> int:
@@ -108,6 +106,12 @@ class RoundMachine:
     def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
         """R2: contributors and summed weight of the ranks in the bitmap; None while one of them has not decided."""
         return self._table.bound(round_, bitmap)
+
+    def own_bind(self, round_: int) -> Bind:
+        """That of this member, of a round that it has bound and that is not committed."""
+        own = self._table.own(round_)
+        assert own is not None, f"round {round_} was nulled here"
+        return own[0]
 
     @property
     def decided_by_all(self) -> int:
@@ -121,13 +125,14 @@ class RoundMachine:
 
     def may_start(self) -> Decision:
         """R1: may the learner begin a step, and if not, which round waits for whom."""
-        return self._learner.may_start(self.decided, self.complete, self.waiting)
+        return self._learner.may_start(self._table.own_decided, self._table.complete, self.waiting)
 
     def may_null(self) -> Decision:
         """R4, R5: may this daemon null the next round, provided that it is called."""
-        if self.phase is Phase.ABSENT and self._table.settled(self.settings.rank) < self.decided:
-            return False, f"its learner died in round {self.decided}, which runs again in the next generation (V2)"
-        return self._learner.may_null(self.decided, self.complete)
+        decided = self._table.own_decided
+        if self._learner.phase is Phase.ABSENT and self._table.settled(self.settings.rank) < decided:
+            return False, f"its learner died in round {decided}, which runs again in the next generation (V2)"
+        return self._learner.may_null(decided, self._table.complete)
 
     def waiting(self) -> str:
         """What the oldest incomplete round waits for, and of whom."""
@@ -207,19 +212,19 @@ class RoundMachine:
         if step != learner.step or learner.phase not in (Phase.COMPUTING, Phase.BOUND):
             return f"bucket {bucket} of step {step}, which is not running"
         bound = learner.phase is Phase.BOUND
-        buckets = self.settings.buckets_of(self.decided if bound else self.decided + 1)
-        if not 0 <= bucket < buckets or (bound and self._parts.given(self.decided, bucket)):
+        buckets = self.settings.buckets_of(self._table.own_decided if bound else self._table.own_decided + 1)
+        if not 0 <= bucket < buckets or (bound and self._parts.given(self._table.own_decided, bucket)):
             return f"bucket {bucket} of step {step}: expected once, of buckets 0 to {buckets - 1}"
         if not bound:
             if not 0 < ready.weight < float("inf"):
                 return f"step {step} has the weight {ready.weight}, not a number of samples"
-            age = self.decided - learner.base
+            age = self._table.own_decided - learner.base
             if age > self.settings.staleness:
                 self._drop_step(f"its gradient would be of age {age}, {self.settings.staleness} allowed (R5)")
                 learner.phase = Phase.GIVEN_UP
                 return None
             self._bind(ready, now_s)
-        self._out.append(self._parts.add(self.decided, bucket, ready.poison))
+        self._out.append(self._parts.add(self._table.own_decided, bucket, ready.poison))
         return None
 
     def _step_sealed(self, sealed: StepSealed, now_s: float) -> str | None:
@@ -229,10 +234,10 @@ class RoundMachine:
         if step != learner.step or learner.phase not in (Phase.BOUND, Phase.GIVEN_UP):
             return f"seal of step {step}, which has no bucket"
         if learner.phase is Phase.BOUND:
-            if missing := self._parts.missing(self.decided):
+            if missing := self._parts.missing(self._table.own_decided):
                 return f"seal of step {step} without its buckets {missing}"
-            poison = self._parts.poison(self.decided)
-            seal = Seal(round=self.decided, used=sealed.used, integers=sealed.integers, poison=poison)
+            poison = self._parts.poison(self._table.own_decided)
+            seal = Seal(round=self._table.own_decided, used=sealed.used, integers=sealed.integers, poison=poison)
             if wrong := self._table.seal(self.settings.rank, seal):
                 return wrong
             self._out.append(Broadcast(seal))
@@ -259,16 +264,16 @@ class RoundMachine:
         learner.phase = Phase.ABSENT
         learner.absence = absent.reason
         if absent.loading and not learner.loading:
-            learner.applied = self.complete
+            learner.applied = self._table.complete
             learner.times = StepTimes()  # it compiles and allocates anew
         if absent.holds is not None:
-            learner.applied = min(max(learner.applied, absent.holds), self.complete)
+            learner.applied = min(max(learner.applied, absent.holds), self._table.complete)
         learner.gone, learner.loading = absent.gone, absent.loading or absent.holds is not None
 
     def _base_loaded(self, round_: int) -> str | None:
         learner = self._learner
-        if learner.phase is not Phase.ABSENT or learner.gone or not learner.applied <= round_ <= self.complete:
-            known = f"rounds {learner.applied} to {self.complete} are kept, it is {learner.phase.value}"
+        if learner.phase is not Phase.ABSENT or learner.gone or not learner.applied <= round_ <= self._table.complete:
+            known = f"rounds {learner.applied} to {self._table.complete} are kept, it is {learner.phase.value}"
             return f"a base after round {round_} cannot be loaded: {known} (J1)"
         learner.applied = round_
         return None
@@ -328,8 +333,8 @@ class RoundMachine:
 
     def _generation_entered(self, entered: GenerationEntered, now_s: float) -> str | None:
         ranks, cut = entered.ranks, entered.cut
-        if cut != self.complete:
-            return f"entered at round {cut}, but it holds the rounds up to {self.complete} (G6)"
+        if cut != self._table.complete:
+            return f"entered at round {cut}, but it holds the rounds up to {self._table.complete} (G6)"
         if self.settings.rank not in ranks:
             return f"entered a generation of the ranks {ranks} (G2)"
         before = self._table
@@ -337,7 +342,7 @@ class RoundMachine:
         self._table = before.entered(self.settings, entered.completes)
         self._calls = Calls()
         self._fenced = False
-        for round_ in range(cut + 1, before.decided(self.settings.rank) + 1):
+        for round_ in range(cut + 1, before.own_decided + 1):
             self._tell_again(round_, before.own(round_) if entered.computes else None, now_s)
         return None
 
@@ -350,7 +355,7 @@ class RoundMachine:
             deadline = f"its step deadline of {learner.times.deadline_s():.1f} s"
             if learner.phase is Phase.BOUND:
                 reason = f"step {learner.step} passed {deadline} (V2)"
-                self._out.append(LearnerCutOff(self.decided, reason))
+                self._out.append(LearnerCutOff(self._table.own_decided, reason))
                 self._give_up(reason)
                 learner.phase = Phase.GIVEN_UP
             else:
@@ -363,7 +368,7 @@ class RoundMachine:
     def _bind(self, first: BucketReady, now_s: float) -> None:
         learner = self._learner
         bind = Bind(
-            round=self.decided + 1,
+            round=self._table.own_decided + 1,
             step=first.step,
             base=learner.base,
             weight=first.weight,
@@ -408,7 +413,7 @@ class RoundMachine:
 
     def _give_up(self, reason: str) -> None:
         """V2: poison for the missing buckets, and a seal that says so; if none is missing, the seal alone."""
-        round_, missing = self.decided, self._parts.missing(self.decided)
+        round_, missing = self._table.own_decided, self._parts.missing(self._table.own_decided)
         bucket = missing[0] if missing else self.settings.buckets_of(round_) - 1
         lost = Poison(bucket=bucket, parameter="", reason=reason[: limits.ERROR_CHARS_MAX])
         first = self._parts.poison(round_) or lost
@@ -434,10 +439,6 @@ class RoundMachine:
         if not self._fenced:
             self._call_late_members(now_s)
         self._learner.wait_for_peers(self._waits_for_peers(), now_s)
-        may_start, _ = self.may_start()
-        if may_start and not self._may_start_told:
-            self._out.append(LearnerMayStart(self.applied))
-        self._may_start_told = may_start
         effects, self._out = self._out, []
         return effects
 
@@ -455,15 +456,15 @@ class RoundMachine:
         self._out.append(done)
 
     def _null_called_rounds(self) -> None:
-        while self.decided < self._calls.newest and self.may_null()[0]:
-            self._tell_null(self.decided + 1)
+        while self._table.own_decided < self._calls.newest and self.may_null()[0]:
+            self._tell_null(self._table.own_decided + 1)
 
     def _call_late_members(self, now_s: float) -> None:
-        blocked = self.phase is Phase.BOUNDARY and self._waits_for_peers()
-        blocked_on = self.complete + 1 if blocked else None
+        blocked = self._learner.phase is Phase.BOUNDARY and self._waits_for_peers()
+        blocked_on = self._table.complete + 1 if blocked else None
         if round_ := self._calls.due(now_s, self._table.decided_by_all, blocked_on):
             self._out.append(Broadcast(Call(round=round_)))
 
     def _waits_for_peers(self) -> bool:
         """R1 would hold the learner up even if it had applied every complete round."""
-        return self.decided - self.complete > self.settings.staleness
+        return self._table.own_decided - self._table.complete > self.settings.staleness
