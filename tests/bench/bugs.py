@@ -111,7 +111,7 @@ BUGS: tuple[Bug, ...] = (
         "meshtraind.rounds.effects",
         "EffectPerformer._timer_fired",
         "self.handle(TimeReached())",
-        "self._pending.extend(self._parts.decided.handle(TimeReached(), self._loop.time()))",
+        "self._pending.extend(self._parts.job_rounds.handle(TimeReached(), self._loop.time()))",
         f"{DAEMON}/test_crossing.py -k timer",
     ),
     Bug(
@@ -128,7 +128,7 @@ BUGS: tuple[Bug, ...] = (
         "LearnerSchedule.fenced",
         "self._decoded = min(self._decoded, complete)",
         "pass",
-        f"{DAEMON}/test_turn.py -k runs_again",
+        f"{WIRE}/test_schedule.py -k runs_again",
     ),
     Bug(
         "turn-not-told-of-the-fence",
@@ -521,7 +521,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "returned-samples-lost",
         "meshwire.samples.pool",
-        "Supply.put_back",
+        "SamplePool.put_back",
         "self._returned = _joined(sorted([*self._returned, *blocks], key=place))",
         "pass",
         f"{WIRE}/test_ledger.py -k lost_rank_held",

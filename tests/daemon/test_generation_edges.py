@@ -77,7 +77,7 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
         desk.agreement.entered()
         await turns()
         assert not desk.failed
-        assert not desk.rounds._parts.decided.in_barrier
+        assert not desk.rounds._parts.job_rounds.in_barrier
         assert not desk.agreement.in_barrier(0)
         assert not desk.links[1].sent, "the others are not told that it is in the barrier"
 
@@ -113,7 +113,7 @@ async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -
         assert told == []
         await turns()
         assert desk.told == [BarrierPassed(number=1, error=None)]
-        assert not desk.rounds._parts.decided.in_barrier
+        assert not desk.rounds._parts.job_rounds.in_barrier
 
 
 # What is kept for learners that are to come

@@ -203,8 +203,8 @@ async def test_a_new_learner_is_in_no_round_of_the_one_that_died() -> None:
         rounds.learner.dead("its process has ended")
         rounds.learner.loads()
         done = RoundComplete(1, False, "", {0: bind}, {}, used=b"\x01", integers=(), squared_norm=0.0)
-        rounds._parts.decided._follow(done)
-        assert rounds._parts.decided._schedule._complete[1].step == 0
+        rounds._parts.job_rounds._follow(done)
+        assert rounds._parts.job_rounds._schedule._complete[1].step == 0
 
 
 @pytest.mark.asyncio

@@ -461,10 +461,10 @@ async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
     moves, began_s = session.rounds.learner, asyncio.get_running_loop().time()
     moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 1000.0))
     assert moves.hangs() is None
-    moves._parts.decided._schedule.enter_barrier(1)
+    moves._parts.job_rounds._schedule.enter_barrier(1)
     moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 9000.0))
     assert moves.hangs() is None, "others may be slow"
-    moves._parts.decided._schedule.barrier_broken("never mind")
+    moves._parts.job_rounds._schedule.barrier_broken("never mind")
     moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 10790.0))
     assert moves.hangs() is None
     await asyncio.sleep(0.05)

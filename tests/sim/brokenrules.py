@@ -18,9 +18,9 @@ from meshwire.rounds.effects import Effect, RoundComplete
 from meshwire.rounds.inputs import GenerationEntered
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
-from meshwire.rounds.own_buckets import OwnParts
+from meshwire.rounds.own_buckets import OwnBuckets
 from meshwire.rounds.table import RoundTable
-from meshwire.samples.pool import Supply
+from meshwire.samples.pool import SamplePool
 from tests.sim.cluster import Cluster
 from tests.sim.clusterdaemon import Daemon
 
@@ -125,7 +125,7 @@ def nulls_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 def blocks_not_returned(patch: pytest.MonkeyPatch) -> None:
     """X3: what a rank held that computes no more is lost."""
-    patch.setattr(Supply, "put_back", lambda *_: None)
+    patch.setattr(SamplePool, "put_back", lambda *_: None)
 
 
 def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def parts_not_told_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OwnParts, "again", lambda *_: [])
+    patch.setattr(OwnBuckets, "again", lambda *_: [])
 
 
 def nulls_not_told_again(patch: pytest.MonkeyPatch) -> None:

@@ -135,8 +135,8 @@ class Rounds:
         self.history = RoundHistory(entry)
         self.counted, self.learning = entry.follows(generation)
         grants = SampleGrants(world.space, rank, self.learning, sync, entry.deal)
-        self.decided = JobRounds(self.machine, grants, sync, "skip")
-        self.deal_now = self.decided.deal()
+        self.job_rounds = JobRounds(self.machine, grants, sync, "skip")
+        self.deal_now = self.job_rounds.deal()
         self.exchange = Exchange(
             generation.ranks, rank, BUCKETS, entry.complete, send, self._result_ready, self._decoded
         )
@@ -204,7 +204,7 @@ class Rounds:
     @property
     def loads_after(self) -> int:
         """After which round, or a later one, a learner of now could load a state."""
-        return self.decided.loads_after()
+        return self.job_rounds.loads_after()
 
     @property
     def hold_others_up(self) -> bool:
@@ -304,7 +304,7 @@ class Rounds:
 
     def handle(self, input_: JobInput, at_s: float | None = None) -> None:
         """Effects of effects are performed after those before them."""
-        self._pending.extend(self.decided.handle(input_, self.world.now_s if at_s is None else at_s))
+        self._pending.extend(self.job_rounds.handle(input_, self.world.now_s if at_s is None else at_s))
         if self._performing or self.closed:
             return
         self._performing = True

@@ -161,8 +161,8 @@ class Rounds:
         samples = model.samples
         grants = SampleGrants(samples, rank, learning, spec.sync, entry.deal) if samples is not None else None
         self._machine = round_machine(settings, trace, complete=entry.complete)
-        decided = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
-        self._parts = RoundParts(spec, rank, decided, executor, RoundHistory(entry), links, memory)
+        job_rounds = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
+        self._parts = RoundParts(spec, rank, job_rounds, executor, RoundHistory(entry), links, memory)
         self._performer = EffectPerformer(self._parts, generation.hash64(), self)
         self.crossing = GenerationChange(self._parts, self._performer, counted, learning)
         loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
@@ -191,7 +191,7 @@ class Rounds:
     @property
     def finished(self) -> bool:
         """The learner takes no further step."""
-        return self._parts.decided.finished
+        return self._parts.job_rounds.finished
 
     @property
     def committed(self) -> int:
@@ -223,14 +223,14 @@ class Rounds:
 
     def measures(self) -> dict[str, object]:
         """The fields of `Metrics` that are known here."""
-        decided = self._parts.decided
+        job_rounds = self._parts.job_rounds
         return {
             **self._performer.stats.values(),
             "samples": self.learner.samples,
             "ahead": max(0, self._machine.decided - self._machine.applied),
-            "batch": decided.batch,
+            "batch": job_rounds.batch,
             "finished": self.finished,
-            "waiting_for": decided.waiting(),
+            "waiting_for": job_rounds.waiting(),
             "receipts": (self.complete + 1, self._parts.executor.receipts(self.complete + 1)),
         }
 

@@ -74,14 +74,14 @@ class RoundParts:
     """All that makes up one job's rounds on this daemon, given once to those who work on it.
 
     Attributes:
-        decided: the round machine with schedule and samples, which decides all and does nothing.
+        job_rounds: the round machine with schedule and samples, which decides all and does nothing.
         links: the connection to each other member of the generation, by rank; live.
         memory: shared with the learner.
     """
 
     spec: JobSpec
     rank: int
-    decided: JobRounds
+    job_rounds: JobRounds
     executor: Executor
     history: RoundHistory
     links: Mapping[int, Connection]
@@ -114,11 +114,11 @@ class EffectPerformer:
         self.generation = generation
         self.stage = Stage.RUNNING
         self.stats = RoundStats()
-        self.deal = parts.decided.deal()
+        self.deal = parts.job_rounds.deal()
 
     def handle(self, input_: JobInput) -> None:
         """Effects of effects (a contribution may complete a bucket at once) are performed after those before them."""
-        self._pending.extend(self._parts.decided.handle(input_, self._loop.time()))
+        self._pending.extend(self._parts.job_rounds.handle(input_, self._loop.time()))
         if self._performing or self._closed:
             return
         self._performing = True
@@ -162,23 +162,25 @@ class EffectPerformer:
             self._timer.cancel()
 
     def _perform(self, effect: JobEffect) -> None:
-        self.stats.take(effect, self._loop.time())
         parts = self._parts
         match effect:
             case TellLearner(notice):
+                self.stats.take(effect, self._loop.time())
                 self._host.notify(notice)
             case Broadcast(message):
+                self.stats.take(effect, self._loop.time())
                 self._broadcast(message)
             case Contribute(round_, bucket):
-                bind = parts.decided.machine.own_bind(round_)
+                bind = parts.job_rounds.machine.own_bind(round_)
                 raw: Values = np.frombuffer(parts.memory.raw(bind.step), np.float32)
                 parts.executor.contribute(round_, bucket, Part.DATA, bind.weight, raw)
             case ContributePoison(round_, bucket):
-                weight = parts.decided.machine.own_bind(round_).weight
+                weight = parts.job_rounds.machine.own_bind(round_).weight
                 parts.executor.contribute(round_, bucket, Part.POISON, weight, None)
             case ContributeNothing(round_):
                 parts.executor.contribute_nothing(round_)
             case RoundComplete():
+                self.stats.take(effect, self._loop.time())
                 self._round_complete(effect)
             case RoundCounted(round_, deal):
                 self.deal = deal
@@ -208,7 +210,7 @@ class EffectPerformer:
             self._unsent.append(message)
 
     def _send(self, message: Message) -> None:
-        complete = self._parts.decided.machine.complete
+        complete = self._parts.job_rounds.machine.complete
         for link in self._parts.links.values():
             link.notify(message, job=self._job, generation=self.generation, complete=complete)
 
@@ -221,7 +223,7 @@ class EffectPerformer:
             log.warning("job %s: round %d is void: %s", parts.spec.job, done.round, done.reason)
 
     def _arm(self) -> None:
-        deadline_s = self._parts.decided.machine.deadline()
+        deadline_s = self._parts.job_rounds.machine.deadline()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -101,19 +101,19 @@ class LearnerInputs:
 
     def could_hold(self, round_: int) -> bool:
         """Whether a base after this round is one of this history, and all that follows it is kept here."""
-        machine = self._parts.decided.machine
+        machine = self._parts.job_rounds.machine
         return machine.applied <= round_ <= machine.complete
 
     @property
     def loads_after(self) -> int:
         """After which round, or a later one, a learner of now could load a state."""
-        return max(self._parts.decided.loads_after(), self._loadable_after)
+        return max(self._parts.job_rounds.loads_after(), self._loadable_after)
 
     def loads(self) -> int:
         """J1: a process begins to load the base after the round that is returned, or after a later one. What follows
         is kept for it. That round may still be to come."""
         self._performer.handle(LearnerLoads())
-        return max(self._parts.decided.machine.applied, self._loadable_after)
+        return max(self._parts.job_rounds.machine.applied, self._loadable_after)
 
     def loaded(self, round_: int) -> None:
         """J1: a new learner holds the base after `round_`, which is complete here. It waits to be taken in."""
@@ -122,7 +122,7 @@ class LearnerInputs:
     def enter_barrier(self, number: int) -> int:
         """The learner waits for all others. Returns the last round it has contributed to."""
         self._performer.handle(BarrierEntered(number))
-        return self._parts.decided.machine.decided
+        return self._parts.job_rounds.machine.decided
 
     def barrier_broken(self, error: str) -> None:
         """Some other will never come: the learner goes on, after the rounds that it is to apply."""
@@ -135,15 +135,15 @@ class LearnerInputs:
     def hangs(self) -> str | None:
         """Why the learner is taken for hung, and is to be ended, or the others would wait for ever; None while it is
         not. To be asked every second or so."""
-        now_s, decided = self._loop.time(), self._parts.decided
-        if decided.in_barrier:
+        now_s, job_rounds = self._loop.time(), self._parts.job_rounds
+        if job_rounds.in_barrier:
             self._in_barrier_s = now_s
-        since_s, after_s = decided.machine.hangs_since_s, hangs_after_s(self._parts.spec.sync.period)
+        since_s, after_s = job_rounds.machine.hangs_since_s, hangs_after_s(self._parts.spec.sync.period)
         if since_s is None or now_s - max(since_s, self._in_barrier_s) < after_s:
             return None
-        step, phase = decided.machine.step, decided.machine.phase.value
+        step, phase = job_rounds.machine.step, job_rounds.machine.phase.value
         return f"the script hangs: nothing was heard of its step {step} for {after_s:.0f} s ({phase})"
 
     def waiting(self) -> str | None:
         """What a blocked learner waits for; None while it computes."""
-        return self._parts.decided.waiting()
+        return self._parts.job_rounds.waiting()

@@ -40,7 +40,7 @@ class Trace:
             self._end(error)
 
     def write(self, what: str, **values: Any) -> None:
-        """One line."""
+        """Adds one line: what happened, and its values."""
         if self._file is None:
             return
         entry = {"t_s": time.monotonic(), "what": what, **values}

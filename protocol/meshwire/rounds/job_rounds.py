@@ -22,6 +22,8 @@ from meshwire.messages.learner import (
 from meshwire.messages.rounds import Bind
 from meshwire.rounds.effects import (
     Broadcast,
+    Contribute,
+    ContributePoison,
     DecodeRound,
     Effect,
     JobEffect,
@@ -100,7 +102,7 @@ class JobRounds:
         self._on_nan = on_nan
         self._own_steps: dict[int, int] = {}  # by round that is not complete, the own step that is bound to it
         self._past = 0  # rounds up to it were decided by learners that have died
-        self._parts: str | None = None  # why the learner is brought to a boundary and no further
+        self._parting: str | None = None  # why the learner is brought to a boundary and no further
         self._forgotten = machine.complete
         self.keeps_unapplied = True
         self._out: list[JobEffect] = []
@@ -237,7 +239,7 @@ class JobRounds:
                 self._tell(input_, now_s)
                 self._schedule.returned(round_)
             case LearnerParts(reason):
-                self._parts = reason
+                self._parting = reason
                 if self._schedule.waits:
                     self._idle(reason, now_s)
                 else:
@@ -271,8 +273,8 @@ class JobRounds:
             self._out.append(LearnerBrokeRules(f"the learner has ended step {step}, which was not at its end"))
             return
         self._schedule.wants_to_start(step + 1)
-        if self._parts is not None:
-            self._idle(self._parts, now_s)
+        if self._parting is not None:
+            self._idle(self._parting, now_s)
 
     def _idle(self, reason: str, now_s: float, *, last: bool = False) -> None:
         """No step will follow for now (R5): rounds are still applied. `last`: none ever, so none waits for it."""
@@ -293,10 +295,12 @@ class JobRounds:
         self._tell(LearnerAbsent(died.reason, gone=died.holds is None, holds=died.holds, rests=True), now_s)
 
     def _part_from_step(self) -> None:
+        """With s=0 a learner stays in its step until the round is applied, and this one will never be complete."""
         machine = self.machine
-        waits_for_round = machine.phase is Phase.BOUNDARY and machine.decided > machine.complete
-        if self._parts is not None and waits_for_round and not machine.settings.staleness and not self._schedule.waits:
-            self._lost(self._schedule.begun_step, self._parts, retry=True)
+        if self._parting is None or machine.settings.staleness or self._schedule.waits:
+            return
+        if machine.phase is Phase.BOUNDARY and machine.decided > machine.complete:
+            self._lost(self._schedule.begun_step, self._parting, retry=True)
 
     def _resume(self, now_s: float) -> None:
         if self.machine.phase is Phase.ABSENT and not self.finished:
@@ -351,7 +355,10 @@ class JobRounds:
 
     def _tell(self, input_: Input, now_s: float) -> None:
         for effect in self.machine.handle(input_, now_s):
-            self._follow(effect)
+            if isinstance(effect, Contribute | ContributePoison):
+                self._out.append(effect)  # nothing follows from the most frequent ones
+            else:
+                self._follow(effect)
 
     def _follow(self, effect: Effect) -> None:
         """Hands an effect of the machine on, with what follows from it for the learner and its samples."""
@@ -403,7 +410,7 @@ class JobRounds:
     def _forget(self) -> None:
         """G5: what every member holds, and this learner has applied, is needed no more."""
         machine = self.machine
-        kept_for_learner = self.keeps_unapplied and not self.finished
+        kept_for_learner = self.keeps_unapplied and not self._schedule.gone
         committed = machine.committed
         upto = min(committed, machine.applied) if kept_for_learner else committed
         for round_ in range(self._forgotten + 1, upto + 1):

@@ -43,7 +43,7 @@ from meshwire.rounds.inputs import (
     TimeReached,
 )
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
-from meshwire.rounds.own_buckets import OwnParts
+from meshwire.rounds.own_buckets import OwnBuckets
 from meshwire.rounds.round import BucketResult
 from meshwire.rounds.step_times import StepTimes
 from meshwire.rounds.table import RoundTable
@@ -62,7 +62,7 @@ class RoundMachine:
         self._learner = Learner(settings, applied=complete)
         self._table = RoundTable(settings, complete)
         self._calls = Calls()
-        self._parts = OwnParts(settings.buckets_of)
+        self._own_buckets = OwnBuckets(settings.buckets_of)
         self._fenced = False
         self._out: list[Effect] = []
 
@@ -213,7 +213,7 @@ class RoundMachine:
             return f"bucket {bucket} of step {step}, which is not running"
         bound = learner.phase is Phase.BOUND
         buckets = self.settings.buckets_of(self._table.own_decided if bound else self._table.own_decided + 1)
-        if not 0 <= bucket < buckets or (bound and self._parts.given(self._table.own_decided, bucket)):
+        if not 0 <= bucket < buckets or (bound and self._own_buckets.given(self._table.own_decided, bucket)):
             return f"bucket {bucket} of step {step}: expected once, of buckets 0 to {buckets - 1}"
         if not bound:
             if not 0 < ready.weight < float("inf"):
@@ -224,7 +224,7 @@ class RoundMachine:
                 learner.phase = Phase.GIVEN_UP
                 return None
             self._bind(ready, now_s)
-        self._out.append(self._parts.add(self._table.own_decided, bucket, ready.poison))
+        self._out.append(self._own_buckets.add(self._table.own_decided, bucket, ready.poison))
         return None
 
     def _step_sealed(self, sealed: StepSealed, now_s: float) -> str | None:
@@ -234,9 +234,9 @@ class RoundMachine:
         if step != learner.step or learner.phase not in (Phase.BOUND, Phase.GIVEN_UP):
             return f"seal of step {step}, which has no bucket"
         if learner.phase is Phase.BOUND:
-            if missing := self._parts.missing(self._table.own_decided):
+            if missing := self._own_buckets.missing(self._table.own_decided):
                 return f"seal of step {step} without its buckets {missing}"
-            poison = self._parts.poison(self._table.own_decided)
+            poison = self._own_buckets.poison(self._table.own_decided)
             seal = Seal(round=self._table.own_decided, used=sealed.used, integers=sealed.integers, poison=poison)
             if wrong := self._table.seal(self.settings.rank, seal):
                 return wrong
@@ -378,7 +378,7 @@ class RoundMachine:
             sizes=first.sizes,
         )
         self._tell_bind(bind, now_s)
-        self._parts.bound(bind.round)
+        self._own_buckets.bound(bind.round)
         learner.phase = Phase.BOUND
         learner.moved(now_s)
 
@@ -407,17 +407,17 @@ class RoundMachine:
             return
         bind, seal = own
         self._tell_bind(bind, now_s)
-        self._out += self._parts.again(round_)
+        self._out += self._own_buckets.again(round_)
         if seal is not None:
             self._tell_seal(seal)
 
     def _give_up(self, reason: str) -> None:
         """V2: poison for the missing buckets, and a seal that says so; if none is missing, the seal alone."""
-        round_, missing = self._table.own_decided, self._parts.missing(self._table.own_decided)
+        round_, missing = self._table.own_decided, self._own_buckets.missing(self._table.own_decided)
         bucket = missing[0] if missing else self.settings.buckets_of(round_) - 1
         lost = Poison(bucket=bucket, parameter="", reason=reason[: limits.ERROR_CHARS_MAX])
-        first = self._parts.poison(round_) or lost
-        self._out += [self._parts.add(round_, bucket, lost) for bucket in missing]
+        first = self._own_buckets.poison(round_) or lost
+        self._out += [self._own_buckets.add(round_, bucket, lost) for bucket in missing]
         used, integers = bytes(self.settings.used_bytes), (0,) * self.settings.integers
         self._tell_seal(Seal(round=round_, used=used, integers=integers, poison=first))
         self._learner.given_up_step = self._learner.step
@@ -452,7 +452,7 @@ class RoundMachine:
             self._completed(oldest.completion())
 
     def _completed(self, done: RoundComplete) -> None:
-        self._parts.forget(done.round)
+        self._own_buckets.forget(done.round)
         self._out.append(done)
 
     def _null_called_rounds(self) -> None:

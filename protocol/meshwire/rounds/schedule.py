@@ -40,6 +40,9 @@ class LearnerSchedule:
 
     Args:
         machine: is asked what the learner may do; it is told of what was decided by whoever asks for notices.
+
+    Attributes:
+        gone: the learner applies nothing any more, and takes no further step.
     """
 
     def __init__(self, machine: RoundMachine) -> None:
@@ -52,13 +55,13 @@ class LearnerSchedule:
         self._begun_step = 0
         self._barrier: int | None = None
         self._barrier_round: int | None = None  # the newest one older than it; None: not everybody has reached it
-        self._gone = False
+        self.gone = False
         self._away = False
         self._returning = False  # taken in, with a round in hand
 
     def complete(self, done: RoundDone) -> None:
         """A round is complete, its means may still be encoded."""
-        if not self._gone:
+        if not self.gone:
             self._complete[done.round] = done
 
     @property
@@ -87,14 +90,9 @@ class LearnerSchedule:
         if self._pending_step is None and self._machine.phase in (Phase.COMPUTING, Phase.BOUND, Phase.GIVEN_UP):
             self._pending_step = self._begun_step
 
-    @property
-    def gone(self) -> bool:
-        """The learner applies nothing any more, and takes no further step."""
-        return self._gone
-
     def end(self) -> None:
         """The learner is gone from now on."""
-        self._gone = True
+        self.gone = True
         self._in_hand = self._pending_step = None
         self._complete.clear()
 
@@ -171,7 +169,7 @@ class LearnerSchedule:
 
     def next_notice(self) -> RoundDone | BarrierPassed | Start | None:
         """What the learner is to be told now, which counts as told; None when there is nothing more."""
-        if self._gone or self._away or self._returning:
+        if self.gone or self._away or self._returning:
             return None
         upto = None
         if self._barrier_round is not None:
