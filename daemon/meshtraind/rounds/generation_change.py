@@ -111,11 +111,11 @@ class GenerationChange:
         self._performer.send_waiting()
 
     def take_in(self) -> None:
-        """X3: the learner that has loaded computes from this generation on."""
+        """X3 (what others held is dealt again): the learner that has loaded computes from this generation on."""
         self._performer.handle(LearnerTakenIn())
 
     def _count(self, number: int, learning: tuple[int, ...]) -> None:
-        """X3: each generation that goes on is followed once, in their order."""
+        """X3: the deal of samples follows each generation that goes on, once and in their order."""
         if number > self._counted:
             self._counted, self._learning = number, learning
             self._performer.handle(LearningChanged(learning))

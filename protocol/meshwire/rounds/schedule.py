@@ -70,7 +70,7 @@ class LearnerSchedule:
         return len(self._complete)
 
     def forget(self, round_: int) -> None:
-        """No learner will be given this round: it was applied, or whoever comes loads a base of after it (J1)."""
+        """No learner will be given this round: it was applied, or whoever comes loads a later base (J1)."""
         self._complete.pop(round_, None)
 
     def decoded(self, round_: int) -> None:
