@@ -43,7 +43,7 @@ def told_by_rank_1(desk: Desk, contributors: int = 0b11) -> None:
     desk.rounds.message(1, Bind(round=1, step=1, base=0, weight=1.0))
     desk.rounds.message(1, Seal(round=1, used=b"\x01", integers=()))
     for bucket in PLAN.buckets:
-        desk.rounds._bucket_complete(1, bucket.index, False, contributors, float(contributors.bit_count()), 0.0)
+        desk.rounds.bucket_complete(1, bucket.index, False, contributors, float(contributors.bit_count()), 0.0)
 
 
 @pytest.mark.asyncio
@@ -188,8 +188,8 @@ async def test_what_lay_decoded_before_a_change_is_not_given_after_it() -> None:
     async with Desk(2, "ssp:2") as desk:
         desk.compute(1)
         for bucket in PLAN.buckets:
-            desk.rounds._bucket_complete(1, bucket.index, False, 3, 2.0, 0.0)
-        desk.rounds._result_decoded(1)
+            desk.rounds.bucket_complete(1, bucket.index, False, 3, 2.0, 0.0)
+        desk.rounds.result_decoded(1)
         desk.rounds.crossing.fence()
         generation = enter(desk)
         desk.rounds.crossing.resume(generation)
@@ -197,7 +197,7 @@ async def test_what_lay_decoded_before_a_change_is_not_given_after_it() -> None:
         told_by_rank_1(desk)
         assert desk.rounds.complete == 1
         assert RoundDone not in kinds(desk.told)
-        desk.rounds._result_decoded(1)
+        desk.rounds.result_decoded(1)
         assert RoundDone in kinds(desk.told)
 
 

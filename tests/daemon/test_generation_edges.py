@@ -127,7 +127,7 @@ def round_of_others(desk: Desk, round_: int) -> None:
     desk.rounds.message(1, Call(round=round_))
     assert machine.decided >= round_, f"round {round_} waits for a learner that is not there: {machine.may_null()[1]}"
     for bucket in PLAN.buckets:
-        desk.rounds._bucket_complete(round_, bucket.index, False, 2, 1.0, 0.0)
+        desk.rounds.bucket_complete(round_, bucket.index, False, 2, 1.0, 0.0)
     assert desk.rounds.complete == round_
     desk.rounds.peer_complete(1, round_)
 

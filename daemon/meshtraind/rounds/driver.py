@@ -136,12 +136,12 @@ class Rounds:
             staleness=staleness,
             first=None if in_the_middle else entry.complete + 1,
             result=np.frombuffer(memory.result(), np.float32),
-            on_bucket=self._bucket_complete,
-            on_result=self._result_decoded,
-            on_broken=self._broken,
+            on_bucket=self.bucket_complete,
+            on_result=self.result_decoded,
+            on_broken=self.chunk_broken,
             complete=self._complete,
             on_chunk_sent=None if trace is None else trace.chunk,
-            bound=self._bound,
+            bound=self.bound,
         )
         round_bytes = executor.round_bytes(spec.peers_max or len(generation.members))
         settings = RoundSettings(
@@ -311,19 +311,23 @@ class Rounds:
 
     # What the executor says and asks
 
-    def _bucket_complete(
+    def chunk_broken(self, rank: int | None, text: str) -> None:
+        """A member has sent what no encoder makes, or nobody is known to be to blame."""
+        self._performer.broken(rank, text)
+
+    def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
+        """R2: which of these are bound to a round, with which weight; None while one has not decided."""
+        return self._machine.bound(round_, bitmap)
+
+    def bucket_complete(
         self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
     ) -> None:
+        """All of a bucket is final here."""
         self._performer.handle(ResultReady(round_, bucket, contributors, weight, poisoned, squared_norm))
 
-    def _result_decoded(self, round_: int) -> None:
+    def result_decoded(self, round_: int) -> None:
+        """The means lie where the learner reads them."""
         self._performer.handle(RoundDecoded(round_))
-
-    def _broken(self, rank: int | None, text: str) -> None:
-        self._performer.broken(rank, text)
 
     def _complete(self) -> int:
         return self._machine.complete
-
-    def _bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
-        return self._machine.bound(round_, bitmap)
