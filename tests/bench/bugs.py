@@ -10,8 +10,8 @@ class Bug:
     """One bug.
 
     Attributes:
-        module, function: where it is, e.g. "meshtraind.rounds.learner_turn" and "Turn.fenced". The function is looked
-            for elsewhere if it is not there any more.
+        module, function: where it is, e.g. "meshwire.rounds.schedule" and "LearnerSchedule.fenced". The function is
+            looked for elsewhere if it is not there any more.
         old, new: a text that stands once in that function, and what stands there instead.
         test: that fails with it: a module or node of pytest, perhaps with " -k WORDS" behind it.
     """
@@ -29,23 +29,23 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "crossing-machine-not-fenced",
         "meshtraind.rounds.generation_change",
-        "Crossing.fence",
-        "self._performer.perform(self._machine.fence(self._loop.time()))",
+        "GenerationChange.fence",
+        "self._performer.handle(FenceRaised())",
         "pass",
         f"{DAEMON}/test_crossing.py -k completes_nothing_after_its_promise",
     ),
     Bug(
         "crossing-executor-not-fenced",
         "meshtraind.rounds.generation_change",
-        "Crossing.fence",
-        "self._executor.fence()",
+        "GenerationChange.fence",
+        "self._parts.executor.fence()",
         "pass",
         f"{DAEMON}/test_crossing.py",
     ),
     Bug(
         "performer-not-fenced",
         "meshtraind.rounds.generation_change",
-        "Crossing.fence",
+        "GenerationChange.fence",
         "self._performer.fence()",
         "pass",
         f"{DAEMON}/test_crossing.py",
@@ -53,7 +53,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "first-waiting-message-only",
         "meshtraind.rounds.effects",
-        "Performer.send_waiting",
+        "EffectPerformer.send_waiting",
         "for message in unsent:",
         "for message in unsent[:1]:",
         f"{DAEMON}/test_crossing.py -k all_that_waited",
@@ -61,7 +61,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "sends-before-all-have-entered",
         "meshtraind.rounds.generation_change",
-        "Crossing.enter",
+        "GenerationChange.enter",
         "performer.stage = Stage.ENTERED",
         "performer.stage = Stage.RUNNING",
         f"{DAEMON}/test_crossing.py -k all_that_waited",
@@ -101,7 +101,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "timer-not-armed-again",
         "meshtraind.rounds.effects",
-        "Performer.perform",
+        "EffectPerformer.handle",
         "self._arm()",
         "pass",
         f"{DAEMON}/test_crossing.py -k timer",
@@ -109,9 +109,9 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "timer-never-rearmed-after-it-fired",
         "meshtraind.rounds.effects",
-        "Performer._timer_fired",
-        "self.perform(self._machine.timer(self._loop.time()))",
-        "self._pending.extend(self._machine.timer(self._loop.time()))",
+        "EffectPerformer._timer_fired",
+        "self.handle(TimeReached())",
+        "self._pending.extend(self._parts.job_rounds.handle(TimeReached(), self._loop.time()))",
         f"{DAEMON}/test_crossing.py -k timer",
     ),
     Bug(
@@ -124,17 +124,17 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "decoded-before-a-change-is-given",
-        "meshtraind.rounds.learner_turn",
-        "Turn.fenced",
+        "meshwire.rounds.schedule",
+        "LearnerSchedule.fenced",
         "self._decoded = min(self._decoded, complete)",
         "pass",
-        f"{DAEMON}/test_turn.py -k runs_again",
+        f"{WIRE}/test_schedule.py -k runs_again",
     ),
     Bug(
         "turn-not-told-of-the-fence",
-        "meshtraind.rounds.generation_change",
-        "Crossing.fence",
-        "self._turn.fenced(self._machine.complete)",
+        "meshwire.rounds.job_rounds",
+        "JobRounds._take",
+        "self._schedule.fenced(self.machine.complete)",
         "pass",
         f"{DAEMON}/test_crossing.py -k lay_decoded",
     ),
@@ -343,9 +343,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "forwarder-keeps-rounds",
-        "meshtraind.rounds.effects",
-        "Performer._forget",
-        "self._turn.forget(round_)",
+        "meshwire.rounds.job_rounds",
+        "JobRounds._forget",
+        "self._schedule.forget(round_)",
         "pass",
         f"{DAEMON}/test_generation_edges.py -k only_forwards",
     ),
@@ -441,15 +441,15 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "old-gradient-binds",
         "meshwire.rounds.machine",
-        "RoundMachine.bucket_ready",
+        "RoundMachine._bucket_ready",
         "if age > self.settings.staleness:",
         "if age > self.settings.staleness + 1:",
         f"{WIRE}/test_rounds.py -k older_than_s",
     ),
     Bug(
         "machine-completes-while-fenced",
-        "meshwire.rounds.core",
-        "RoundCore._settle",
+        "meshwire.rounds.machine",
+        "RoundMachine._settle",
         "if not self._fenced:\n            self._complete_rounds()",
         "if True:\n            self._complete_rounds()",
         f"{WIRE}/test_rounds_across_generations.py -k in_the_fence",
@@ -457,23 +457,23 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "machine-hears-while-fenced",
         "meshwire.rounds.machine",
-        "RoundMachine.receive",
-        "if self._fenced:",
-        "if False:",
+        "RoundMachine._take",
+        "return None if self._fenced else self._heard(input_)",
+        "return self._heard(input_)",
         f"{WIRE}/test_rounds_across_generations.py -k heard_in_the_fence",
     ),
     Bug(
         "null-not-told-again",
-        "meshwire.rounds.core",
-        "RoundCore._tell_again",
+        "meshwire.rounds.machine",
+        "RoundMachine._tell_again",
         "self._tell_null(round_)",
         "pass",
         f"{WIRE}/test_rounds_across_generations.py",
     ),
     Bug(
         "null-told-again-is-no-call",
-        "meshwire.rounds.core",
-        "RoundCore._tell_again",
+        "meshwire.rounds.machine",
+        "RoundMachine._tell_again",
         "self._calls.heard(round_)",
         "pass",
         f"{WIRE}/test_rounds_across_generations.py -k calls_the_own",
@@ -481,7 +481,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "null-heard-is-no-call",
         "meshwire.rounds.machine",
-        "RoundMachine.receive",
+        "RoundMachine._message_received",
         "wrong = self._table.null(rank, message)\n                called = message.round",
         "wrong = self._table.null(rank, message)",
         f"{WIRE}/test_rounds_across_generations.py",
@@ -521,7 +521,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "returned-samples-lost",
         "meshwire.samples.pool",
-        "Supply.put_back",
+        "SamplePool.put_back",
         "self._returned = _joined(sorted([*self._returned, *blocks], key=place))",
         "pass",
         f"{WIRE}/test_ledger.py -k lost_rank_held",
@@ -657,9 +657,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "applies-what-it-was-not-given",
-        "meshtraind.rounds.learner_inputs",
-        "LearnerMoves.applied",
-        "if not self._turn.holds(round_):",
+        "meshwire.rounds.job_rounds",
+        "JobRounds._applied",
+        "if not self._schedule.holds(round_):",
         "if False:",
         f"{DAEMON}/test_learner_notices.py -k only_the_round",
     ),

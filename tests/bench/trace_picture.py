@@ -18,6 +18,7 @@ from meshtraind.replay.summary import Waits
 from meshtraind.replay.trace_file import TraceError, TraceFile
 from meshwire.messages.rounds import Bind, Null
 from meshwire.rounds.effects import Broadcast, LearnerCutOff, RoundComplete, StepDropped
+from meshwire.rounds.inputs import LearnerAbsent, LearnerPresent, StartStep
 from meshwire.rounds.learner import Phase, RoundSettings
 
 SVG_BYTES_MAX = 60_000
@@ -71,10 +72,10 @@ class Lane:
 
     def take(self, replayed: Replayed) -> None:
         """The next input."""
-        now_s, name, phase = replayed.now_s, replayed.input.name, replayed.machine.phase
+        now_s, input_, phase = replayed.now_s, replayed.input, replayed.machine.phase
         self.begin_s, self.end_s = min(self.begin_s, now_s), max(self.end_s, now_s)
-        if name == "start_step" and phase is Phase.COMPUTING:
-            self.steps.append(Step(replayed.input.arguments["step"], replayed.machine.applied, now_s))
+        if isinstance(input_, StartStep) and phase is Phase.COMPUTING:
+            self.steps.append(Step(input_.step, replayed.machine.applied, now_s))
         for effect in replayed.effects:
             match effect:
                 case Broadcast(message=Bind(round=round_)):
@@ -94,9 +95,9 @@ class Lane:
             self.steps[-1].lost |= phase is Phase.ABSENT
             if phase is Phase.ABSENT and self.steps[-1].round is None:
                 del self.steps[-1]  # it went idle instead
-        if name == "absent":
-            self.absences.append((now_s, math.inf, replayed.input.arguments["reason"]))
-        elif name == "present" and self.absences:
+        if isinstance(input_, LearnerAbsent):
+            self.absences.append((now_s, math.inf, input_.reason))
+        elif isinstance(input_, LearnerPresent) and self.absences:
             begin_s, _, reason = self.absences[-1]
             self.absences[-1] = (begin_s, now_s, reason)
         self.waits.take(now_s, self.steps[-1].number if self.steps else 0, replayed.machine)

@@ -125,7 +125,7 @@ async def test_what_is_said_in_another_generation_is_not_heard() -> None:
             header = Header(kind=Kind.CONTROL, payload_bytes=0, generation=generation.hash64(), complete=complete)
             assert side.notice(1, header, body) is None
             assert not desk.failed
-            return desk.rounds._machine._table.decided(1)
+            return desk.rounds._machine._table._decided[1]
 
         first = desk.generation
         assert says(bind, first) == 1
@@ -174,12 +174,12 @@ async def test_what_a_round_left_out_is_kept_until_it_is_complete() -> None:
     """V1, C1: as long as it may be void, or run again. It is not committed: the other has announced nothing (G5)."""
     async with Desk(2, "ssp:2", codec="int8") as desk:
         desk.compute(1)
-        worker = desk.rounds._executor._feedback.worker  # type: ignore[union-attr]
+        worker = desk.rounds._parts.executor._feedback.worker  # type: ignore[union-attr]
         assert list(worker._before) == [1]
         told_by_rank_1(desk)
         assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
         assert not worker._before
-        assert 1 in desk.rounds._executor._memory.own, "G5: its own part is freed when all hold the round"
+        assert 1 in desk.rounds._parts.executor._memory.own, "G5: its own part is freed when all hold the round"
 
 
 @pytest.mark.asyncio

@@ -87,7 +87,7 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
         desk.agreement.entered()
         await turns()
         assert not desk.failed
-        assert not desk.rounds._turn.in_barrier
+        assert not desk.rounds._parts.job_rounds.in_barrier
         assert not desk.agreement.in_barrier(0)
         assert not desk.links[1].sent, "the others are not told that it is in the barrier"
 
@@ -123,7 +123,7 @@ async def test_a_script_that_comes_back_passes_the_barriers_before_its_model() -
         assert told == []
         await turns()
         assert desk.told == [BarrierPassed(number=1, error=None)]
-        assert desk.rounds._turn._barrier is None
+        assert not desk.rounds._parts.job_rounds.in_barrier
 
 
 # What is kept for learners that are to come
@@ -150,19 +150,19 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
         desk.rounds.learner.dead("its process has ended")
         for round_ in range(1, 31):
             round_of_others(desk, round_)
-        assert not desk.rounds._executor._memory.rounds
+        assert not desk.rounds._parts.executor._memory.rounds
         assert desk.rounds.learner.loads() == 30
         assert not desk.rounds.hold_others_up
         for round_ in range(31, 35):
             round_of_others(desk, round_)
-        assert sorted(desk.rounds._executor._memory.rounds) == [31, 32, 33, 34], "kept for the base that it loads"
+        assert sorted(desk.rounds._parts.executor._memory.rounds) == [31, 32, 33, 34], "kept for the base that it loads"
         assert desk.rounds._machine.may_null()[1].endswith("rounds up to 34 can be kept for it")
         assert desk.rounds.hold_others_up, "so whatever it fetches, it fetches at once"
         chains = [desk.rounds.chain_after(round_) for round_ in range(36)]
         assert len(set(chains)) == 36
         assert chains[34:] == [desk.rounds.entry().chain, None]
         desk.rounds.learner.loaded(32)
-        assert sorted(desk.rounds._executor._memory.rounds) == [33, 34]
+        assert sorted(desk.rounds._parts.executor._memory.rounds) == [33, 34]
         assert not desk.failed
 
 

@@ -8,6 +8,7 @@ from meshtraind.session.membership_driver import Generations
 from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Holding
 from meshwire.messages.job import Generation, Member
+from meshwire.rounds.inputs import RoundTripMeasured
 from meshwire.timeouts import Timeouts
 
 MEMBERS = tuple(Member(device=f"{n + 1:064x}", incarnation=1, name=f"peer{n}") for n in range(3))
@@ -38,13 +39,12 @@ def test_the_round_machine_hears_of_what_matters() -> None:
     told: list[float] = []
     settings = SimpleNamespace(rtt_s=0.0)
 
-    def note_round_trip(rtt_s: float, _now_s: float) -> list[object]:
-        told.append(rtt_s)
-        settings.rtt_s = rtt_s
-        return []
+    def handle(input_: RoundTripMeasured) -> None:
+        told.append(input_.rtt_s)
+        settings.rtt_s = input_.rtt_s
 
-    machine = SimpleNamespace(settings=settings, note_round_trip=note_round_trip)
-    rounds = SimpleNamespace(_machine=machine, _perform=lambda _effects: None, _now=lambda: 0.0)
+    machine, performer = SimpleNamespace(settings=settings), SimpleNamespace(handle=handle)
+    rounds = SimpleNamespace(_machine=machine, _performer=performer)
     for rtt_s in (0.01, 0.011, 0.009, 0.5, 0.45, 0.01):
         Rounds.note_round_trip(cast(Any, rounds), rtt_s)
     assert told == [0.01, 0.5, 0.01]

@@ -199,12 +199,12 @@ async def test_a_new_learner_is_in_no_round_of_the_one_that_died() -> None:
     async with Desk(2, "ssp:2") as desk:
         desk.compute(1)
         rounds = desk.rounds
-        bind = rounds._performer._own[1]
+        bind = rounds._machine.own_bind(1)
         rounds.learner.dead("its process has ended")
         rounds.learner.loads()
         done = RoundComplete(1, False, "", {0: bind}, {}, used=b"\x01", integers=(), squared_norm=0.0)
-        rounds._performer.perform([done])
-        assert rounds._turn._complete[1].step == 0
+        rounds._parts.job_rounds._follow(done)
+        assert rounds._parts.job_rounds._schedule._complete[1].step == 0
 
 
 @pytest.mark.asyncio

@@ -61,7 +61,7 @@ from meshwire.sync.mode import sync_settings
 from tests.daemon.test_app import config
 from tests.daemon.test_checkpointing import Desk as Checkpoints
 from tests.daemon.test_generation_edges import catch_up, generations, where
-from tests.daemon.test_learner_notices import Desk, kinds, stepped, turns
+from tests.daemon.test_learner_notices import PLAN, Desk, kinds, stepped, turns
 from tests.daemon.test_session_edges import MODEL, Script, until
 
 LOST = GivenUp(first=101, last=1100, samples=32000, made_by=(0,), kept=(1,))
@@ -86,7 +86,7 @@ async def test_a_step_that_waits_for_a_round_that_will_never_be_is_ended(when: s
         told = list(desk.told)
         if when != "waits for its round":
             assert told == [], "it computes on"
-            buckets = range(1 if when == "in the middle of its buckets" else 0, len(desk.rounds._plan.buckets))
+            buckets = range(1 if when == "in the middle of its buckets" else 0, len(PLAN.buckets))
             told = desk.say(*(LearnerBucket(step=1, bucket=bucket, weight=1.0) for bucket in buckets))
             told += desk.say(LearnerSealed(step=1, used=b"\x01", integers=()))
         assert told == [StepLost(step=1, reason="its history is not kept", retry=True)]

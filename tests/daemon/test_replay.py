@@ -18,10 +18,21 @@ from meshtraind.replay import trace_file as tracefile
 from meshtraind.replay.replay import DifferenceError, replay, run
 from meshtraind.replay.trace_file import TraceFile
 from meshtraind.rounds.trace import Trace
-from meshtraind.rounds.trace_recorder import FORMAT, SIGNATURES, RecordedMachine, round_machine
+from meshtraind.rounds.trace_recorder import FORMAT, RecordedMachine, round_machine
 from meshwire.frames.header import Header, Kind
 from meshwire.messages.rounds import Bind, Call, Null
-from meshwire.rounds.effects import Effect, Message
+from meshwire.rounds.effects import Effect
+from meshwire.rounds.inputs import (
+    BaseLoaded,
+    BucketReady,
+    CompleteAnnounced,
+    FenceRaised,
+    GenerationEntered,
+    Input,
+    MessageReceived,
+    RoundServed,
+    StartStep,
+)
 from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync.mode import sync_settings
@@ -122,7 +133,7 @@ def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(clusterrounds, "RoundMachine", machine)
     sync = sync_settings(f"ssp:{staleness}" if staleness else "bsp", "carry" if staleness else "wait")
-    names: set[str] = set()
+    kinds: set[type] = set()
     for seed in range(40, 60):
         schedule = random_schedule(seed, ("kill", "restart", "kill learner", "reset", "partition"), 6)
         setting = replace(schedule.setting, sync=sync, unapplied_max=1 << 30)
@@ -131,7 +142,7 @@ def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pyte
             trace.close()
             with TraceFile(path) as file:
                 replayed = list(replay(file))
-            names |= {each.input.name for each in replayed}
+            kinds |= {type(each.input) for each in replayed}
             if replayed:  # else it is that of a rank that had not come in yet
                 again = replayed[-1].machine
                 assert (again.complete, again.committed) == (machine_.complete, machine_.committed)
@@ -140,7 +151,7 @@ def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pyte
         entered = json.loads(ran(path, as_json=True)[1])["summary"]["entered"]
         assert all(last.endswith(f": ranks {', '.join(map(str, first.settings.ranks))}") for last in entered[-1:])
         made.clear()
-    assert names >= {"fence", "served", "enter", "loaded"}
+    assert kinds >= {FenceRaised, RoundServed, GenerationEntered, BaseLoaded}
 
 
 def test_the_summary_is_what_happened(tmp_path: Path) -> None:
@@ -181,16 +192,18 @@ class Chatty(RecordedMachine):
         self.deadlines: list[float | None] = []
         self.heard = dict.fromkeys(settings.ranks, 0)
 
-    def peer_complete(self, rank: int, complete: int, now_s: float) -> list[Effect]:
-        self.heard[rank] = complete
-        return super().peer_complete(rank, complete, now_s)
-
-    def receive(self, rank: int, message: Message, now_s: float) -> list[Effect]:
-        for other in self.heard:
-            if other != self.settings.rank:
-                assert super().peer_complete(other, self.heard[other], now_s) == [], "repeats move nothing"
-        effects = super().receive(rank, message, now_s)
-        self.deadlines.append(self.deadline())
+    def handle(self, input_: Input, now_s: float) -> list[Effect]:
+        match input_:
+            case CompleteAnnounced(rank, complete):
+                self.heard[rank] = complete
+            case MessageReceived():
+                for other in self.heard:
+                    if other != self.settings.rank:
+                        repeated = CompleteAnnounced(other, self.heard[other])
+                        assert super().handle(repeated, now_s) == [], "repeats move nothing"
+        effects = super().handle(input_, now_s)
+        if isinstance(input_, MessageReceived):
+            self.deadlines.append(self.deadline())
         return effects
 
 
@@ -205,16 +218,15 @@ def test_repeated_counters_are_not_written_and_not_missed(tmp_path: Path) -> Non
     cluster.run()
     trace.close()
     with TraceFile(tmp_path / "0.jsonl") as file:
-        replayed = [(each.input.name, each.machine.deadline()) for each in replay(file)]
-    assert [deadline_s for name, deadline_s in replayed if name == "receive"] == chatty.deadlines
-    assert sum(name == "peer_complete" for name, _ in replayed) <= cluster.rounds
+        replayed = [(type(each.input), each.machine.deadline()) for each in replay(file)]
+    assert [deadline_s for kind, deadline_s in replayed if kind is MessageReceived] == chatty.deadlines
+    assert sum(kind is CompleteAnnounced for kind, _ in replayed) <= cluster.rounds
 
 
-def test_every_input_of_the_machine_is_recorded() -> None:
-    """A new one is, too, if it returns effects; what only answers is named here."""
+def test_every_input_of_the_machine_is_told_to_handle() -> None:
+    """A new one is recorded too: what changes the machine has no other way in. What only answers is named here."""
     methods = {name for name, _ in inspect.getmembers(RoundMachine, inspect.isfunction) if not name.startswith("_")}
-    assert methods - set(SIGNATURES) == {"may_start", "may_null", "waiting", "deadline", "bound"}
-    assert all("now_s" in signature.parameters for signature in SIGNATURES.values())
+    assert methods == {"handle", "may_start", "may_null", "waiting", "deadline", "bound", "own_bind"}
 
 
 def test_without_a_trace_it_is_the_bare_machine() -> None:
@@ -254,7 +266,7 @@ def index_of(lines: list[str], what: str, nth: int = 3) -> int:
         ("Broadcast", lambda entry: entry["message"].update(round=entry["message"]["round"] + 1)),
         ("Broadcast", lambda entry: entry["message"].update(type="Call")),
         ("Contribute", lambda entry: entry.update(bucket=True)),
-        ("Committed", lambda entry: entry.update(what="LearnerMayStart")),
+        ("Committed", lambda entry: entry.update(what="RoundForgotten")),
         ("may_start", lambda entry: entry.update(may=not entry["may"])),
         ("may_null", lambda entry: entry.update(reason=entry["reason"] + " ")),
     ],
@@ -277,11 +289,11 @@ def test_a_changed_input_is_found_where_it_shows(tmp_path: Path, lines: list[str
         index
         for index, line in enumerate(lines)
         if (entry := json.loads(line))["what"] == "input"
-        and entry["name"] == "bucket_ready"
+        and entry["name"] == "BucketReady"
         and json.loads(lines[index + 1])["what"] == "Broadcast"
     ]
     index = weights[2]
-    changed = altered(lines[index], lambda entry: entry["arguments"].update(weight=entry["arguments"]["weight"] + 1e-9))
+    changed = altered(lines[index], lambda entry: entry["fields"].update(weight=entry["fields"]["weight"] + 1e-9))
     code, result = ran_lines(tmp_path, [*lines[:index], changed, *lines[index + 1 :]])
     assert code == 1
     assert (result["difference"]["input_line"], result["difference"]["line"]) == (index + 1, index + 2)
@@ -340,12 +352,13 @@ def test_a_cut_between_an_input_and_its_effects_is_no_difference(tmp_path: Path,
 
 
 def start_step(**changes: object) -> str:
-    arguments = {"step": 1, "now_s": 0.0}
-    return json.dumps({"t_s": 0.0, "what": "input", "name": "start_step", "arguments": arguments, "lines": 0} | changes)
+    fields = {"step": 1}
+    line = {"t_s": 0.0, "what": "input", "name": "StartStep", "now_s": 0.0, "fields": fields, "lines": 0}
+    return json.dumps(line | changes)
 
 
 def receive(message: object) -> str:
-    return start_step(name="receive", arguments={"rank": 1, "message": message, "now_s": 0.0})
+    return start_step(name="MessageReceived", fields={"rank": 1, "message": message})
 
 
 @pytest.mark.parametrize(
@@ -359,14 +372,15 @@ def receive(message: object) -> str:
         ("\udcff\udc80", "not JSON"),
         ("x" * 5000, "longer than 4000 characters"),
         (start_step(name="__init__"), "'__init__', which the round machine does not have"),
-        (start_step(name=["start_step"]), "which the round machine does not have"),
+        (start_step(name=["StartStep"]), "which the round machine does not have"),
         (start_step(lines=-1), "how many lines"),
         (start_step(lines=True), "how many lines"),
         (start_step(lines=10**18), "line 3: the trace breaks off"),
-        (start_step(arguments=None), "start_step: "),
-        (start_step(arguments={"step": 1}), "now_s: Field required"),
-        (start_step(arguments={"step": "x", "now_s": 0.0}), "step: "),
-        (start_step(arguments={"step": 1, "now_s": 0.0, "more": 1}), "more: Extra inputs"),
+        (start_step(fields=None), "StartStep: its fields are step, and no others"),
+        (start_step(fields={}), "StartStep: its fields are step"),
+        (start_step(now_s=None), "StartStep: an input that does not say when it came"),
+        (start_step(fields={"step": "x"}), "StartStep: "),
+        (start_step(fields={"step": 1, "more": 1}), "its fields are step, and no others"),
         (receive({"type": "Bind", "round": 1}), "Field required"),
         (receive({"type": "os", "round": 1}), "there is no message 'os'"),
         (receive({"type": "Wire"}), "message"),
@@ -409,9 +423,9 @@ def header(**changes: object) -> str:
     [
         ("", "line 1: not the first line of a trace"),
         (start_step(), "line 1: not the first line of a trace"),
-        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 2"),
-        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 2"),
-        ('{"t_s": 0, "what": "trace", "format": 2}', "of another version"),
+        ('{"t_s": 0, "what": "trace"}', "line 1: a trace of format None; this meshtraind reads 3"),
+        ('{"t_s": 0, "what": "trace", "format": 1}', "line 1: a trace of format 1; this meshtraind reads 3"),
+        ('{"t_s": 0, "what": "trace", "format": 3}', "of another version"),
         (header(colour="red"), "of another version"),
         (header(ranks=[]), "line 1: settings: "),
         (header(ranks="many"), "line 1: settings: "),
@@ -433,8 +447,8 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, first: str, said: st
 def test_what_breaks_the_machine_is_a_difference(tmp_path: Path) -> None:
     """A forged rank: the machine has never met one, links have no such member."""
     path = tmp_path / "forged.jsonl"
-    arguments = {"rank": 63, "complete": 0, "now_s": 0.0}
-    path.write_text(header() + "\n" + start_step(name="peer_complete", arguments=arguments) + "\n")
+    fields = {"rank": 63, "complete": 0}
+    path.write_text(header() + "\n" + start_step(name="CompleteAnnounced", fields=fields) + "\n")
     with TraceFile(path) as trace, pytest.raises(DifferenceError) as caught:
         list(replay(trace))
     assert (caught.value.line, caught.value.replayed.split(":")[0]) == (2, "KeyError")
@@ -491,20 +505,20 @@ def test_a_full_disk_ends_the_trace_and_not_the_job(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING):
         trace = Trace(path)
         machine = round_machine(SETTINGS, trace)
-        machine.start_step(1, 0.0)
+        machine.handle(StartStep(1), 0.0)
         for at in range(2000):
-            machine.receive(1, Null(round=7), float(at))  # wrong, hence an effect each
+            machine.handle(MessageReceived(1, Null(round=7)), float(at))  # wrong, hence an effect each
         trace.close()
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "the trace /dev/full ends here, the job goes on"
     ]
-    assert machine.bucket_ready(1, 0, 3000.0, weight=1.0)
+    assert machine.handle(BucketReady(1, 0, weight=1.0), 3000.0)
 
 
 def test_a_trace_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         trace = Trace(tmp_path / "no folder" / "trace.jsonl")
-        round_machine(SETTINGS, trace).start_step(1, 0.0)
+        round_machine(SETTINGS, trace).handle(StartStep(1), 0.0)
         trace.close()
     assert str(tmp_path / "no folder" / "trace.jsonl") in caplog.text
 
@@ -524,7 +538,7 @@ def test_an_input_that_breaks_the_machine_is_in_the_trace(tmp_path: Path) -> Non
     trace = Trace(tmp_path / "trace.jsonl")
     machine = round_machine(SETTINGS, trace)
     with pytest.raises(KeyError):
-        machine.receive(63, Bind(round=1, step=1, base=0, weight=1.0), 0.0)
+        machine.handle(MessageReceived(63, Bind(round=1, step=1, base=0, weight=1.0)), 0.0)
     trace.close()
     code, _, _ = ran(tmp_path / "trace.jsonl")
     assert code == 1
@@ -536,10 +550,11 @@ def test_messages_have_a_form_each(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "trace.jsonl")
     machine = round_machine(SETTINGS, trace)
     for message in (Null(round=1), Call(round=1)):
-        machine.receive(1, message, 0.0)
+        machine.handle(MessageReceived(1, message), 0.0)
     trace.close()
     with TraceFile(tmp_path / "trace.jsonl") as file:
-        assert [each.arguments["message"] for each in file.inputs()] == [Null(round=1), Call(round=1)]
+        told = [each.input for each in file.inputs()]
+    assert told == [MessageReceived(1, Null(round=1)), MessageReceived(1, Call(round=1))]
 
 
 # The picture

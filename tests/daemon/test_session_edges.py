@@ -433,10 +433,10 @@ async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pyte
         await train(session, 3)
         rounds = session.rounds
         assert rounds is not None
-        vectors = rounds._executor._feedback
+        vectors = rounds._parts.executor._feedback
         assert vectors is not None
         large = [weakref.ref(each.values) for each in (vectors.worker, vectors.owner)]
-        left += [weakref.ref(each) for each in (session, session.passage, rounds, rounds._executor)]
+        left += [weakref.ref(each) for each in (session, session.passage, rounds, rounds._parts.executor)]
         await session.closed.wait()
         assert all(ref() is None for ref in large), "close frees its vectors at once, whoever refers to it"
         del session, rounds, vectors
@@ -460,17 +460,17 @@ async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
     await until(lambda: any(isinstance(body, Start) for body in told))
     assert session.rounds is not None
     moves, began_s = session.rounds.learner, asyncio.get_running_loop().time()
-    moves._now = lambda: began_s + 1000.0  # type: ignore[method-assign]
+    moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 1000.0))
     assert moves.hangs() is None
-    moves._turn.enter_barrier(1)
-    moves._now = lambda: began_s + 9000.0  # type: ignore[method-assign]
+    moves._parts.job_rounds._schedule.enter_barrier(1)
+    moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 9000.0))
     assert moves.hangs() is None, "others may be slow"
-    moves._turn.barrier_broken("never mind")
-    moves._now = lambda: began_s + 10790.0  # type: ignore[method-assign]
+    moves._parts.job_rounds._schedule.barrier_broken("never mind")
+    moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 10790.0))
     assert moves.hangs() is None
     await asyncio.sleep(0.05)
     assert not session.job.ending
-    moves._now = lambda: began_s + 10801.0  # type: ignore[method-assign]
+    moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 10801.0))
     await until(lambda: session.job.ended)
     assert session.job.error is not None
     assert "rank 0 (anna): the script hangs: nothing was heard of its step 1 for 1800 s" in session.job.error

@@ -14,28 +14,28 @@ from meshwire.membership.state import State
 from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
-from meshwire.rounds.core import RoundCore
 from meshwire.rounds.effects import Effect, RoundComplete
+from meshwire.rounds.inputs import GenerationEntered
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
-from meshwire.rounds.own_buckets import OwnParts
+from meshwire.rounds.own_buckets import OwnBuckets
 from meshwire.rounds.table import RoundTable
-from meshwire.samples.pool import Supply
+from meshwire.samples.pool import SamplePool
 from tests.sim.cluster import Cluster
 from tests.sim.clusterdaemon import Daemon
 
 
 def no_freeze(patch: pytest.MonkeyPatch) -> None:
     """G2: after its promise a daemon completes what it has all parts of."""
-    settle = RoundCore._settle
+    settle = RoundMachine._settle
 
-    def melted(self: RoundCore, now_s: float) -> list[Effect]:
+    def melted(self: RoundMachine, now_s: float) -> list[Effect]:
         fenced, self._fenced = self._fenced, False
         effects = settle(self, now_s)
         self._fenced = fenced
         return effects
 
-    patch.setattr(RoundCore, "_settle", melted)
+    patch.setattr(RoundMachine, "_settle", melted)
 
 
 def history_brought(patch: pytest.MonkeyPatch) -> None:
@@ -125,14 +125,14 @@ def nulls_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 def blocks_not_returned(patch: pytest.MonkeyPatch) -> None:
     """X3: what a rank held that computes no more is lost."""
-    patch.setattr(Supply, "put_back", lambda *_: None)
+    patch.setattr(SamplePool, "put_back", lambda *_: None)
 
 
 def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
     """G6: what was bound stays bound, but nobody hears of it."""
-    tell = RoundCore._tell_again
+    tell = RoundMachine._tell_again
 
-    def quiet(self: RoundCore, round_: int, own: tuple[Bind, Seal | None] | None, now_s: float) -> None:
+    def quiet(self: RoundMachine, round_: int, own: tuple[Bind, Seal | None] | None, now_s: float) -> None:
         if own is None:
             tell(self, round_, own, now_s)
             return
@@ -141,32 +141,31 @@ def binds_not_told_again(patch: pytest.MonkeyPatch) -> None:
         if seal is not None:
             self._own(self._table.seal(self.settings.rank, seal))
 
-    patch.setattr(RoundCore, "_tell_again", quiet)
+    patch.setattr(RoundMachine, "_tell_again", quiet)
 
 
 def parts_not_told_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(OwnParts, "again", lambda *_: [])
+    patch.setattr(OwnBuckets, "again", lambda *_: [])
 
 
 def nulls_not_told_again(patch: pytest.MonkeyPatch) -> None:
-    tell = RoundCore._tell_again
+    tell = RoundMachine._tell_again
 
-    def tell_again(self: RoundCore, round_: int, own: Any, now_s: float) -> None:
+    def tell_again(self: RoundMachine, round_: int, own: Any, now_s: float) -> None:
         if own is not None:
             tell(self, round_, own, now_s)
 
-    patch.setattr(RoundCore, "_tell_again", tell_again)
+    patch.setattr(RoundMachine, "_tell_again", tell_again)
 
 
 def laggards_not_served(patch: pytest.MonkeyPatch) -> None:
     """G4: it counts the rounds that it lacks, and goes on without them."""
 
-    def served(self: RoundMachine, done: RoundComplete, now_s: float) -> list[Effect]:
+    def served(self: RoundMachine, done: RoundComplete) -> None:
         assert done.round == self.complete + 1
         self._table.count_complete()
-        return self._settle(now_s)
 
-    patch.setattr(RoundMachine, "served", served)
+    patch.setattr(RoundMachine, "_round_served", served)
 
 
 def rounds_not_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -193,15 +192,15 @@ def freed_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def calls_remembered(patch: pytest.MonkeyPatch) -> None:
     """G6, R3: calls of rounds that nobody may be left in."""
-    enter = RoundMachine.enter
+    enter = RoundMachine._generation_entered
 
-    def remembering(self: RoundMachine, *inputs: Any, **how: Any) -> list[Effect]:
+    def remembering(self: RoundMachine, entered: GenerationEntered, now_s: float) -> str | None:
         newest = self._calls.newest
-        effects = enter(self, *inputs, **how)
+        wrong = enter(self, entered, now_s)
         self._calls.heard(newest)
-        return effects + self._settle(inputs[-1])
+        return wrong
 
-    patch.setattr(RoundMachine, "enter", remembering)
+    patch.setattr(RoundMachine, "_generation_entered", remembering)
 
 
 def rest_not_owed(patch: pytest.MonkeyPatch) -> None:

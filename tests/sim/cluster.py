@@ -273,7 +273,7 @@ class Cluster:
         assert len(rounds.unsent) <= 4 * (s + 2), "memory is bounded: unsent messages"
         kept = 3 * (s + 1) + min(self.unapplied_max, machine.complete - machine.applied)
         assert rounds.exchange.rounds_kept <= kept, "memory is bounded: encoded rounds"
-        assert rounds.turn.rounds_kept <= kept, "memory is bounded: rounds to be given to a learner"
+        assert rounds.job_rounds.rounds_kept <= kept, "memory is bounded: rounds to be given to a learner"
         learner = daemon.learner
         if learner is not None and learner.alive and learner.rounds is rounds and machine.applied in rounds.path:
             upto = min(machine.applied, learner.applied)
@@ -330,7 +330,7 @@ class Cluster:
                 rounds = daemon.rounds
                 if self.well():
                     self.line.check({*self.histories.path(rounds.history.chain)}, held)
-                epochs = max(epochs, self.histories.check(rounds.history.chain, rounds.dealing.state()))
+                epochs = max(epochs, self.histories.check(rounds.history.chain, rounds.held()))
         return epochs
 
     # For people.

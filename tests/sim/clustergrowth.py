@@ -18,7 +18,7 @@ def kept(daemon: Daemon) -> Counter[str]:
     rounds = daemon.rounds
     roots: list[object] = [daemon.machine, daemon.life.loans, daemon._path]
     if rounds is not None:
-        roots += [rounds.machine, rounds.turn, rounds.history, rounds.dealing]
+        roots += [rounds.job_rounds, rounds.history]
     found: Counter[str] = Counter()
     seen: set[int] = set()
     while roots:

@@ -1,6 +1,6 @@
-"""All rounds of one daemon of the cluster: the real round machine, ledger, turn and history, called as the daemon does.
+"""All rounds of one daemon of the cluster: the real `JobRounds` and history, called as the daemon does.
 
-`perform` and what follows it are `meshtraind.rounds.effects`, `fence` to `resume` are
+`handle` and what follows it are `meshtraind.rounds.effects`, `fence` to `resume` are
 `meshtraind.rounds.generation_change`.
 """
 
@@ -12,13 +12,19 @@ from typing import TYPE_CHECKING
 
 from meshtraind.rounds.effects import Stage
 from meshtraind.rounds.history import Entry, RoundHistory, completion
-from meshtraind.rounds.learner_turn import Turn, round_done
-from meshtraind.rounds.sample_grants import Dealing
 from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
-from meshwire.messages.learner import StepLost
-from meshwire.messages.rounds import Bind, Poison, SampleBlock
+from meshwire.messages.learner import (
+    LearnerApplied,
+    LearnerBack,
+    LearnerBucket,
+    LearnerIdle,
+    LearnerSealed,
+    LearnerStepped,
+    RoundDone,
+)
+from meshwire.messages.rounds import Poison, SampleBlock
 from meshwire.rounds.chain import chain
 from meshwire.rounds.effects import (
     Broadcast,
@@ -26,22 +32,46 @@ from meshwire.rounds.effects import (
     Contribute,
     ContributeNothing,
     ContributePoison,
-    Effect,
+    DecodeRound,
+    JobEffect,
+    LearnerBrokeRules,
     LearnerCutOff,
     Message,
     ProtocolError,
     RoundComplete,
+    RoundCounted,
+    RoundForgotten,
+    SamplesDealt,
     StepDropped,
+    TellLearner,
 )
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.inputs import (
+    BaseLoaded,
+    CompleteAnnounced,
+    FenceRaised,
+    GenerationEntered,
+    JobInput,
+    LearnerBegins,
+    LearnerDied,
+    LearnerLoads,
+    LearnerTakenIn,
+    LearningChanged,
+    MemberMessage,
+    ResultReady,
+    RoundDecoded,
+    RoundServed,
+    TimeReached,
+)
+from meshwire.rounds.job_rounds import JobRounds
+from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
+from meshwire.samples.grants import SampleGrants
 from tests.sim.clusterexchange import Exchange, Part, Result
 from tests.sim.clusterlearner import BUCKETS
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
 
-LOADING = "it loads the state of the others"
 RTT_S = 0.02
 
 
@@ -87,34 +117,26 @@ class Rounds:
         self._notify = notify
         self._on_round = on_round
         sync = world.sync
-        self.machine = RoundMachine(
-            RoundSettings(
-                ranks=generation.ranks,
-                rank=rank,
-                buckets=BUCKETS,
-                used_bytes=1,
-                integers=1,
-                staleness=sync.staleness,
-                straggler=sync.straggler,
-                visibility=sync.visibility,
-                unapplied_max=world.unapplied_max,
-                rtt_s=RTT_S,
-            ),
-            complete=entry.complete,
+        settings = RoundSettings(
+            ranks=generation.ranks,
+            rank=rank,
+            buckets=BUCKETS,
+            used_bytes=1,
+            integers=1,
+            staleness=sync.staleness,
+            straggler=sync.straggler,
+            visibility=sync.visibility,
+            unapplied_max=world.unapplied_max,
+            rtt_s=RTT_S,
         )
+        self.machine = RoundMachine(settings, complete=entry.complete)
         self.first = entry.complete  # its history begins after this round
         self.path = {entry.complete: entry.chain}  # chain ids by round
         self.history = RoundHistory(entry)
-        self.turn = Turn(self.machine, self._tell, self._start_step, self._resume_learner)
         self.counted, self.learning = entry.follows(generation)
-        self.dealing = Dealing(
-            world.space,
-            rank=rank,
-            learning=self.learning,
-            sync=sync,
-            notify=self._tell,
-            state=entry.deal,
-        )
+        grants = SampleGrants(world.space, rank, self.learning, sync, entry.deal)
+        self.job_rounds = JobRounds(self.machine, grants, sync, "skip")
+        self.deal_now = self.job_rounds.deal()
         self.exchange = Exchange(
             generation.ranks, rank, BUCKETS, entry.complete, send, self._result_ready, self._decoded
         )
@@ -125,79 +147,64 @@ class Rounds:
         self.closed = False
         self.committed = 0
         self.unsent: list[Message] = []
-        self._own: dict[int, Bind] = {}
-        self._pending: deque[Effect] = deque()
+        self._pending: deque[JobEffect] = deque()
         self._performing = False
-        self._forgotten = entry.complete
-        self._keeps_unapplied = True
         self._armed_s: float | None = None
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
         if loading:
             self.exchange.fence()
             self.stage = Stage.FENCED
-            self.perform(self.machine.fence(world.now_s))
+            self.handle(FenceRaised())
             self.dead("its script has not loaded yet")
 
     # The learner
 
     def begin(self) -> None:
-        self.turn.wants_to_start(1)
-        self.perform([])
-        self.dealing.begin()
+        self.handle(LearnerBegins())
 
     def bucket(
         self, step: int, bucket: int, blocks: tuple[SampleBlock, ...], name: str, claim: int, poison: Poison | None
     ) -> None:
         if not self.closed:
-            sizes = self.dealing.sizes() if self.machine.phase is Phase.COMPUTING else ()
-            effects = self.machine.bucket_ready(
-                step,
-                bucket,
-                self.world.now_s,
-                weight=float(sum(block.end - block.first for block in blocks)),
+            samples = sum(block.end - block.first for block in blocks)
+            weight = 1.0 if bucket else float(samples)  # only the first one's is looked at (R2)
+            ready = LearnerBucket(
+                step=step,
+                bucket=bucket,
+                weight=weight,
                 samples=blocks,
                 hyperparameters=name.encode(),
                 claim=claim,
-                sizes=sizes,
                 poison=poison,
             )
-            self.perform(effects)
+            self.handle(ready)
 
     def sealed(self, step: int) -> None:
         """Its step has ended with it."""
         if not self.closed:
-            self.perform(self.machine.seal(step, bytes([1]), (step,), self.world.now_s))
-            assert self.turn.at_end(step)
-            self.turn.wants_to_start(step + 1)
-            self.perform([])
+            self.handle(LearnerSealed(step=step, used=bytes([1]), integers=(step,)))
+            self.handle(LearnerStepped(step=step, samples=0, step_s=0.0, exposed_s=0.0))
 
     def applied(self, round_: int) -> None:
         """As the learner says it."""
         if not self.closed:
-            assert self.turn.holds(round_), "R1: it applies what it was given"
-            effects = self.machine.learner_applied(round_, self.world.now_s)
-            self.exchange.open_slot(round_ + 1)
-            self.perform(effects)
+            self.handle(LearnerApplied(round=round_))
 
     def idle(self, reason: str) -> None:
         if not self.closed:
-            self.turn.idle()
-            self.perform(self.machine.absent(reason, self.world.now_s))
+            self.handle(LearnerIdle(reason=reason, finished=False))
 
     def back(self) -> None:
         if not self.closed:
-            self.perform(self.machine.present(self.world.now_s))
+            self.handle(LearnerBack())
 
     def dead(self, reason: str, holds: int | None = None) -> None:
-        self.turn.away()
-        self.dealing.learner_lost()
-        self._keeps_unapplied = holds is not None
-        self.perform(self.machine.absent(reason, self.world.now_s, gone=holds is None, holds=holds, rests=True))
+        self.handle(LearnerDied(reason, holds))
 
     @property
     def loads_after(self) -> int:
         """After which round, or a later one, a learner of now could load a state."""
-        return self.machine.applied if self._keeps_unapplied else self.machine.complete
+        return self.job_rounds.loads_after()
 
     @property
     def hold_others_up(self) -> bool:
@@ -207,18 +214,14 @@ class Rounds:
     def entry(self) -> Entry:
         """Where who would go on from the newest complete round begins."""
         history = self.history
-        return Entry(history.complete, history.chain, history.samples, self.dealing.state(), anew=True)
+        return Entry(history.complete, history.chain, history.samples, self.deal_now, anew=True)
 
     def loads(self) -> int:
-        self._keeps_unapplied = True
-        self.perform(self.machine.absent(LOADING, self.world.now_s, loading=True))
+        self.handle(LearnerLoads())
         return self.machine.applied
 
     def loaded(self, round_: int) -> None:
-        effects = self.machine.loaded(round_, self.world.now_s)
-        self.exchange.open_slot(round_ + 1)
-        self.turn.returned(round_)
-        self.perform(effects)
+        self.handle(BaseLoaded(round_))
 
     # Other members
 
@@ -231,16 +234,15 @@ class Rounds:
         if isinstance(body, Part):
             self.exchange.receive(rank, body)
         elif body.message is not None:
-            self.perform(self.machine.receive(rank, body.message, self.world.now_s))
-        self.perform(self.machine.peer_complete(rank, body.complete, self.world.now_s))
+            self.handle(MemberMessage(rank, body.message, behind=False))
+        self.handle(CompleteAnnounced(rank, body.complete))
 
     # From one generation to the next
 
     def fence(self) -> None:
         self.exchange.fence()
         self.stage, self.unsent = Stage.FENCED, []
-        self.turn.fenced(self.machine.complete)
-        self.perform(self.machine.fence(self.world.now_s))
+        self.handle(FenceRaised())
         self._note_cut()
 
     def standing(self) -> Standing:
@@ -268,19 +270,19 @@ class Rounds:
         self.world.histories.served(self.path[served.round - 1], served.chain, done)
         self.path[served.round] = served.chain
         self.history.add_served(done, served.chain)
-        self.perform(self.machine.served(done, self.world.now_s))
+        self.handle(RoundServed(done))
         self._note_cut()
 
     def enter(self, generation: Generation, enter: Enter) -> None:
         self._count(enter.counted, enter.learning)
         self.generation, self.stage = enter.generation, Stage.ENTERED
         self.exchange.enter(generation.ranks, enter.cut)
-        computes, now_s = self._rank in generation.learning, self.world.now_s
-        self.perform(self.machine.enter(generation.ranks, enter.cut, dict(enter.complete), now_s, computes=computes))
+        computes = self._rank in generation.learning
+        self.handle(GenerationEntered(generation.ranks, enter.cut, dict(enter.complete), computes=computes))
 
     def resume(self, generation: Generation) -> None:
         self._count(generation.number, generation.learning)
-        self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
+        self.world.histories.dealt(self.history.chain, self.generation, self.held())
         self.exchange.resume()
         self.stage = Stage.RUNNING
         unsent, self.unsent = self.unsent, []
@@ -288,43 +290,35 @@ class Rounds:
             self._send(message)
 
     def take_in(self) -> None:
-        self.turn.taken_in()
-        self.turn.wants_to_start(1)
-        self.dealing.begin()
-        self.perform([])
+        self.handle(LearnerTakenIn())
 
     def _count(self, number: int, learning: tuple[int, ...]) -> None:
         if number > self.counted:
             self.counted, self.learning = number, learning
-            self.dealing.enter(learning)
+            self.handle(LearningChanged(learning))
 
     def _note_cut(self) -> None:
-        self.deal, self.samples = self.dealing.state(), self.history.samples
+        self.deal, self.samples = self.deal_now, self.history.samples
 
     # Effects
 
-    def perform(self, effects: list[Effect]) -> None:
+    def handle(self, input_: JobInput, at_s: float | None = None) -> None:
         """Effects of effects are performed after those before them."""
-        self._pending.extend(effects)
+        self._pending.extend(self.job_rounds.handle(input_, self.world.now_s if at_s is None else at_s))
         if self._performing or self.closed:
             return
         self._performing = True
-        while True:
-            while self._pending:
-                self._perform_one(self._pending.popleft())
-            self.turn.advance()
-            if not self._pending:
-                break
+        while self._pending:
+            self._perform_one(self._pending.popleft())
         self._performing = False
-        self._forget()
         self._arm()
 
-    def _perform_one(self, effect: Effect) -> None:
+    def _perform_one(self, effect: JobEffect) -> None:
         match effect:
             case Broadcast(message):
                 self._broadcast(message)
             case Contribute(round_, bucket) | ContributePoison(round_, bucket):
-                own = self._own[round_]
+                own = self.machine.own_bind(round_)
                 name, poison = own.hyperparameters.decode(), isinstance(effect, ContributePoison)
                 self._contribute(round_, bucket, name, own.weight, poison)
             case ContributeNothing(round_):
@@ -332,23 +326,34 @@ class Rounds:
                     self._contribute(round_, bucket, "", 0.0, False)
             case RoundComplete():
                 self._round_complete(effect)
+            case RoundCounted(round_, deal):
+                self.deal_now = deal
+                self.world.histories.dealt(self.history.chain, self.generation, self.held())
+                self.world.completed(self, self._counted)
+                self._on_round(self, round_)
+            case SamplesDealt(deal):
+                self.deal_now = deal
+            case DecodeRound(round_):
+                self.exchange.open_slot(round_)
             case Committed(round_):
                 self.committed = round_
+                self.history.forget(round_)
                 self.world.check_committed(self, round_)
-            case LearnerCutOff(round_, reason):
+            case RoundForgotten(round_):
+                self.exchange.forget(round_)
+            case TellLearner(notice):
+                round_of = notice.round if isinstance(notice, RoundDone) else None
+                self._notify(notice, b"" if round_of is None else self.path[round_of])
+            case LearnerCutOff(round_):
                 self._overdue = round_ is None
-                if round_ is not None:
-                    self._tell(StepLost(step=self._own[round_].step, reason=reason, retry=False))
-            case StepDropped(step, reason):
-                if self.machine.phase is not Phase.ABSENT:
-                    assert self._overdue, "R4: a null never makes a gradient too old"
-                    self._tell(StepLost(step=step, reason=reason, retry=True))
+            case StepDropped():
+                assert self._overdue, "R4: a null never makes a gradient too old"
+            case LearnerBrokeRules(text):
+                raise AssertionError(f"{self.who}: R1: {text}")
             case ProtocolError(rank, text):
                 raise AssertionError(f"{self.who}: honest daemons break no rule: rank {rank} {text}")
 
     def _broadcast(self, message: Message) -> None:
-        if isinstance(message, Bind):
-            self._own[message.round] = message
         if self.stage is Stage.RUNNING:
             self._send(message)
         elif self.stage is Stage.ENTERED:
@@ -362,26 +367,17 @@ class Rounds:
         self.exchange.contribute(part)
 
     def _round_complete(self, done: RoundComplete) -> None:
-        own = self._own.pop(done.round, None)
         if done.round > self.history.complete:
             before = self.history.chain
             self.path[done.round] = chain(before, self.generation, done)
             self.world.histories.completed(before, self.generation, done, self.exchange.names(done.round))
             self.history.add(self.generation, done)
-        self.turn.complete(round_done(done, own.step if own is not None else 0, on_nan="skip"))
-        wrong = self.dealing.complete(done)
-        assert not wrong, f"{self.who}: round {done.round}: {wrong}"
-        self.world.histories.dealt(self.history.chain, self.generation, self.dealing.state())
-        self.world.completed(self, done)
-        self._on_round(self, done.round)
+        self._counted = done
 
-    def _forget(self) -> None:
-        self.history.forget(self.committed)
-        upto = min(self.committed, self.machine.applied) if self._keeps_unapplied else self.committed
-        for round_ in range(self._forgotten + 1, upto + 1):
-            self.exchange.forget(round_)
-            self.turn.forget(round_)
-        self._forgotten = max(self._forgotten, upto)
+    def held(self) -> DealState:
+        """What the ledger of samples holds after the newest round of the history."""
+        assert self.deal_now is not None
+        return self.deal_now
 
     def _arm(self) -> None:
         deadline_s = self.machine.deadline()
@@ -392,34 +388,13 @@ class Rounds:
     def _timer(self, deadline_s: float) -> None:
         if self._armed_s == deadline_s and not self.closed:
             self._armed_s = None
-            self.perform(self.machine.timer(max(self.world.now_s, deadline_s)))
+            self.handle(TimeReached(), max(self.world.now_s, deadline_s))
 
-    # Steps of the above
-
-    def _tell(self, body: Wire) -> None:
-        round_ = getattr(body, "round", None)
-        self._notify(body, b"" if round_ is None else self.path[round_])
-
-    def _start_step(self, step: int) -> None:
-        self.perform(self.machine.start_step(step, self.world.now_s))
-
-    def _resume_learner(self) -> None:
-        if self.machine.phase is Phase.ABSENT:
-            self.perform(self.machine.present(self.world.now_s))
+    # What the exchange says
 
     def _result_ready(self, round_: int, bucket: int, result: Result) -> None:
-        self.perform(
-            self.machine.result_ready(
-                round_,
-                bucket,
-                self.world.now_s,
-                contributors=result.contributors,
-                weight=result.weight,
-                poisoned=result.poisoned,
-                squared_norm=0.0 if result.poisoned else float(round_ * 100 + bucket),
-            )
-        )
+        squared_norm = 0.0 if result.poisoned else float(round_ * 100 + bucket)
+        self.handle(ResultReady(round_, bucket, result.contributors, result.weight, result.poisoned, squared_norm))
 
     def _decoded(self, round_: int) -> None:
-        self.turn.decoded(round_)
-        self.perform([])
+        self.handle(RoundDecoded(round_))

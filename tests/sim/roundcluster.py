@@ -23,10 +23,21 @@ from meshwire.rounds.effects import (
     ContributePoison,
     Effect,
     LearnerCutOff,
-    LearnerMayStart,
     ProtocolError,
     RoundComplete,
     StepDropped,
+)
+from meshwire.rounds.inputs import (
+    BucketReady,
+    CompleteAnnounced,
+    LearnerAbsent,
+    LearnerPresent,
+    MessageReceived,
+    ResultReady,
+    RoundApplied,
+    StartStep,
+    StepSealed,
+    TimeReached,
 )
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
@@ -105,6 +116,7 @@ class Cluster:
         self.mishaps = {(mishap.rank, mishap.step, mishap.kind): mishap for mishap in mishaps}
         self.barriers = barriers  # steps in front of which all learners wait for each other, and apply all rounds
         self.now_s = 0.0
+        self._may_start = frozenset(range(members))  # ranks whose learners may begin a step
         self.learners = [Learner() for _ in range(members)]
         self.machines = [
             RoundMachine(
@@ -182,9 +194,6 @@ class Cluster:
                     self._completed(rank, effect)
                 case Committed():
                     self._committed(rank, effect.round)
-                case LearnerMayStart():
-                    assert machine.phase is Phase.BOUNDARY
-                    self._at(0.0, partial(self._at_boundary, rank))
                 case LearnerCutOff():
                     self.cut_offs.append((rank, effect))
                 case StepDropped():
@@ -193,6 +202,10 @@ class Cluster:
                     assert machine.phase is Phase.ABSENT or overdue, "R4: a null never makes a gradient too old"
                 case ProtocolError():
                     self.errors.append(effect)
+        may_start, _ = machine.may_start()
+        if may_start and rank not in self._may_start:
+            self._at(0.0, partial(self._at_boundary, rank))
+        self._may_start = self._may_start | {rank} if may_start else self._may_start - {rank}
         assert not self.errors, self.errors
         self._check(rank)
         self._arm(rank)
@@ -206,7 +219,7 @@ class Cluster:
     def _timer(self, rank: int, deadline_s: float) -> None:
         if self._armed_s[rank] == deadline_s:
             self._armed_s[rank] = None
-            self._perform(rank, self.machines[rank].timer(max(self.now_s, deadline_s)))
+            self._perform(rank, self.machines[rank].handle(TimeReached(), max(self.now_s, deadline_s)))
 
     # Network.
 
@@ -243,10 +256,10 @@ class Cluster:
         return True
 
     def _receive(self, rank: int, sender: int, sent: Broadcast) -> None:
-        self._perform(rank, self.machines[rank].receive(sender, sent.message, self.now_s))
+        self._perform(rank, self.machines[rank].handle(MessageReceived(sender, sent.message), self.now_s))
 
     def _receive_complete(self, rank: int, sender: int, complete: int) -> None:
-        self._perform(rank, self.machines[rank].peer_complete(sender, complete, self.now_s))
+        self._perform(rank, self.machines[rank].handle(CompleteAnnounced(sender, complete), self.now_s))
 
     def _join_exchange(self, rank: int, round_: int, bucket: int, part: Effect) -> None:
         key = self.generations[rank], round_, bucket
@@ -276,14 +289,16 @@ class Cluster:
     def _result(self, rank: int, round_: int, bucket: int, contributors: int, weight: float, poisoned: bool) -> None:
         self._perform(
             rank,
-            self.machines[rank].result_ready(
-                round_,
-                bucket,
+            self.machines[rank].handle(
+                ResultReady(
+                    round_,
+                    bucket,
+                    contributors=contributors,
+                    weight=weight,
+                    poisoned=poisoned,
+                    squared_norm=0.0 if poisoned else round_ + bucket / 3,
+                ),
                 self.now_s,
-                contributors=contributors,
-                weight=weight,
-                poisoned=poisoned,
-                squared_norm=0.0 if poisoned else round_ + bucket / 3,
             ),
         )
 
@@ -300,7 +315,7 @@ class Cluster:
             while learner.ready_to_apply and learner.ready_to_apply[0].round <= machine.visible:
                 last = learner.ready_to_apply.pop(0)
                 self._apply(learner, last)
-            self._perform(rank, machine.learner_applied(last.round, self.now_s))
+            self._perform(rank, machine.handle(RoundApplied(last.round), self.now_s))
         if learner.barrier is not None:
             self._leave_barrier(rank)
             return
@@ -330,14 +345,14 @@ class Cluster:
         learner.waits_since_s = None
         if gone:
             self.gone.add(rank)
-        self._perform(rank, self.machines[rank].absent(reason, self.now_s, gone=gone))
+        self._perform(rank, self.machines[rank].handle(LearnerAbsent(reason, gone=gone), self.now_s))
         self._at(0.0, partial(self._at_boundary, rank))  # it applies what was not visible to a present one
 
     def _return(self, rank: int) -> None:
         learner = self.learners[rank]
         learner.alive = True
         learner.flushed = self.machines[rank].applied
-        self._perform(rank, self.machines[rank].present(self.now_s))
+        self._perform(rank, self.machines[rank].handle(LearnerPresent(), self.now_s))
         self._at_boundary(rank)
 
     def _enter_barrier(self, rank: int, barrier: int) -> None:
@@ -370,7 +385,7 @@ class Cluster:
         learner.steps_begun += 1
         step = learner.steps_begun
         self.step_bases[rank].append((step, machine.applied))
-        self._perform(rank, machine.start_step(step, self.now_s))
+        self._perform(rank, machine.handle(StartStep(step), self.now_s))
         duration_s = self.timing.step_s[rank] * (1 + self.random.uniform(-self.timing.jitter, self.timing.jitter))
         forward_s = 0.4 * duration_s
         at_s = forward_s
@@ -403,12 +418,14 @@ class Cluster:
             if mishap and mishap.bucket == bucket:
                 name = f"layer{bucket}.weight"
                 poison = Poison(bucket=bucket, parameter=name, reason="not finite", overflow=kind == "overflow")
-        self._perform(rank, self.machines[rank].bucket_ready(step, bucket, self.now_s, weight=weight, poison=poison))
+        self._perform(
+            rank, self.machines[rank].handle(BucketReady(step, bucket, weight=weight, poison=poison), self.now_s)
+        )
 
     def _seal(self, rank: int, life: int, step: int) -> None:
         if life != self.learners[rank].life:
             return
-        self._perform(rank, self.machines[rank].seal(step, bytes([1 << rank]), (step,), self.now_s))
+        self._perform(rank, self.machines[rank].handle(StepSealed(step, bytes([1 << rank]), (step,)), self.now_s))
         assert self.machines[rank].phase is Phase.BOUNDARY
         self.learners[rank].steps_ended += 1
         self._at_boundary(rank)

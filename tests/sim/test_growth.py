@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from meshtraind.rounds.learner_turn import Turn
 from meshwire.messages.learner import RoundDone
+from meshwire.rounds.schedule import LearnerSchedule
 from meshwire.sync.mode import SyncSettings, sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall
@@ -39,15 +39,15 @@ def test_nothing_is_kept_for_every_round(sync: SyncSettings) -> None:
 
 def test_what_keeps_a_little_of_every_round_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """A list, and the rounds that a peer without a learner once kept for it."""
-    complete = Turn.complete
+    complete = LearnerSchedule.complete
 
-    def hoards(self: Turn, done: RoundDone) -> None:
+    def hoards(self: LearnerSchedule, done: RoundDone) -> None:
         complete(self, done)
         self.__dict__.setdefault("_hoard", []).append(done.round)
 
-    monkeypatch.setattr(Turn, "complete", hoards)
-    monkeypatch.setattr(Turn, "forget", lambda *_: None)
+    monkeypatch.setattr(LearnerSchedule, "complete", hoards)
+    monkeypatch.setattr(LearnerSchedule, "forget", lambda *_: None)
     monkeypatch.setattr(Cluster, "check", lambda *_: None)
     found = grown_with_rounds(sync_settings("bsp"))
-    assert {"Turn._hoard", "Turn._complete"} <= {*found["peer2"]}
-    assert {*found["peer0"]} == {*found["peer1"]} == {"Turn._hoard"}
+    assert {"LearnerSchedule._hoard", "LearnerSchedule._complete"} <= {*found["peer2"]}
+    assert {*found["peer0"]} == {*found["peer1"]} == {"LearnerSchedule._hoard"}

@@ -15,10 +15,22 @@ from meshwire.rounds.effects import (
     ContributePoison,
     Effect,
     LearnerCutOff,
-    LearnerMayStart,
     ProtocolError,
     RoundComplete,
     StepDropped,
+)
+from meshwire.rounds.inputs import (
+    BucketReady,
+    CompleteAnnounced,
+    LearnerAbsent,
+    LearnerPresent,
+    MessageReceived,
+    ResultReady,
+    RoundApplied,
+    RoundTripMeasured,
+    StartStep,
+    StepSealed,
+    TimeReached,
 )
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
@@ -67,17 +79,18 @@ NAN = Poison(bucket=1, parameter="layer.weight", reason="not finite")
 
 def step(of: RoundMachine, number: int, at_s: float, until_s: float, weight: float = 1.0) -> list[Effect]:
     """A whole step; its buckets become ready at its end."""
-    effects = of.start_step(number, at_s)
+    effects = of.handle(StartStep(number), at_s)
     for bucket in range(of.settings.buckets):
-        effects += of.bucket_ready(number, bucket, until_s, weight=weight)
-    return effects + of.seal(number, b"\x01", (0,), until_s)
+        effects += of.handle(BucketReady(number, bucket, weight=weight), until_s)
+    return effects + of.handle(StepSealed(number, b"\x01", (0,)), until_s)
 
 
 def results(of: RoundMachine, round_: int, contributors: int, weight: float, now_s: float = 0.0) -> list[Effect]:
     effects: list[Effect] = []
     for bucket in range(of.settings.buckets):
-        effects += of.result_ready(
-            round_, bucket, now_s, contributors=contributors, weight=weight, poisoned=False, squared_norm=0.0
+        effects += of.handle(
+            ResultReady(round_, bucket, contributors=contributors, weight=weight, poisoned=False, squared_norm=0.0),
+            now_s,
         )
     return effects
 
@@ -88,7 +101,7 @@ def alone(s: int, steps: int, step_s: float = 1.0) -> tuple[RoundMachine, float]
     for number in range(1, steps + 1):
         step(one, number, number * step_s, (number + 1) * step_s)
         results(one, number, 1, 1.0, (number + 1) * step_s)
-        one.learner_applied(number, (number + 1) * step_s)
+        one.handle(RoundApplied(number), (number + 1) * step_s)
     return one, (steps + 1) * step_s
 
 
@@ -99,12 +112,12 @@ def errors(effects: list[Effect]) -> list[ProtocolError]:
 def test_first_bucket_binds_the_step_and_fixes_its_weight() -> None:
     """R2: the first bucket of a step that becomes ready binds the whole step and fixes its weight."""
     one = machine()
-    assert one.start_step(7, 0.0) == []
-    first = one.bucket_ready(7, 1, 0.5, weight=4.0, hyperparameters=b"lr")
+    assert one.handle(StartStep(7), 0.0) == []
+    first = one.handle(BucketReady(7, 1, weight=4.0, hyperparameters=b"lr"), 0.5)
     expected = Bind(round=1, step=7, base=0, weight=4.0, hyperparameters=b"lr")
     assert first == [Broadcast(expected), Contribute(1, 1)]
-    assert one.bucket_ready(7, 0, 0.6, weight=8.0) == [Contribute(1, 0)]
-    assert one.seal(7, b"\x01", (3,), 0.7) == [Broadcast(seal(1, integers=(3,))), LearnerMayStart(0)]
+    assert one.handle(BucketReady(7, 0, weight=8.0), 0.6) == [Contribute(1, 0)]
+    assert one.handle(StepSealed(7, b"\x01", (3,)), 0.7) == [Broadcast(seal(1, integers=(3,)))]
 
 
 def test_start_at_most_s_rounds_ahead() -> None:
@@ -114,22 +127,23 @@ def test_start_at_most_s_rounds_ahead() -> None:
     step(one, 2, 1.0, 2.0)
     waits = "2 rounds ahead, 1 allowed: round 1 waits for rank 1: it has contributed to no round yet"
     assert one.may_start() == (False, waits)
-    assert errors(one.start_step(3, 2.0))[0].rank == 0
-    one.receive(1, bind(1), 2.0)
-    one.receive(1, seal(1), 2.0)
+    assert errors(one.handle(StartStep(3), 2.0))[0].rank == 0
+    one.handle(MessageReceived(1, bind(1)), 2.0)
+    one.handle(MessageReceived(1, seal(1)), 2.0)
     assert one.may_start()[1].endswith("round 1 waits for the results of 2 of 2 buckets")
     assert isinstance(results(one, 1, 0b11, 2.0)[0], RoundComplete)
     assert one.may_start() == (False, "it has applied 0 of the 1 rounds that are to be applied first")
-    assert one.learner_applied(1, 2.0) == [LearnerMayStart(1)]
+    assert one.handle(RoundApplied(1), 2.0) == []
+    assert one.may_start()[0]
 
 
 def test_rounds_are_applied_in_order_at_a_boundary() -> None:
     """R1: rounds are applied at a step boundary, once, and only complete ones."""
     one, now_s = alone(s=1, steps=1)
-    assert errors(one.learner_applied(1, now_s))
-    assert errors(one.learner_applied(2, now_s))
-    one.start_step(2, now_s)
-    assert errors(one.learner_applied(1, now_s))
+    assert errors(one.handle(RoundApplied(1), now_s))
+    assert errors(one.handle(RoundApplied(2), now_s))
+    one.handle(StartStep(2), now_s)
+    assert errors(one.handle(RoundApplied(1), now_s))
     assert one.applied == 1
 
 
@@ -139,24 +153,24 @@ def test_rounds_complete_in_order() -> None:
     step(one, 1, 0.0, 1.0)
     step(one, 2, 1.0, 2.0)
     for message in (bind(1), seal(1), bind(2), seal(2)):
-        one.receive(1, message, 2.0)
+        one.handle(MessageReceived(1, message), 2.0)
     assert results(one, 2, 0b11, 2.0) == []
-    assert one.result_ready(1, 0, 2.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0) == []
-    done = one.result_ready(1, 1, 2.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0)
+    assert one.handle(ResultReady(1, 0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0), 2.0) == []
+    done = one.handle(ResultReady(1, 1, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0), 2.0)
     assert [effect.round for effect in done if isinstance(effect, RoundComplete)] == [1, 2]
 
 
 def test_late_learner_nulls_called_rounds_up_to_its_base_plus_s() -> None:
     """R4: a computing learner nulls round d+1 on a call iff d+1 <= b+s."""
     one = machine(s=2)
-    one.start_step(1, 0.0)
+    one.handle(StartStep(1), 0.0)
     for round_ in (1, 2, 3):
-        one.receive(1, bind(round_), 0.0)
-        one.receive(1, seal(round_), 0.0)
-    assert one.receive(1, Call(round=1), 0.1) == [Broadcast(Null(round=1)), ContributeNothing(1)]
-    assert one.receive(1, Call(round=3), 0.2) == [Broadcast(Null(round=2)), ContributeNothing(2)]
+        one.handle(MessageReceived(1, bind(round_)), 0.0)
+        one.handle(MessageReceived(1, seal(round_)), 0.0)
+    assert one.handle(MessageReceived(1, Call(round=1)), 0.1) == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    assert one.handle(MessageReceived(1, Call(round=3)), 0.2) == [Broadcast(Null(round=2)), ContributeNothing(2)]
     assert one.may_null() == (False, "its learner computes on base 0: rounds up to 2 can do without it (R4)")
-    bound = one.bucket_ready(1, 0, 0.3, weight=1.0)
+    bound = one.handle(BucketReady(1, 0, weight=1.0), 0.3)
     assert bound[0] == Broadcast(bind(3)), "its age is s"
     assert not one.may_null()[0], "it has a bucket in round 3"
 
@@ -165,10 +179,10 @@ def test_late_learner_nulls_called_rounds_up_to_its_base_plus_s() -> None:
 def test_lockstep_nulls_only_for_an_absent_learner(s: int, straggler: Straggler) -> None:
     """R7, R8, R5: a computing learner never nulls; an absent one nulls as soon as somebody has bound."""
     one = machine(s=s, straggler=straggler)
-    one.start_step(1, 0.0)
-    assert one.receive(1, bind(1), 0.1) == []
-    assert one.receive(1, Call(round=1), 0.1) == []
-    effects = one.absent("paused", 0.2)
+    one.handle(StartStep(1), 0.0)
+    assert one.handle(MessageReceived(1, bind(1)), 0.1) == []
+    assert one.handle(MessageReceived(1, Call(round=1)), 0.1) == []
+    effects = one.handle(LearnerAbsent("paused"), 0.2)
     assert effects == [
         StepDropped(1, "its learner is absent: paused (R5)"),
         Broadcast(Null(round=1)),
@@ -181,24 +195,24 @@ def test_lockstep_waits_for_a_learner_after_its_void_round() -> None:
     one = machine(s=0)
     for number in range(1, DEADLINE_STEPS_MIN + 1):
         step(one, number, 0.0, 0.1)
-        one.receive(1, bind(number, base=number - 1), 0.1)
-        one.receive(1, seal(number), 0.1)
+        one.handle(MessageReceived(1, bind(number, base=number - 1)), 0.1)
+        one.handle(MessageReceived(1, seal(number)), 0.1)
         results(one, number, 3, 2.0)
-        one.peer_complete(1, number, 0.1)
-        one.learner_applied(number, 0.1)
+        one.handle(CompleteAnnounced(1, number), 0.1)
+        one.handle(RoundApplied(number), 0.1)
     late = DEADLINE_STEPS_MIN + 1
-    one.start_step(late, 0.2)
-    one.bucket_ready(late, 0, 0.2, weight=1.0)
-    one.receive(1, bind(late, base=late - 1), 0.3)
-    one.receive(1, seal(late), 0.3)
-    assert ContributePoison(late, 1) in one.timer(9.0)
+    one.handle(StartStep(late), 0.2)
+    one.handle(BucketReady(late, 0, weight=1.0), 0.2)
+    one.handle(MessageReceived(1, bind(late, base=late - 1)), 0.3)
+    one.handle(MessageReceived(1, seal(late)), 0.3)
+    assert ContributePoison(late, 1) in one.handle(TimeReached(), 9.0)
     for bucket in range(2):
-        one.result_ready(late, bucket, 9.0, contributors=3, weight=2.0, poisoned=True, squared_norm=0.0)
+        one.handle(ResultReady(late, bucket, contributors=3, weight=2.0, poisoned=True, squared_norm=0.0), 9.0)
     assert one.complete == late
-    one.peer_complete(1, late, 9.0)
-    assert one.receive(1, bind(late + 1, base=late), 9.1) == []
-    one.seal(late, b"\x01", (0,), 9.2)
-    one.learner_applied(late, 9.2)
+    one.handle(CompleteAnnounced(1, late), 9.0)
+    assert one.handle(MessageReceived(1, bind(late + 1, base=late)), 9.1) == []
+    one.handle(StepSealed(late, b"\x01", (0,)), 9.2)
+    one.handle(RoundApplied(late), 9.2)
     assert Broadcast(bind(late + 1, base=late, step=late + 1)) in step(one, late + 1, 9.2, 9.3)
 
 
@@ -217,8 +231,8 @@ def test_call_when_late_or_blocked() -> None:
     one = machine(s=1)
     effects = step(one, 1, 0.0, 1.0)
     assert one.deadline() == 2.0
-    assert one.timer(1.9) == []
-    assert one.timer(2.0) == [Broadcast(Call(round=1))]
+    assert one.handle(TimeReached(), 1.9) == []
+    assert one.handle(TimeReached(), 2.0) == [Broadcast(Call(round=1))]
     assert one.deadline() is None
 
     one = machine(s=1)
@@ -233,41 +247,42 @@ def test_a_called_round_is_not_called_again() -> None:
     one = machine(members=3, s=1)
     step(one, 1, 0.0, 1.0)
     for message in (bind(1), seal(1), Call(round=1)):
-        one.receive(1, message, 1.0)
+        one.handle(MessageReceived(1, message), 1.0)
     assert one.deadline() is None
 
 
 def test_absent_learner_nulls_called_rounds_and_no_others() -> None:
     """R5: absent, a member nulls every called round; nobody starts an empty one."""
     one = machine(s=1)
-    assert one.absent("idle", 0.0) == []
-    one.receive(1, bind(1), 0.0)
+    assert one.handle(LearnerAbsent("idle"), 0.0) == []
+    one.handle(MessageReceived(1, bind(1)), 0.0)
     assert one.decided == 0
-    assert one.receive(1, Call(round=1), 0.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    assert one.handle(MessageReceived(1, Call(round=1)), 0.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]
     assert one.may_start() == (False, "absent: idle")
-    assert one.present(1.0) == [LearnerMayStart(0)]
+    assert one.handle(LearnerPresent(), 1.0) == []
+    assert one.may_start()[0]
 
 
 def test_gradient_older_than_s_is_dropped_before_it_binds() -> None:
     """R5: a gradient that would land with age > s is dropped by its own daemon; late buckets are ignored."""
     one, now_s = alone_of_two(s=1)
     base = one.applied
-    one.start_step(9, now_s)
-    one.receive(1, bind(base + 1, base), now_s)
-    one.receive(1, seal(base + 1), now_s)
-    one.receive(1, bind(base + 2, base), now_s)
-    one.receive(1, seal(base + 2), now_s)
-    one.receive(1, Call(round=base + 2), now_s)
+    one.handle(StartStep(9), now_s)
+    one.handle(MessageReceived(1, bind(base + 1, base)), now_s)
+    one.handle(MessageReceived(1, seal(base + 1)), now_s)
+    one.handle(MessageReceived(1, bind(base + 2, base)), now_s)
+    one.handle(MessageReceived(1, seal(base + 2)), now_s)
+    one.handle(MessageReceived(1, Call(round=base + 2)), now_s)
     assert one.decided == base + 1, "R4"
-    cut = one.timer(one.deadline() or 0.0)
+    cut = one.handle(TimeReached(), one.deadline() or 0.0)
     assert isinstance(cut[0], LearnerCutOff)
     assert cut[0].round is None
     assert cut[1:] == [Broadcast(Null(round=base + 2)), ContributeNothing(base + 2)]
-    late = one.bucket_ready(9, 0, now_s + 99, weight=1.0)
+    late = one.handle(BucketReady(9, 0, weight=1.0), now_s + 99)
     assert late == [StepDropped(9, "its gradient would be of age 2, 1 allowed (R5)")]
-    assert one.bucket_ready(9, 1, now_s + 99, weight=1.0) == []
+    assert one.handle(BucketReady(9, 1, weight=1.0), now_s + 99) == []
     assert not one.may_start()[0]
-    assert one.seal(9, b"\x01", (0,), now_s + 99) == []
+    assert one.handle(StepSealed(9, b"\x01", (0,)), now_s + 99) == []
     assert one.phase is Phase.BOUNDARY
 
 
@@ -276,11 +291,11 @@ def alone_of_two(s: int, steps: int = 5) -> tuple[RoundMachine, float]:
     one = machine(s=s)
     for number in range(1, steps + 1):
         step(one, number, float(number), number + 1.0)
-        one.receive(1, bind(number, number - 1), number + 1.0)
-        one.receive(1, seal(number), number + 1.0)
+        one.handle(MessageReceived(1, bind(number, number - 1)), number + 1.0)
+        one.handle(MessageReceived(1, seal(number)), number + 1.0)
         results(one, number, 0b11, 2.0, number + 1.0)
-        one.peer_complete(1, number, number + 1.0)
-        one.learner_applied(number, number + 1.0)
+        one.handle(CompleteAnnounced(1, number), number + 1.0)
+        one.handle(RoundApplied(number), number + 1.0)
     assert one.committed == steps
     assert one.rounds_kept == 0
     return one, steps + 1.0
@@ -290,12 +305,12 @@ def alone_of_two(s: int, steps: int = 5) -> tuple[RoundMachine, float]:
 def test_bound_learner_past_its_deadline_makes_the_round_void(s: int) -> None:
     """V2: poison for the missing buckets, the round is void, and what still comes of the step is ignored."""
     one, now_s = alone_of_two(s)
-    one.start_step(6, now_s)
-    one.bucket_ready(6, 1, now_s + 1.0, weight=1.0)
+    one.handle(StartStep(6), now_s)
+    one.handle(BucketReady(6, 1, weight=1.0), now_s + 1.0)
     while (at_s := one.deadline()) is not None and at_s < now_s + 4.0:
-        assert one.timer(at_s) == [Broadcast(Call(round=6))]
+        assert one.handle(TimeReached(), at_s) == [Broadcast(Call(round=6))]
     assert at_s == now_s + 4.0, "3 x the 95th percentile after the bind"
-    cut, poison, sealed = one.timer(at_s)[:3]
+    cut, poison, sealed = one.handle(TimeReached(), at_s)[:3]
     assert isinstance(cut, LearnerCutOff)
     assert cut.round == 6
     assert poison == ContributePoison(6, 0)
@@ -304,8 +319,8 @@ def test_bound_learner_past_its_deadline_makes_the_round_void(s: int) -> None:
     assert sealed.message.poison == Poison(
         bucket=0, parameter="", reason="step 6 passed its step deadline of 3.0 s (V2)"
     )
-    assert one.bucket_ready(6, 0, at_s + 9.0, weight=1.0) == []
-    one.seal(6, b"\x01", (0,), at_s + 9.0)
+    assert one.handle(BucketReady(6, 0, weight=1.0), at_s + 9.0) == []
+    one.handle(StepSealed(6, b"\x01", (0,)), at_s + 9.0)
     assert one.phase is Phase.BOUNDARY
 
 
@@ -315,9 +330,9 @@ def test_waiting_for_peers_is_not_held_against_a_learner() -> None:
     step(one, 6, now_s, now_s + 1.0)
     step(one, 7, now_s + 1.0, now_s + 2.0)
     assert not one.may_start()[0]
-    one.receive(1, Null(round=6), now_s + 2.0)
+    one.handle(MessageReceived(1, Null(round=6)), now_s + 2.0)
     while (at_s := one.deadline()) is not None:
-        assert one.timer(at_s) == [Broadcast(Call(round=7))]
+        assert one.handle(TimeReached(), at_s) == [Broadcast(Call(round=7))]
     results(one, 6, 0b01, 1.0, now_s + 50.0)
     assert one.deadline() == now_s + 53.0
 
@@ -328,20 +343,20 @@ def test_a_learner_that_hangs_in_its_first_steps_is_noticed(s: int) -> None:
     two steps it may wait for others, for as long as it takes."""
     one = machine(s=s)
     assert one.hangs_since_s is None, "round 1 has not begun"
-    one.start_step(1, 7.0)
+    one.handle(StartStep(1), 7.0)
     assert one.hangs_since_s == 7.0, "it hangs before its backward pass"
-    one.bucket_ready(1, 0, 8.0, weight=1.0)
+    one.handle(BucketReady(1, 0, weight=1.0), 8.0)
     assert one.hangs_since_s == 8.0, "it hangs in it"
-    one.bucket_ready(1, 1, 9.0, weight=1.0)
-    one.seal(1, b"\x01", (0,), 9.0)
+    one.handle(BucketReady(1, 1, weight=1.0), 9.0)
+    one.handle(StepSealed(1, b"\x01", (0,)), 9.0)
     assert (one.hangs_since_s is None) is (s == 0), "R1 holds it up"
-    one.receive(1, bind(1), 10.0)
-    one.receive(1, seal(1), 10.0)
+    one.handle(MessageReceived(1, bind(1)), 10.0)
+    one.handle(MessageReceived(1, seal(1)), 10.0)
     results(one, 1, 0b11, 2.0, 11.0)
     assert one.hangs_since_s == (11.0 if s == 0 else 9.0), "it is to apply the round"
-    one.learner_applied(1, 12.0)
+    one.handle(RoundApplied(1), 12.0)
     assert one.hangs_since_s == 12.0
-    one.absent("it waits for samples", 13.0)
+    one.handle(LearnerAbsent("it waits for samples"), 13.0)
     assert one.hangs_since_s is None
 
 
@@ -349,16 +364,16 @@ def test_a_learner_that_hangs_in_its_first_steps_is_noticed(s: int) -> None:
 def test_a_learner_that_has_made_its_first_steps_hangs_only_where_its_step_was_given_up(s: int) -> None:
     """V2: with s=0 each further round would wait for it. R7: an evaluation may take any time."""
     one, now_s = alone_of_two(s)
-    one.start_step(6, now_s)
+    one.handle(StartStep(6), now_s)
     assert one.hangs_since_s is None
-    one.bucket_ready(6, 0, now_s + 1.0, weight=1.0)
+    one.handle(BucketReady(6, 0, weight=1.0), now_s + 1.0)
     assert one.hangs_since_s is None
     while one.phase is not Phase.GIVEN_UP:
-        one.timer(one.deadline() or 0.0)
+        one.handle(TimeReached(), one.deadline() or 0.0)
     assert one.hangs_since_s == now_s + 1.0
-    one.absent("its process has ended", now_s + 2.0, gone=True)
-    one.absent("it loads", now_s + 3.0, loading=True)
-    one.present(now_s + 4.0)
+    one.handle(LearnerAbsent("its process has ended", gone=True), now_s + 2.0)
+    one.handle(LearnerAbsent("it loads", loading=True), now_s + 3.0)
+    one.handle(LearnerPresent(), now_s + 4.0)
     first_steps_s = None if s == 0 else now_s + 4.0  # with s=0 R1 holds it up: round 6 is not complete
     assert one.hangs_since_s == first_steps_s, "J3: another process has first steps, too"
 
@@ -373,9 +388,9 @@ def test_long_evaluation_in_lockstep_costs_nothing() -> None:
     """R5, R7: with s=0 a learner that is not bound has no deadline."""
     one, now_s = alone_of_two(s=0)
     assert one.deadline() is None
-    one.start_step(6, now_s)
+    one.handle(StartStep(6), now_s)
     assert one.deadline() is None
-    bound = one.bucket_ready(6, 0, now_s + 1000.0, weight=1.0)
+    bound = one.handle(BucketReady(6, 0, weight=1.0), now_s + 1000.0)
     assert bound == [Broadcast(bind(6, 5, step=6)), Contribute(6, 0)]
     assert one.deadline() == now_s + 1003.0
 
@@ -384,18 +399,18 @@ def test_long_evaluation_in_lockstep_costs_nothing() -> None:
 def test_bound_learner_that_goes_idle_makes_the_round_void(ready: int) -> None:
     """V2: also when every bucket has left, for its seal has not. Without a bucket the step was not bound."""
     one = machine(s=1)
-    one.start_step(1, 0.0)
+    one.handle(StartStep(1), 0.0)
     for bucket in range(ready):
-        one.bucket_ready(1, bucket, 0.5, weight=1.0)
-    effects = one.absent("idle", 0.6)
+        one.handle(BucketReady(1, bucket, weight=1.0), 0.5)
+    effects = one.handle(LearnerAbsent("idle"), 0.6)
     if not ready:
         assert effects == [StepDropped(1, "its learner is absent: idle (R5)")]
         return
     assert [effect for effect in effects if isinstance(effect, ContributePoison)] == [ContributePoison(1, 1)][
         ready - 1 :
     ]
-    one.receive(1, bind(1), 1.0)
-    one.receive(1, seal(1), 1.0)
+    one.handle(MessageReceived(1, bind(1)), 1.0)
+    one.handle(MessageReceived(1, seal(1)), 1.0)
     complete = results(one, 1, 0b11, 2.0)[0]
     assert isinstance(complete, RoundComplete)
     assert complete.void
@@ -406,15 +421,15 @@ def test_bound_learner_that_goes_idle_makes_the_round_void(ready: int) -> None:
 def test_poison_makes_the_round_void(source: str) -> None:
     """V1: a poisoned bucket makes the round void, counted, with parameter, bucket and rank named."""
     one = machine(s=1)
-    one.start_step(1, 0.0)
-    one.bucket_ready(1, 0, 0.1, weight=1.0)
-    own = one.bucket_ready(1, 1, 0.1, weight=1.0, poison=NAN if source == "own" else None)
+    one.handle(StartStep(1), 0.0)
+    one.handle(BucketReady(1, 0, weight=1.0), 0.1)
+    own = one.handle(BucketReady(1, 1, weight=1.0, poison=NAN if source == "own" else None), 0.1)
     assert own == [ContributePoison(1, 1) if source == "own" else Contribute(1, 1)]
-    one.seal(1, b"\x01", (0,), 0.3)
-    one.receive(1, bind(1), 0.3)
-    one.receive(1, seal(1, poison=NAN if source == "peer" else None), 0.3)
-    one.result_ready(1, 0, 0.4, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0)
-    complete = one.result_ready(1, 1, 0.4, contributors=0, weight=0.0, poisoned=True, squared_norm=0.0)[0]
+    one.handle(StepSealed(1, b"\x01", (0,)), 0.3)
+    one.handle(MessageReceived(1, bind(1)), 0.3)
+    one.handle(MessageReceived(1, seal(1, poison=NAN if source == "peer" else None)), 0.3)
+    one.handle(ResultReady(1, 0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0), 0.4)
+    complete = one.handle(ResultReady(1, 1, contributors=0, weight=0.0, poisoned=True, squared_norm=0.0), 0.4)[0]
     assert isinstance(complete, RoundComplete)
     assert complete.void
     who = {"own": {0: NAN}, "peer": {1: NAN}, "sum": {}}[source]
@@ -427,13 +442,13 @@ def test_poison_makes_the_round_void(source: str) -> None:
 def test_a_complete_round_holds_what_the_optimizer_needs() -> None:
     """W3, O3, O5: weights add up, parameters used by anybody, integer maxima, hyperparameters of the largest step."""
     one = machine(members=3, s=1)
-    one.start_step(5, 0.0)
+    one.handle(StartStep(5), 0.0)
     for bucket in (0, 1):
-        one.bucket_ready(5, bucket, 0.0, weight=3.0, hyperparameters=b"mine")
-    one.seal(5, b"\x01", (7,), 0.0)
-    one.receive(1, bind(1, weight=2.0, step=5, hyperparameters=b"theirs"), 0.0)
-    one.receive(1, seal(1, used=b"\x04", integers=(9,)), 0.0)
-    one.receive(2, Null(round=1), 0.0)
+        one.handle(BucketReady(5, bucket, weight=3.0, hyperparameters=b"mine"), 0.0)
+    one.handle(StepSealed(5, b"\x01", (7,)), 0.0)
+    one.handle(MessageReceived(1, bind(1, weight=2.0, step=5, hyperparameters=b"theirs")), 0.0)
+    one.handle(MessageReceived(1, seal(1, used=b"\x04", integers=(9,))), 0.0)
+    one.handle(MessageReceived(2, Null(round=1)), 0.0)
     complete = results(one, 1, 0b011, 5.0)[0]
     assert isinstance(complete, RoundComplete)
     assert (complete.void, complete.contributors, complete.weight) == (False, 0b011, 5.0)
@@ -445,14 +460,14 @@ def test_committed_is_what_every_member_has_announced() -> None:
     one = machine(members=3, s=1)
     step(one, 1, 0.0, 1.0)
     for rank in (1, 2):
-        one.receive(rank, bind(1), 1.0)
-        one.receive(rank, seal(1), 1.0)
+        one.handle(MessageReceived(rank, bind(1)), 1.0)
+        one.handle(MessageReceived(rank, seal(1)), 1.0)
     results(one, 1, 0b111, 3.0)
-    assert one.peer_complete(1, 1, 1.0) == []
+    assert one.handle(CompleteAnnounced(1, 1), 1.0) == []
     assert one.rounds_kept == 1
-    assert one.peer_complete(2, 1, 1.0) == [Committed(1)]
+    assert one.handle(CompleteAnnounced(2, 1), 1.0) == [Committed(1)]
     assert one.rounds_kept == 0
-    assert one.peer_complete(2, 0, 1.0) == [], "control overtakes frames: an older counter is no error"
+    assert one.handle(CompleteAnnounced(2, 0), 1.0) == [], "control overtakes frames: an older counter is no error"
 
 
 @pytest.mark.parametrize(("contributors", "weight"), [(0b01, 2.0), (0b11, 3.0)])
@@ -460,13 +475,13 @@ def test_results_must_show_what_the_binds_name(contributors: int, weight: float)
     """R2: one weight for each member and round, in every bucket and shard; otherwise the round never completes."""
     one = machine(s=1)
     step(one, 1, 0.0, 1.0)
-    one.receive(1, bind(1), 1.0)
-    one.receive(1, seal(1), 1.0)
+    one.handle(MessageReceived(1, bind(1)), 1.0)
+    one.handle(MessageReceived(1, seal(1)), 1.0)
     (error,) = results(one, 1, contributors, weight)
     assert isinstance(error, ProtocolError)
     assert error.rank is None
     assert one.complete == 0
-    assert one.timer(9.0) == []
+    assert one.handle(TimeReached(), 9.0) == []
 
 
 BOUND = bind(1)
@@ -500,9 +515,9 @@ def test_messages_that_break_the_rules(before: tuple[Bind | Seal | Null, ...], m
     """R0, R2, R3, G3, W2: refused with the member named, and nothing changes."""
     one = machine(s=1)
     for earlier in before:
-        assert not errors(one.receive(1, earlier, 0.0))
+        assert not errors(one.handle(MessageReceived(1, earlier), 0.0))
     kept = one.rounds_kept
-    (error,) = one.receive(1, message, 0.0)
+    (error,) = one.handle(MessageReceived(1, message), 0.0)
     assert isinstance(error, ProtocolError)
     assert error.rank == 1
     assert rule in error.text
@@ -512,30 +527,32 @@ def test_messages_that_break_the_rules(before: tuple[Bind | Seal | Null, ...], m
 def test_complete_beyond_what_the_own_part_allows() -> None:
     """G3, G5: nobody can hold a round whole that this member has not ended."""
     one = machine()
-    assert errors(one.peer_complete(1, 1, 0.0))[0].rank == 1
+    assert errors(one.handle(CompleteAnnounced(1, 1), 0.0))[0].rank == 1
     assert one.committed == 0
 
 
 def test_a_learner_that_breaks_the_contract_is_named() -> None:
     """Errors of the local learner and executor name the own rank and change nothing."""
     one = machine()
-    assert errors(one.bucket_ready(1, 0, 0.0, weight=1.0))
-    assert errors(one.seal(1, b"\x00", (0,), 0.0))
-    assert errors(one.present(0.0))
-    assert errors(one.result_ready(1, 0, 0.0, contributors=1, weight=1.0, poisoned=False, squared_norm=0.0))
-    one.start_step(1, 0.0)
-    assert errors(one.bucket_ready(1, 2, 0.0, weight=1.0))
-    assert errors(one.bucket_ready(1, 0, 0.0, weight=float("nan")))
-    assert errors(one.bucket_ready(1, 0, 0.0, weight=0.0))
-    assert errors(one.bucket_ready(2, 0, 0.0, weight=1.0))
-    assert errors(one.seal(1, b"\x00", (0,), 0.0))
-    one.bucket_ready(1, 0, 0.0, weight=1.0)
-    assert errors(one.bucket_ready(1, 0, 0.0, weight=1.0))
-    assert errors(one.seal(1, b"\x00", (0,), 0.0)) == [ProtocolError(0, "seal of step 1 without its buckets [1]")]
-    one.bucket_ready(1, 1, 0.0, weight=1.0)
-    assert errors(one.seal(1, b"", (0,), 0.0))
-    assert not errors(one.seal(1, b"\x00", (0,), 0.0))
-    assert errors(one.result_ready(1, 2, 0.0, contributors=1, weight=1.0, poisoned=False, squared_norm=0.0))
+    assert errors(one.handle(BucketReady(1, 0, weight=1.0), 0.0))
+    assert errors(one.handle(StepSealed(1, b"\x00", (0,)), 0.0))
+    assert errors(one.handle(LearnerPresent(), 0.0))
+    assert errors(one.handle(ResultReady(1, 0, contributors=1, weight=1.0, poisoned=False, squared_norm=0.0), 0.0))
+    one.handle(StartStep(1), 0.0)
+    assert errors(one.handle(BucketReady(1, 2, weight=1.0), 0.0))
+    assert errors(one.handle(BucketReady(1, 0, weight=float("nan")), 0.0))
+    assert errors(one.handle(BucketReady(1, 0, weight=0.0), 0.0))
+    assert errors(one.handle(BucketReady(2, 0, weight=1.0), 0.0))
+    assert errors(one.handle(StepSealed(1, b"\x00", (0,)), 0.0))
+    one.handle(BucketReady(1, 0, weight=1.0), 0.0)
+    assert errors(one.handle(BucketReady(1, 0, weight=1.0), 0.0))
+    assert errors(one.handle(StepSealed(1, b"\x00", (0,)), 0.0)) == [
+        ProtocolError(0, "seal of step 1 without its buckets [1]")
+    ]
+    one.handle(BucketReady(1, 1, weight=1.0), 0.0)
+    assert errors(one.handle(StepSealed(1, b"", (0,)), 0.0))
+    assert not errors(one.handle(StepSealed(1, b"\x00", (0,)), 0.0))
+    assert errors(one.handle(ResultReady(1, 2, contributors=1, weight=1.0, poisoned=False, squared_norm=0.0), 0.0))
     assert one.phase is Phase.BOUNDARY
 
 
@@ -543,7 +560,7 @@ def other(of: RoundMachine, *rounds: int, base: int = 0) -> None:
     """Rank 1 contributes to these rounds."""
     for round_ in rounds:
         for message in (bind(round_, base, step=round_), seal(round_)):
-            assert not errors(of.receive(1, message, 0.0))
+            assert not errors(of.handle(MessageReceived(1, message), 0.0))
 
 
 def test_fixed_visibility_is_a_function_of_the_step() -> None:
@@ -553,16 +570,17 @@ def test_fixed_visibility_is_a_function_of_the_step() -> None:
     other(one, 1)
     results(one, 1, 0b11, 2.0)
     assert (one.complete, one.visible) == (1, 0)
-    assert errors(one.learner_applied(1, 1.0)), "no earlier"
+    assert errors(one.handle(RoundApplied(1), 1.0)), "no earlier"
     assert one.may_start()[0]
-    one.start_step(2, 1.0)
+    one.handle(StartStep(2), 1.0)
     for bucket in (0, 1):
-        one.bucket_ready(2, bucket, 1.0, weight=1.0)
+        one.handle(BucketReady(2, bucket, weight=1.0), 1.0)
     assert one.visible == 1, "its result may be laid out while the step is still computed"
-    assert errors(one.learner_applied(1, 1.0)), "R1: and applied at the boundary"
-    one.seal(2, b"\x01", (0,), 2.0)
+    assert errors(one.handle(RoundApplied(1), 1.0)), "R1: and applied at the boundary"
+    one.handle(StepSealed(2, b"\x01", (0,)), 2.0)
     assert one.may_start() == (False, "it has applied 0 of the 1 rounds that are to be applied first"), "no later"
-    assert one.learner_applied(1, 2.0) == [LearnerMayStart(1)]
+    assert one.handle(RoundApplied(1), 2.0) == []
+    assert one.may_start()[0]
     step(one, 3, 2.0, 3.0)
     assert one.may_start()[1].startswith("2 rounds ahead, 1 allowed: round 2 waits for rank 1")
 
@@ -575,12 +593,15 @@ def test_fixed_visibility_is_lifted_for_a_flush() -> None:
         other(one, number)
         results(one, number, 0b11, 2.0)
     assert (one.complete, one.visible) == (2, 0)
-    one.absent("in a barrier", 3.0)
+    one.handle(LearnerAbsent("in a barrier"), 3.0)
     assert one.visible == 2
-    assert not errors(one.learner_applied(2, 3.0))
-    assert one.receive(1, bind(3, 2, step=3), 3.0) == [Committed(2)], "fixed: it is not passed over, it will be back"
+    assert not errors(one.handle(RoundApplied(2), 3.0))
+    assert one.handle(MessageReceived(1, bind(3, 2, step=3)), 3.0) == [Committed(2)], (
+        "fixed: it is not passed over, it will be back"
+    )
     assert one.may_null() == (False, "its learner is absent, and every round waits for it (R8)")
-    assert one.present(3.0) == [LearnerMayStart(2)]
+    assert one.handle(LearnerPresent(), 3.0) == []
+    assert one.may_start()[0]
     bound = step(one, 3, 3.0, 4.0)[0]
     assert bound == Broadcast(bind(3, 2, step=3))
     assert one.visible == 1
@@ -590,9 +611,9 @@ def test_fixed_visibility_is_lifted_for_a_flush() -> None:
 def test_fixed_visibility_passes_over_who_has_gone() -> None:
     """R5, R8: the others go on without a learner that has finished; `absent` again says that an absent one has."""
     one = machine(s=1, straggler="wait", visibility="fixed")
-    one.absent("in a barrier", 0.0)
-    assert one.receive(1, bind(1), 0.0) == []
-    assert one.absent("finished", 1.0, gone=True) == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    one.handle(LearnerAbsent("in a barrier"), 0.0)
+    assert one.handle(MessageReceived(1, bind(1)), 0.0) == []
+    assert one.handle(LearnerAbsent("finished", gone=True), 1.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]
     assert one.may_start() == (False, "absent: finished")
 
 
@@ -600,14 +621,14 @@ def test_fixed_visibility_passes_over_who_has_gone() -> None:
 def test_an_absent_learner_is_passed_over_as_far_as_its_rounds_can_be_kept(gone: bool) -> None:
     """R5, M1: no further than `unapplied_max` rounds beyond those it has applied, unless none will ever be."""
     one = machine(s=1, unapplied_max=3)
-    one.absent("stopped", 0.0, gone=gone)
+    one.handle(LearnerAbsent("stopped", gone=gone), 0.0)
     for number in range(1, 6):
-        one.receive(1, bind(number, base=number - 1), 0.0)
-        one.receive(1, seal(number), 0.0)
-        one.receive(1, Call(round=number), 0.0)
+        one.handle(MessageReceived(1, bind(number, base=number - 1)), 0.0)
+        one.handle(MessageReceived(1, seal(number)), 0.0)
+        one.handle(MessageReceived(1, Call(round=number)), 0.0)
         if one.decided == number:
             results(one, number, 0b10, 1.0)
-            one.peer_complete(1, number, 0.0)
+            one.handle(CompleteAnnounced(1, number), 0.0)
         if not gone and number == 4:
             break
     if gone:
@@ -615,26 +636,28 @@ def test_an_absent_learner_is_passed_over_as_far_as_its_rounds_can_be_kept(gone:
         return
     assert one.decided == 3
     assert one.may_null() == (False, "its learner has applied 0: rounds up to 3 can be kept for it")
-    assert one.learner_applied(1, 1.0) == [Broadcast(Null(round=4)), ContributeNothing(4)]
+    assert one.handle(RoundApplied(1), 1.0) == [Broadcast(Null(round=4)), ContributeNothing(4)]
 
 
 def test_a_bind_carries_what_goes_with_it() -> None:
     """X1, X2, X4a: sample blocks, the claim and batch sizes are those of the first bucket."""
     one = machine()
     block = SampleBlock(epoch=0, first=0, end=8)
-    one.start_step(1, 0.0)
-    (sent, _) = one.bucket_ready(1, 0, 0.0, weight=8.0, samples=(block,), claim=3, sizes=(8, 4))
+    one.handle(StartStep(1), 0.0)
+    (sent, _) = one.handle(BucketReady(1, 0, weight=8.0, samples=(block,), claim=3, sizes=(8, 4)), 0.0)
     assert sent == Broadcast(Bind(round=1, step=1, base=0, weight=8.0, samples=(block,), claim=3, sizes=(8, 4)))
-    assert one.bucket_ready(1, 1, 0.0, weight=8.0, claim=9) == [Contribute(1, 1)]
+    assert one.handle(BucketReady(1, 1, weight=8.0, claim=9), 0.0) == [Contribute(1, 1)]
 
 
 def test_a_step_that_was_left_begins_again_under_its_number() -> None:
     """R5: a learner that goes idle in a step without a gradient has it dropped; begun again, its buckets count."""
     one = machine(s=1)
-    one.start_step(4, 0.0)
-    assert one.absent("waits for samples", 0.1) == [StepDropped(4, "its learner is absent: waits for samples (R5)")]
-    assert one.bucket_ready(4, 0, 0.2, weight=1.0) == [], "of the first try"
-    one.present(1.0)
+    one.handle(StartStep(4), 0.0)
+    assert one.handle(LearnerAbsent("waits for samples"), 0.1) == [
+        StepDropped(4, "its learner is absent: waits for samples (R5)")
+    ]
+    assert one.handle(BucketReady(4, 0, weight=1.0), 0.2) == [], "of the first try"
+    one.handle(LearnerPresent(), 1.0)
     assert Broadcast(bind(1, step=4)) in step(one, 4, 1.0, 2.0)
 
 
@@ -642,30 +665,32 @@ def test_a_step_that_was_left_begins_again_under_its_number() -> None:
 def test_a_learner_goes_on_after_it_was_cut_off(ready: int) -> None:
     """V2, R5: nulls moved d while its step was given up; at its boundary it catches up, and its next step counts."""
     one, now_s = alone_of_two(s=2)
-    one.start_step(6, now_s)
+    one.handle(StartStep(6), now_s)
     for bucket in range(ready):
-        one.bucket_ready(6, bucket, now_s, weight=1.0)
+        one.handle(BucketReady(6, bucket, weight=1.0), now_s)
     for number in (6, 7, 8):
-        one.receive(1, bind(number, base=5, step=number), now_s)
-        one.receive(1, seal(number), now_s)
-    one.receive(1, Call(round=8), now_s)
+        one.handle(MessageReceived(1, bind(number, base=5, step=number)), now_s)
+        one.handle(MessageReceived(1, seal(number)), now_s)
+    one.handle(MessageReceived(1, Call(round=8)), now_s)
     while one.phase in (Phase.COMPUTING, Phase.BOUND) and one.decided < 8:
-        one.timer(one.deadline() or 0.0)
+        one.handle(TimeReached(), one.deadline() or 0.0)
     assert one.decided == 8
     later_s = now_s + 100.0
     if not ready:
-        assert isinstance(one.bucket_ready(6, 0, later_s, weight=1.0)[0], StepDropped)
-    one.bucket_ready(6, 1, later_s, weight=1.0)
-    assert not errors(one.seal(6, b"\x01", (0,), later_s))
+        assert isinstance(one.handle(BucketReady(6, 0, weight=1.0), later_s)[0], StepDropped)
+    one.handle(BucketReady(6, 1, weight=1.0), later_s)
+    assert not errors(one.handle(StepSealed(6, b"\x01", (0,)), later_s))
     assert one.may_start()[1].startswith("3 rounds ahead, 2 allowed: round 6 waits for the results")
     for number in (6, 7, 8):
         for bucket in range(2):
             void = number == 6 and ready == 1
             contributors, weight = (0b11, 2.0) if void else (0b10, 1.0)
-            one.result_ready(
-                number, bucket, later_s, contributors=contributors, weight=weight, poisoned=void, squared_norm=0.0
+            one.handle(
+                ResultReady(number, bucket, contributors=contributors, weight=weight, poisoned=void, squared_norm=0.0),
+                later_s,
             )
-    assert one.learner_applied(8, later_s) == [LearnerMayStart(8)]
+    assert one.handle(RoundApplied(8), later_s) == []
+    assert one.may_start()[0]
     assert Broadcast(bind(9, base=8, step=7)) in step(one, 7, later_s, later_s + 1.0)
 
 
@@ -673,12 +698,12 @@ def test_waiting_says_for_whom_and_why() -> None:
     """What a daemon can know of the others: computing in the round, not yet in it, or results on their way."""
     one = machine(members=4, s=1)
     step(one, 1, 0.0, 1.0)
-    one.receive(1, bind(1, step=3), 1.0)
-    one.receive(2, bind(1, step=2), 1.0)
-    one.receive(2, seal(1), 1.0)
-    one.receive(3, Null(round=1), 1.0)
+    one.handle(MessageReceived(1, bind(1, step=3)), 1.0)
+    one.handle(MessageReceived(2, bind(1, step=2)), 1.0)
+    one.handle(MessageReceived(2, seal(1)), 1.0)
+    one.handle(MessageReceived(3, Null(round=1)), 1.0)
     assert one.waiting() == "round 1 waits for rank 1: it computes step 3 on base 0"
-    one.receive(1, seal(1), 1.0)
+    one.handle(MessageReceived(1, seal(1)), 1.0)
     assert one.waiting() == "round 1 waits for the results of 2 of 2 buckets"
     results(one, 1, 0b111, 3.0)
     late = (
@@ -696,8 +721,8 @@ def test_the_squared_norm_of_a_round() -> None:
         one = machine(s=1)
         step(one, 1, 0.0, 1.0)
         other(one, 1)
-        one.result_ready(1, 1, 0.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=1e-16)
-        (done,) = one.result_ready(1, 0, 0.0, contributors=0b11, weight=2.0, poisoned=poisoned, squared_norm=1.0)
+        one.handle(ResultReady(1, 1, contributors=0b11, weight=2.0, poisoned=False, squared_norm=1e-16), 0.0)
+        (done,) = one.handle(ResultReady(1, 0, contributors=0b11, weight=2.0, poisoned=poisoned, squared_norm=1.0), 0.0)
         assert isinstance(done, RoundComplete)
         assert done.squared_norm == (0.0 if poisoned else 1.0 + 1e-16)
 
@@ -723,14 +748,14 @@ def test_what_made_a_round_void(
 ) -> None:
     """O6, V1, V2: an overflow of a scaler and a lost learner are no error; a gradient that is not finite is one."""
     one = machine(s=1)
-    one.start_step(1, 0.0)
+    one.handle(StartStep(1), 0.0)
     for bucket in range(2):
-        one.bucket_ready(1, bucket, 0.0, weight=1.0, poison=own[bucket] if bucket < len(own) else None)
-    one.seal(1, b"\x01", (0,), 0.0)
-    one.receive(1, bind(1), 0.0)
-    one.receive(1, seal(1, poison=theirs), 0.0)
-    one.result_ready(1, 0, 0.0, contributors=0b11, weight=2.0, poisoned=True, squared_norm=0.0)
-    (done,) = one.result_ready(1, 1, 0.0, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0)
+        one.handle(BucketReady(1, bucket, weight=1.0, poison=own[bucket] if bucket < len(own) else None), 0.0)
+    one.handle(StepSealed(1, b"\x01", (0,)), 0.0)
+    one.handle(MessageReceived(1, bind(1)), 0.0)
+    one.handle(MessageReceived(1, seal(1, poison=theirs)), 0.0)
+    one.handle(ResultReady(1, 0, contributors=0b11, weight=2.0, poisoned=True, squared_norm=0.0), 0.0)
+    (done,) = one.handle(ResultReady(1, 1, contributors=0b11, weight=2.0, poisoned=False, squared_norm=0.0), 0.0)
     assert isinstance(done, RoundComplete)
     assert done.void
     assert (done.overflow, done.not_finite) == (overflow, not_finite)
@@ -759,12 +784,12 @@ def test_no_message_raises_or_makes_the_machine_grow(
     """Whatever two members send, nothing raises, the own decisions stay in order, and memory stays bounded."""
     one = machine(members=3, s=s)
     if absent:
-        one.absent("idle", 0.0)
+        one.handle(LearnerAbsent("idle"), 0.0)
     for rank, sent in inputs:
         if isinstance(sent, int):
-            one.peer_complete(rank, sent, 0.0)
+            one.handle(CompleteAnnounced(rank, sent), 0.0)
         else:
-            one.receive(rank, sent, 0.0)
+            one.handle(MessageReceived(rank, sent), 0.0)
         assert one.rounds_kept <= 3 * (s + 1)
         assert one.decided <= one.complete + s + 1
 
@@ -810,9 +835,9 @@ def test_late_after_formula() -> None:
 def test_calls_follow_the_round_trip_of_now() -> None:
     """R3: no call before a bind and its answer can have been on their ways."""
     one = machine(s=1)
-    one.note_round_trip(3.0, 0.0)
-    one.start_step(1, 0.0)
-    one.bucket_ready(1, 0, 0.1, weight=1.0)
+    one.handle(RoundTripMeasured(3.0), 0.0)
+    one.handle(StartStep(1), 0.0)
+    one.handle(BucketReady(1, 0, weight=1.0), 0.1)
     assert one.deadline() == pytest.approx(6.1)
 
 

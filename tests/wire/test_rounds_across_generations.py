@@ -12,9 +12,24 @@ from meshwire.rounds.effects import (
     ContributeNothing,
     ContributePoison,
     Effect,
-    LearnerMayStart,
     ProtocolError,
     RoundComplete,
+)
+from meshwire.rounds.inputs import (
+    BaseLoaded,
+    BucketReady,
+    CompleteAnnounced,
+    FenceRaised,
+    GenerationEntered,
+    LearnerAbsent,
+    LearnerPresent,
+    MessageReceived,
+    ResultReady,
+    RoundApplied,
+    RoundServed,
+    StartStep,
+    StepSealed,
+    TimeReached,
 )
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
@@ -58,10 +73,10 @@ def seal(round_: int, poison: Poison | None = None) -> Seal:
 
 
 def step(of: RoundMachine, number: int, poison: Poison | None = None) -> list[Effect]:
-    effects = of.start_step(number, 0.0)
+    effects = of.handle(StartStep(number), 0.0)
     for bucket in range(of.settings.buckets):
-        effects += of.bucket_ready(number, bucket, 0.0, weight=1.0, poison=None if bucket else poison)
-    return effects + of.seal(number, b"\x01", (), 0.0)
+        effects += of.handle(BucketReady(number, bucket, weight=1.0, poison=None if bucket else poison), 0.0)
+    return effects + of.handle(StepSealed(number, b"\x01", ()), 0.0)
 
 
 def whole(of: RoundMachine, round_: int, *, without: tuple[int, ...] = (), base: int = 0) -> list[Effect]:
@@ -69,10 +84,10 @@ def whole(of: RoundMachine, round_: int, *, without: tuple[int, ...] = (), base:
     effects: list[Effect] = []
     others = [rank for rank in of.settings.ranks if rank != of.settings.rank and rank not in without]
     for rank in others:
-        effects += of.receive(rank, bind(round_, base, step=round_), 0.0)
-        effects += of.receive(rank, seal(round_), 0.0)
+        effects += of.handle(MessageReceived(rank, bind(round_, base, step=round_)), 0.0)
+        effects += of.handle(MessageReceived(rank, seal(round_)), 0.0)
     for rank in without:
-        effects += of.receive(rank, Null(round=round_), 0.0)
+        effects += of.handle(MessageReceived(rank, Null(round=round_)), 0.0)
     contributors = sum(1 << rank for rank in (*others, of.settings.rank))
     return effects + results(of, round_, contributors, float(len(others) + 1))
 
@@ -80,8 +95,8 @@ def whole(of: RoundMachine, round_: int, *, without: tuple[int, ...] = (), base:
 def results(of: RoundMachine, round_: int, contributors: int, weight: float) -> list[Effect]:
     effects: list[Effect] = []
     for bucket in range(of.settings.buckets):
-        effects += of.result_ready(
-            round_, bucket, 0.0, contributors=contributors, weight=weight, poisoned=False, squared_norm=1.0
+        effects += of.handle(
+            ResultReady(round_, bucket, contributors=contributors, weight=weight, poisoned=False, squared_norm=1.0), 0.0
         )
     return effects
 
@@ -100,15 +115,15 @@ def errors(effects: list[Effect]) -> list[str]:
 def test_nothing_completes_in_the_fence() -> None:
     """G2: neither by what others say, nor by the own learner's seal, which may be all that a round still lacked."""
     one = machine((0, 1))
-    one.start_step(1, 0.0)
+    one.handle(StartStep(1), 0.0)
     for bucket in (0, 1):
-        one.bucket_ready(1, bucket, 0.0, weight=1.0)
+        one.handle(BucketReady(1, bucket, weight=1.0), 0.0)
     assert not completed(whole(one, 1))
-    one.fence(0.0)
-    sealed = one.seal(1, b"\x01", (), 0.0)
-    assert sealed == [Broadcast(seal(1)), LearnerMayStart(0)], "the learner goes on; what is told is told again"
+    one.handle(FenceRaised(), 0.0)
+    sealed = one.handle(StepSealed(1, b"\x01", ()), 0.0)
+    assert sealed == [Broadcast(seal(1))], "the learner goes on; what is told is told again"
     assert (one.complete, one.phase) == (0, Phase.BOUNDARY)
-    assert one.enter((0, 1), 0, {1: 0}, 0.0)[-1] == Broadcast(seal(1))
+    assert one.handle(GenerationEntered((0, 1), 0, {1: 0}), 0.0)[-1] == Broadcast(seal(1))
     assert completed(whole(one, 1))
 
 
@@ -116,10 +131,10 @@ def test_nobody_is_heard_in_the_fence() -> None:
     """G2: frames of the old generation are still on their way; they are no errors and change nothing."""
     one = machine((0, 1))
     step(one, 1)
-    one.fence(0.0)
+    one.handle(FenceRaised(), 0.0)
     for message in (bind(1), seal(1), Call(round=1), Null(round=9)):
-        assert one.receive(1, message, 0.0) == []
-    assert one.peer_complete(1, 1, 0.0) == []
+        assert one.handle(MessageReceived(1, message), 0.0) == []
+    assert one.handle(CompleteAnnounced(1, 1), 0.0) == []
     assert results(one, 1, 3, 2.0) == []
     assert one.deadline() is None, "and no call is due"
     assert (one.complete, one.committed) == (0, 0)
@@ -140,15 +155,15 @@ def test_a_laggard_is_served_up_to_the_cut() -> None:
     step(one, 3)
     for round_ in (2, 3):  # of which it has everything, but not of round 1
         for message in (bind(1), seal(1)) if round_ == 2 else ():
-            one.receive(1, message, 0.0)
-        one.receive(1, bind(round_, step=round_), 0.0)
-        one.receive(1, seal(round_), 0.0)
+            one.handle(MessageReceived(1, message), 0.0)
+        one.handle(MessageReceived(1, bind(round_, step=round_)), 0.0)
+        one.handle(MessageReceived(1, seal(round_)), 0.0)
         results(one, round_, 3, 2.0)
-    one.fence(0.0)
+    one.handle(FenceRaised(), 0.0)
     served = done(1, {0: bind(1), 1: bind(1)})
-    assert completed(one.served(served, 0.0)) == [served]
+    assert completed(one.handle(RoundServed(served), 0.0)) == [served]
     assert one.complete == 1, "the cut may be here, however much it holds itself"
-    assert not errors(one.enter((0, 1), 1, {1: 1}, 0.0))
+    assert not errors(one.handle(GenerationEntered((0, 1), 1, {1: 1}), 0.0))
     assert one.complete == 1, "round 2 re-runs"
 
 
@@ -166,10 +181,10 @@ def test_a_round_of_another_history_is_not_taken(served: RoundComplete, said: st
     """G4: who was passed over must load anew, or its contribution would count nowhere and its view count on it."""
     one = machine()
     step(one, 1)
-    one.receive(1, bind(1), 0.0)
-    one.receive(2, Null(round=1), 0.0)
-    one.fence(0.0)
-    (error,) = errors(one.served(served, 0.0))
+    one.handle(MessageReceived(1, bind(1)), 0.0)
+    one.handle(MessageReceived(2, Null(round=1)), 0.0)
+    one.handle(FenceRaised(), 0.0)
+    (error,) = errors(one.handle(RoundServed(served), 0.0))
     assert said in error
     assert one.complete == 0
 
@@ -177,17 +192,19 @@ def test_a_round_of_another_history_is_not_taken(served: RoundComplete, said: st
 def test_nobody_is_served_a_round_that_needs_its_own_part() -> None:
     """G3, G2."""
     one = machine()
-    assert "has not left" in errors(one.served(done(1, {1: bind(1)}), 0.0))[0]
-    one.fence(0.0)
-    assert "not added its part" in errors(one.served(done(1, {1: bind(1)}), 0.0))[0]
+    assert "has not left" in errors(one.handle(RoundServed(done(1, {1: bind(1)})), 0.0))[0]
+    one.handle(FenceRaised(), 0.0)
+    assert "not added its part" in errors(one.handle(RoundServed(done(1, {1: bind(1)})), 0.0))[0]
 
 
 # G6: entering.
 
 
 def entering(one: RoundMachine, ranks: tuple[int, ...] = (0, 1), **completes: int) -> list[Effect]:
-    one.fence(0.0)
-    return one.enter(ranks, one.complete, {int(rank[1:]): round_ for rank, round_ in completes.items()}, 0.0)
+    one.handle(FenceRaised(), 0.0)
+    return one.handle(
+        GenerationEntered(ranks, one.complete, {int(rank[1:]): round_ for rank, round_ in completes.items()}), 0.0
+    )
 
 
 def at_boundary(one: RoundMachine) -> list[Effect]:
@@ -195,13 +212,13 @@ def at_boundary(one: RoundMachine) -> list[Effect]:
 
 
 def half_bound(one: RoundMachine) -> list[Effect]:
-    one.start_step(1, 0.0)
-    return one.bucket_ready(1, 1, 0.0, weight=1.0)
+    one.handle(StartStep(1), 0.0)
+    return one.handle(BucketReady(1, 1, weight=1.0), 0.0)
 
 
 def half_poisoned(one: RoundMachine) -> list[Effect]:
-    one.start_step(1, 0.0)
-    return one.bucket_ready(1, 1, 0.0, weight=1.0, poison=NAN)
+    one.handle(StartStep(1), 0.0)
+    return one.handle(BucketReady(1, 1, weight=1.0, poison=NAN), 0.0)
 
 
 def poisoned(one: RoundMachine) -> list[Effect]:
@@ -209,27 +226,27 @@ def poisoned(one: RoundMachine) -> list[Effect]:
 
 
 def given_up(one: RoundMachine) -> list[Effect]:
-    return half_bound(one) + one.absent("it has finished", 0.0, gone=True)
+    return half_bound(one) + one.handle(LearnerAbsent("it has finished", gone=True), 0.0)
 
 
 def died(one: RoundMachine) -> list[Effect]:
-    return half_bound(one) + one.absent("it died", 0.0, gone=True, rests=True)
+    return half_bound(one) + one.handle(LearnerAbsent("it died", gone=True, rests=True), 0.0)
 
 
 def passed_over(one: RoundMachine) -> list[Effect]:
-    one.absent("idle", 0.0)
-    one.receive(2, bind(1), 0.0)
-    return one.receive(2, Call(round=1), 0.0)
+    one.handle(LearnerAbsent("idle"), 0.0)
+    one.handle(MessageReceived(2, bind(1)), 0.0)
+    return one.handle(MessageReceived(2, Call(round=1)), 0.0)
 
 
 def several(one: RoundMachine) -> list[Effect]:
     effects = step(one, 1, poison=NAN) + step(one, 2)
-    one.start_step(3, 0.0)
-    return effects + one.bucket_ready(3, 0, 0.0, weight=1.0)
+    one.handle(StartStep(3), 0.0)
+    return effects + one.handle(BucketReady(3, 0, weight=1.0), 0.0)
 
 
 def idle_and_computing(one: RoundMachine) -> list[Effect]:
-    return one.start_step(1, 0.0)
+    return one.handle(StartStep(1), 0.0)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +268,7 @@ def test_own_decisions_are_told_again(before: Callable[[RoundMachine], list[Effe
     again = entering(one, (0, 1, 2) if twice else (0, 1))
     if twice:
         again = entering(one)
-    assert [effect for effect in again if not isinstance(effect, LearnerMayStart)] == told
+    assert again == told
     assert (one.phase, one.decided, one.complete) == (phase, decided, 0)
 
 
@@ -259,13 +276,13 @@ def test_who_computes_no_more_takes_back_what_it_had_bound() -> None:
     """X3: its samples were dealt to others when its rank left those that compute: no round above the cut has them."""
     one = machine()
     step(one, 1)
-    one.absent("it died", 0.0, loading=True)
-    one.fence(0.0)
-    effects = one.enter((0, 1), 0, {}, 0.0, computes=False)
+    one.handle(LearnerAbsent("it died", loading=True), 0.0)
+    one.handle(FenceRaised(), 0.0)
+    effects = one.handle(GenerationEntered((0, 1), 0, {}, computes=False), 0.0)
     assert effects == [Broadcast(Null(round=1)), ContributeNothing(1)]
     assert one.decided == 1
-    one.fence(0.0)
-    assert one.enter((0, 1), 0, {}, 0.0) == effects, "and it stays taken back"
+    one.handle(FenceRaised(), 0.0)
+    assert one.handle(GenerationEntered((0, 1), 0, {}), 0.0) == effects, "and it stays taken back"
 
 
 @pytest.mark.parametrize("s", [0, 2])
@@ -274,32 +291,32 @@ def test_a_learner_that_dies_costs_the_others_no_round(s: int, ready: int) -> No
     """V2, G6: what it had bound stays open, called or not, until its rank rests: then the round runs again without it.
     The others' parts are in it, and its samples are not, for they are dealt again (X3)."""
     one, other = machine(s=s), machine(rank=1, s=s)
-    one.start_step(1, 0.0)
+    one.handle(StartStep(1), 0.0)
     for bucket in range(ready):
-        for effect in one.bucket_ready(1, bucket, 0.0, weight=1.0):
+        for effect in one.handle(BucketReady(1, bucket, weight=1.0), 0.0):
             if isinstance(effect, Broadcast):
-                other.receive(0, effect.message, 0.0)
+                other.handle(MessageReceived(0, effect.message), 0.0)
     step(other, 1)
-    assert one.absent("it died", 0.0, gone=True, rests=True) == [], "no poison, and no seal"
+    assert one.handle(LearnerAbsent("it died", gone=True, rests=True), 0.0) == [], "no poison, and no seal"
     for round_ in (1, 2) if s else (1,):
         for message in (bind(round_), seal(round_), Call(round=round_)):
-            assert one.receive(2, message, 0.0) == [], "nor can it null what comes after"
-            other.receive(2, message, 0.0)
+            assert one.handle(MessageReceived(2, message), 0.0) == [], "nor can it null what comes after"
+            other.handle(MessageReceived(2, message), 0.0)
     assert not one.may_null()[0]
     assert "V2" in one.may_null()[1]
     results(other, 1, 0b111, 3.0)
     assert other.complete == 0, "its seal is all that the round lacks"
-    one.absent("it loads the state of the others", 0.0, loading=True)
-    one.fence(0.0)
-    other.fence(0.0)
-    nulled = one.enter((0, 1, 2), 0, {}, 0.0, computes=False)
+    one.handle(LearnerAbsent("it loads the state of the others", loading=True), 0.0)
+    one.handle(FenceRaised(), 0.0)
+    other.handle(FenceRaised(), 0.0)
+    nulled = one.handle(GenerationEntered((0, 1, 2), 0, {}, computes=False), 0.0)
     assert nulled == [Broadcast(Null(round=1)), ContributeNothing(1)]
-    other.enter((0, 1, 2), 0, {}, 0.0)
+    other.handle(GenerationEntered((0, 1, 2), 0, {}), 0.0)
     for each, rank in ((one, 1), (other, 0)):
-        each.receive(rank, bind(1) if rank else Null(round=1), 0.0)
-        each.receive(rank, seal(1), 0.0) if rank else []
-        each.receive(2, bind(1), 0.0)
-        each.receive(2, seal(1), 0.0)
+        each.handle(MessageReceived(rank, bind(1) if rank else Null(round=1)), 0.0)
+        each.handle(MessageReceived(rank, seal(1)), 0.0) if rank else []
+        each.handle(MessageReceived(2, bind(1)), 0.0)
+        each.handle(MessageReceived(2, seal(1)), 0.0)
         (complete,) = completed(results(each, 1, 0b110, 2.0))
         assert (complete.void, complete.contributors) == (False, 0b110)
 
@@ -308,10 +325,10 @@ def test_a_step_goes_on_in_the_next_generation() -> None:
     """G6: a learner that computes knows nothing of it."""
     one = machine()
     half_bound(one)
-    one.fence(0.0)
-    assert one.bucket_ready(1, 0, 0.0, weight=1.0) == [Contribute(1, 0)], "in the fence: kept"
-    assert one.enter((0, 1), 0, {}, 0.0) == [Broadcast(bind(1)), Contribute(1, 1), Contribute(1, 0)]
-    assert one.seal(1, b"\x01", (), 0.0)[0] == Broadcast(seal(1))
+    one.handle(FenceRaised(), 0.0)
+    assert one.handle(BucketReady(1, 0, weight=1.0), 0.0) == [Contribute(1, 0)], "in the fence: kept"
+    assert one.handle(GenerationEntered((0, 1), 0, {}), 0.0) == [Broadcast(bind(1)), Contribute(1, 1), Contribute(1, 0)]
+    assert one.handle(StepSealed(1, b"\x01", ()), 0.0)[0] == Broadcast(seal(1))
     (complete,) = completed(whole(one, 1))
     assert complete.contributors == 0b11
 
@@ -321,8 +338,8 @@ def test_the_others_begin_anew_at_the_cut() -> None:
     one = machine()
     step(one, 1)
     for rank in (1, 2):
-        one.receive(rank, bind(1), 0.0)
-        one.receive(rank, seal(1), 0.0)
+        one.handle(MessageReceived(rank, bind(1)), 0.0)
+        one.handle(MessageReceived(rank, seal(1)), 0.0)
     entering(one, (0, 2))
     assert one.waiting().startswith("round 1 waits for rank 2")
     assert one.settings.ranks == (0, 2)
@@ -334,11 +351,11 @@ def test_a_round_that_nobody_is_left_in_is_void() -> None:
     """G6: whoever nulled it tells so again, which is a call of it (R3): an absent member follows, and it ends."""
     one, other = machine(s=1, rank=0), machine(s=1, rank=1)
     for each in (one, other):
-        each.absent("idle", 0.0)
+        each.handle(LearnerAbsent("idle"), 0.0)
     for message in (bind(1), seal(1), bind(2), seal(2), Call(round=2)):
-        one.receive(2, message, 0.0)  # rank 1 never hears of them: rank 2 is lost
+        one.handle(MessageReceived(2, message), 0.0)  # rank 1 never hears of them: rank 2 is lost
     assert (one.decided, other.decided) == (2, 0)
-    one.present(0.0)
+    one.handle(LearnerPresent(), 0.0)
     assert not one.may_start()[0], "without an end of round 1 it could never go on"
     told = entering(one)
     assert entering(other) == []
@@ -346,15 +363,15 @@ def test_a_round_that_nobody_is_left_in_is_void() -> None:
         effect
         for message in told
         if isinstance(message, Broadcast)
-        for effect in other.receive(0, message.message, 0.0)
+        for effect in other.handle(MessageReceived(0, message.message), 0.0)
     ]
     assert replies == [Broadcast(Null(round=1)), ContributeNothing(1), Broadcast(Null(round=2)), ContributeNothing(2)]
     for round_ in (1, 2):
-        one.receive(1, Null(round=round_), 0.0)
+        one.handle(MessageReceived(1, Null(round=round_)), 0.0)
         (complete,) = completed(results(one, round_, 0, 0.0))
         assert (complete.void, complete.reason, complete.binds) == (True, "no member contributed", {})
         assert completed(results(other, round_, 0, 0.0)) == [complete]
-    one.learner_applied(2, 0.0)
+    one.handle(RoundApplied(2), 0.0)
     assert one.may_start()[0]
 
 
@@ -362,43 +379,43 @@ def test_a_round_that_nobody_is_left_in_is_void() -> None:
 def test_a_computing_learner_binds_the_round_that_nobody_is_left_in(s: int) -> None:
     """R7: with s=0 it never nulls; its contribution gives the round its weight."""
     other = machine((0, 1), rank=1, s=s)
-    other.start_step(1, 0.0)
+    other.handle(StartStep(1), 0.0)
     entering(other)
-    told = other.receive(0, Null(round=1), 0.0)
-    bound = other.bucket_ready(1, 0, 0.0, weight=1.0)[0]
+    told = other.handle(MessageReceived(0, Null(round=1)), 0.0)
+    bound = other.handle(BucketReady(1, 0, weight=1.0), 0.0)[0]
     assert (told == [], bound) == (s == 0, Broadcast(bind(1 if s == 0 else 2)))
 
 
 def test_nobody_remembers_old_calls() -> None:
     """G6, R3: a round whose contributors are lost is not nulled for them; own contributions are called anew."""
     one = machine(s=2)
-    one.start_step(1, 0.0)
+    one.handle(StartStep(1), 0.0)
     for message in (bind(1), seal(1), Call(round=1)):
-        one.receive(2, message, 0.0)
+        one.handle(MessageReceived(2, message), 0.0)
     assert one.decided == 1
     entering(one)
-    assert one.absent("idle", 0.0)[1:] == [], "round 1 is decided already, and no later one is called"
+    assert one.handle(LearnerAbsent("idle"), 0.0)[1:] == [], "round 1 is decided already, and no later one is called"
 
     one = machine(s=2)
     step(one, 1)
-    one.timer(one.deadline() or 0.0)
+    one.handle(TimeReached(), one.deadline() or 0.0)
     assert one.deadline() is None, "it has called"
     entering(one)
     assert one.deadline() is not None
-    assert one.timer(one.deadline() or 0.0) == [Broadcast(Call(round=1))]
+    assert one.handle(TimeReached(), one.deadline() or 0.0) == [Broadcast(Call(round=1))]
 
 
 def test_a_null_that_is_told_again_calls_the_own_contributions_before_it() -> None:
     """R3: one call covers all older rounds, and whoever receives the null takes it for one: no other is sent."""
     one = machine(s=2)
     step(one, 1)
-    one.start_step(2, 0.0)
+    one.handle(StartStep(2), 0.0)
     for message in (bind(1), seal(1), bind(2), Call(round=2)):
-        one.receive(2, message, 0.0)
+        one.handle(MessageReceived(2, message), 0.0)
     assert one.decided == 2
     told = entering(one)
     assert [effect.message for effect in told if isinstance(effect, Broadcast)] == [bind(1), seal(1), Null(round=2)]
-    assert one.timer(100.0) == []
+    assert one.handle(TimeReached(), 100.0) == []
 
 
 def test_what_laggards_lack_is_not_committed() -> None:
@@ -407,13 +424,13 @@ def test_what_laggards_lack_is_not_committed() -> None:
     for round_ in (1, 2):
         step(one, round_)
         whole(one, round_, base=round_ - 1)
-        one.learner_applied(round_, 0.0)
-    one.peer_complete(1, 1, 0.0)
-    one.peer_complete(2, 0, 0.0)
+        one.handle(RoundApplied(round_), 0.0)
+    one.handle(CompleteAnnounced(1, 1), 0.0)
+    one.handle(CompleteAnnounced(2, 0), 0.0)
     assert (one.complete, one.committed) == (2, 1), "whoever has bound round 2 on base 1 holds round 1"
     entering(one, (0, 1, 3), r1=1)
     assert one.committed == 1, "rank 2 has left, rank 3 is new"
-    assert one.peer_complete(1, 2, 0.0) == [Committed(2)]
+    assert one.handle(CompleteAnnounced(1, 2), 0.0) == [Committed(2)]
     assert one.rounds_kept == 0
 
 
@@ -423,8 +440,8 @@ def test_what_laggards_lack_is_not_committed() -> None:
 def test_entering_with_another_history_is_refused(ranks: tuple[int, ...], cut: int, said: str) -> None:
     one = machine()
     step(one, 1)
-    one.fence(0.0)
-    (error,) = errors(one.enter(ranks, cut, {}, 0.0))
+    one.handle(FenceRaised(), 0.0)
+    (error,) = errors(one.handle(GenerationEntered(ranks, cut, {}), 0.0))
     assert said in error
     assert one.settings.ranks == (0, 1, 2)
 
@@ -436,58 +453,62 @@ def test_a_newcomer_begins_at_the_cut() -> None:
     """J1: its daemon is a member at once, nulls while its learner loads, and keeps what follows for it."""
     one = machine((0, 1, 4), rank=4, complete=7, unapplied_max=3)
     assert (one.complete, one.applied, one.decided, one.committed) == (7, 7, 7, 7)
-    one.absent("loading", 0.0, loading=True)
+    one.handle(LearnerAbsent("loading", loading=True), 0.0)
     for round_ in (8, 9):
-        one.receive(0, bind(round_, base=round_ - 1), 0.0)
-        one.receive(0, seal(round_), 0.0)
-        assert one.receive(1, Null(round=round_), 0.0) == [Broadcast(Null(round=round_)), ContributeNothing(round_)]
+        one.handle(MessageReceived(0, bind(round_, base=round_ - 1)), 0.0)
+        one.handle(MessageReceived(0, seal(round_)), 0.0)
+        assert one.handle(MessageReceived(1, Null(round=round_)), 0.0) == [
+            Broadcast(Null(round=round_)),
+            ContributeNothing(round_),
+        ]
         assert completed(results(one, round_, 1, 1.0))
     assert one.may_null() == (True, "its learner has applied 7: rounds up to 10 can be kept for it")
-    assert errors(one.loaded(10, 0.0))
-    assert errors(one.loaded(6, 0.0))
-    assert not errors(one.loaded(8, 0.0))
+    assert errors(one.handle(BaseLoaded(10), 0.0))
+    assert errors(one.handle(BaseLoaded(6), 0.0))
+    assert not errors(one.handle(BaseLoaded(8), 0.0))
     assert one.applied == 8
-    assert not errors(one.learner_applied(9, 0.0))
+    assert not errors(one.handle(RoundApplied(9), 0.0))
     entering(one, (0, 1, 4))
-    assert one.present(0.0) == [LearnerMayStart(9)]
+    assert one.handle(LearnerPresent(), 0.0) == []
+    assert one.may_start()[0]
     assert step(one, 1)[0] == Broadcast(Bind(round=10, step=1, base=9, weight=1.0))
 
 
 def test_a_dead_learner_loads_anew() -> None:
     """R5, J1: while it is gone nothing is kept for it; once another one loads, all from there on."""
     one = machine((0, 1), s=1, unapplied_max=2)
-    one.absent("dead", 0.0, gone=True)
+    one.handle(LearnerAbsent("dead", gone=True), 0.0)
     for round_ in range(1, 6):
-        one.receive(1, bind(round_, base=round_ - 1), 0.0)
-        one.receive(1, seal(round_), 0.0)
-        one.receive(1, Call(round=round_), 0.0)
+        one.handle(MessageReceived(1, bind(round_, base=round_ - 1)), 0.0)
+        one.handle(MessageReceived(1, seal(round_)), 0.0)
+        one.handle(MessageReceived(1, Call(round=round_)), 0.0)
         assert completed(results(one, round_, 2, 1.0))
-    assert errors(one.loaded(5, 0.0))
-    one.absent("loading", 0.0, loading=True)
+    assert errors(one.handle(BaseLoaded(5), 0.0))
+    one.handle(LearnerAbsent("loading", loading=True), 0.0)
     assert (one.applied, one.complete) == (5, 5)
-    one.absent("still loading", 0.0, loading=True)
+    one.handle(LearnerAbsent("still loading", loading=True), 0.0)
     assert one.may_null() == (True, "no gradient is due; rounds up to 7 are in reach (R5)")
 
 
 def test_what_follows_the_base_in_memory_is_kept_for_the_next_learner() -> None:
     """J3: rounds go on without it; it holds what the one before has applied, and applies the rest."""
     one = machine((0, 1), s=1, unapplied_max=3)
-    one.absent("killed", 0.0, holds=0)
+    one.handle(LearnerAbsent("killed", holds=0), 0.0)
     for round_ in range(1, 4):
-        one.receive(1, bind(round_, base=round_ - 1), 0.0)
-        one.receive(1, seal(round_), 0.0)
-        one.receive(1, Call(round=round_), 0.0)
+        one.handle(MessageReceived(1, bind(round_, base=round_ - 1)), 0.0)
+        one.handle(MessageReceived(1, seal(round_)), 0.0)
+        one.handle(MessageReceived(1, Call(round=round_)), 0.0)
         assert completed(results(one, round_, 2, 1.0)), "it holds nobody up"
     assert (one.applied, one.complete) == (0, 3)
     assert one.may_null() == (False, "its learner has applied 0: rounds up to 3 can be kept for it")
-    one.absent("it loads", 0.0, loading=True)
+    one.handle(LearnerAbsent("it loads", loading=True), 0.0)
     assert one.applied == 0, "not what is complete when it comes"
-    assert not errors(one.loaded(1, 0.0)), "the one before had applied a round that nobody had heard of"
-    assert not errors(one.learner_applied(2, 0.0))
+    assert not errors(one.handle(BaseLoaded(1), 0.0)), "the one before had applied a round that nobody had heard of"
+    assert not errors(one.handle(RoundApplied(2), 0.0))
 
 
 def test_fixed_visibility_passes_over_a_learner_that_loads() -> None:
     """R8: that it is not among those that compute does not depend on the clock, the generation says so."""
     one = machine((0, 1), s=1, straggler="wait", visibility="fixed")
-    one.absent("loading", 0.0, loading=True)
-    assert one.receive(1, bind(1), 0.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]
+    one.handle(LearnerAbsent("loading", loading=True), 0.0)
+    assert one.handle(MessageReceived(1, bind(1)), 0.0) == [Broadcast(Null(round=1)), ContributeNothing(1)]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from meshtraind.replay.summary import Summary
-from meshtraind.replay.trace_file import Input, TraceError, TraceFile, canonical
+from meshtraind.replay.trace_file import RecordedInput, TraceError, TraceFile, canonical
 from meshtraind.rounds.trace import plain
-from meshtraind.rounds.trace_recorder import Decisions, effect_line
+from meshtraind.rounds.trace_recorder import Decisions, named_fields
 from meshwire.rounds.effects import Effect
+from meshwire.rounds.inputs import Input
 from meshwire.rounds.machine import RoundMachine
 from meshwire.text import printable
 
@@ -60,30 +61,30 @@ def replay(trace: TraceFile) -> Iterator[Replayed]:
     """Input by input. Raises TraceError and, at the first one, DifferenceError."""
     machine = RoundMachine(trace.settings, complete=trace.complete)
     decisions = Decisions(machine)
-    for input_ in trace.inputs():
+    for told in trace.inputs():
         try:
-            effects: list[Effect] = getattr(machine, input_.name)(**input_.arguments)
-            lines = [effect_line(effect) for effect in effects]
+            effects = machine.handle(told.input, told.now_s)
+            lines = [named_fields(effect) for effect in effects]
             lines += decisions.changed()
         except Exception as error:  # whatever a broken machine or a forged trace leads to: it is the finding
             raise DifferenceError(
-                input_.line, input_.line, f"{len(input_.recorded)} lines", f"{type(error).__name__}: {error}"
+                told.line, told.line, f"{len(told.recorded)} lines", f"{type(error).__name__}: {error}"
             ) from error
-        _compare(input_, lines)
-        yield Replayed(input_, input_.arguments["now_s"], effects, machine)
+        _compare(told, lines)
+        yield Replayed(told.input, told.now_s, effects, machine)
 
 
-def _compare(input_: Input, lines: list[tuple[str, dict[str, Any]]]) -> None:
+def _compare(told: RecordedInput, lines: list[tuple[str, dict[str, Any]]]) -> None:
     # Through text and back, as the recorded ones went: the keys of JSON are texts.
     texts = [canonical(json.loads(json.dumps({"what": what, **values}, default=plain))) for what, values in lines]
-    for recorded, text in zip(input_.recorded, texts, strict=False):
+    for recorded, text in zip(told.recorded, texts, strict=False):
         if recorded.canonical != text:
-            raise DifferenceError(recorded.line, input_.line, recorded.canonical, text)
-    if len(texts) > len(input_.recorded):
-        raise DifferenceError(input_.line, input_.line, NOTHING, texts[len(input_.recorded)])
-    if len(texts) < len(input_.recorded):
-        more = input_.recorded[len(texts)]
-        raise DifferenceError(more.line, input_.line, more.canonical, NOTHING)
+            raise DifferenceError(recorded.line, told.line, recorded.canonical, text)
+    if len(texts) > len(told.recorded):
+        raise DifferenceError(told.line, told.line, NOTHING, texts[len(told.recorded)])
+    if len(texts) < len(told.recorded):
+        more = told.recorded[len(texts)]
+        raise DifferenceError(more.line, told.line, more.canonical, NOTHING)
 
 
 def run(path: Path, *, as_json: bool, out: TextIO, errors: TextIO) -> int:
@@ -96,7 +97,7 @@ def run(path: Path, *, as_json: bool, out: TextIO, errors: TextIO) -> int:
         with TraceFile(path) as trace:
             summary = Summary(trace.settings)
             for replayed in replay(trace):
-                summary.take(replayed.input.name, replayed.input.arguments, replayed.effects, replayed.machine)
+                summary.take(replayed.input, replayed.now_s, replayed.effects, replayed.machine)
                 inputs += 1
     except (OSError, TraceError) as error:
         unreadable = str(error)

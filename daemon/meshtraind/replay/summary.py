@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwire.messages.rounds import Call
 from meshwire.rounds.effects import Broadcast, Effect, LearnerCutOff, ProtocolError, RoundComplete, StepDropped
+from meshwire.rounds.inputs import GenerationEntered, Input, MessageReceived, StartStep
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.text import printable
@@ -84,20 +85,22 @@ class Summary:
         self._errors: list[str] = []
         self._waits = Waits()
 
-    def take(self, name: str, arguments: dict[str, Any], effects: list[Effect], machine: RoundMachine) -> None:
-        """An input, what followed from it, and the machine right after it."""
-        now_s = arguments["now_s"]
+    def take(self, input_: Input, now_s: float, effects: list[Effect], machine: RoundMachine) -> None:
+        """An input at `now_s`, what followed from it, and the machine right after it."""
         self._begin_s = now_s if self._begin_s is None else self._begin_s
         self._end_s = now_s
-        if name == "start_step" and machine.phase is Phase.COMPUTING:
-            self._steps += arguments["step"] != self._step  # one that was told to start and went idle starts again
-            self._step = arguments["step"]
-        if name == "enter" and machine.settings.ranks == arguments["ranks"]:
-            self._ranks = machine.settings.ranks
-            self._ages |= {rank: Counter() for rank in self._ranks if rank not in self._ages}
-            self._entered.append(f"after round {machine.complete}: ranks {', '.join(map(str, self._ranks))}")
-        if name == "receive" and isinstance(arguments["message"], Call):
-            self._calls_received += 1
+        match input_:
+            case StartStep(step) if machine.phase is Phase.COMPUTING:
+                self._steps += step != self._step  # one that was told to start and went idle starts again
+                self._step = step
+            case GenerationEntered(ranks=ranks) if machine.settings.ranks == ranks:
+                self._ranks = ranks
+                self._ages |= {rank: Counter() for rank in self._ranks if rank not in self._ages}
+                self._entered.append(f"after round {machine.complete}: ranks {', '.join(map(str, self._ranks))}")
+            case MessageReceived(message=Call()):
+                self._calls_received += 1
+            case _:
+                pass
         for effect in effects:
             if isinstance(effect, StepDropped) and machine.phase is Phase.ABSENT:
                 continue  # it went idle by itself, with nothing in hand

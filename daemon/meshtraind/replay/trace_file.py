@@ -4,30 +4,22 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, get_args
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, create_model
+from pydantic import TypeAdapter, ValidationError
 
-from meshtraind.rounds.trace_recorder import FORMAT, SIGNATURES
+from meshtraind.rounds.trace_recorder import FORMAT
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages import rounds as messages
+from meshwire.rounds.inputs import Input
 from meshwire.rounds.learner import RoundSettings
 
 LINE_CHARS_MAX = 32 * limits.CONTROL_BYTES_MAX  # a round's binds on one line, their bytes as hex: far below that
 
 
-class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-def _arguments(name: str) -> type[_Arguments]:
-    parameters = [parameter for parameter in SIGNATURES[name].parameters.values() if parameter.name != "self"]
-    fields: dict[str, Any] = {parameter.name: (parameter.annotation, ...) for parameter in parameters}
-    return create_model(name, __base__=_Arguments, **fields)
-
-
-_ARGUMENTS = {name: _arguments(name) for name in SIGNATURES}
+_INPUTS: dict[str, TypeAdapter[Input]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Input)}
+_FIELDS = {kind.__name__: {field.name for field in dataclasses.fields(kind)} for kind in get_args(Input)}
 _SETTINGS = TypeAdapter(RoundSettings)
 
 
@@ -52,12 +44,12 @@ class Recorded:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Input:
+class RecordedInput:
     """One input of the machine, with what it had as a consequence."""
 
     line: int
-    name: str
-    arguments: dict[str, Any]
+    input: Input
+    now_s: float
     recorded: tuple[Recorded, ...]
 
 
@@ -86,23 +78,30 @@ class TraceFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def inputs(self) -> Iterator[Input]:
+    def inputs(self) -> Iterator[RecordedInput]:
         """In the order in which the machine had them. Lines of others are passed over."""
         while (entry := self._next()) is not None:
             if entry["what"] == "input":
                 yield self._input(entry)
 
-    def _input(self, entry: dict[str, Any]) -> Input:
+    def _input(self, entry: dict[str, Any]) -> RecordedInput:
         line, name, count = self._line, entry.get("name"), entry.get("lines")
-        if not isinstance(name, str) or name not in _ARGUMENTS:
+        if not isinstance(name, str) or name not in _INPUTS:
             raise TraceError(line, f"an input {name!r}, which the round machine does not have")
         if type(count) is not int or count < 0:
             raise TraceError(line, "an input that does not say how many lines belong to it")
+        now_s, fields = entry.get("now_s"), entry.get("fields")
+        if type(now_s) is not float:
+            raise TraceError(line, f"{name}: an input that does not say when it came")
+        if not isinstance(fields, dict) or fields.keys() != _FIELDS[name]:
+            raise TraceError(
+                line, f"{name}: its fields are {', '.join(sorted(_FIELDS[name])) or 'none'}, and no others"
+            )
         try:
-            checked = _ARGUMENTS[name].model_validate(_revived(entry.get("arguments")))
+            input_ = _INPUTS[name].validate_python(_revived(fields))
         except (ValueError, RecursionError) as error:
             raise TraceError(line, f"{name}: {_short(error)}") from None
-        return Input(line, name, dict(checked), tuple(self._recorded(name) for _ in range(count)))
+        return RecordedInput(line, input_, now_s, tuple(self._recorded(name) for _ in range(count)))
 
     def _recorded(self, name: str) -> Recorded:
         entry = self._next()

@@ -1,18 +1,28 @@
 """G4: how a member that lacks rounds, or brings no history, gets what it needs from the source of a generation."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.rounds.history import Entry
 from meshtraind.transport.connection import Connection, RequestError
 from meshwire import limits
-from meshwire.messages.generation import AskModel, CatchUp, CaughtUp, Enter, FetchRound, PathStep, ServedRound
+from meshwire.messages.generation import (
+    AskModel,
+    CatchUp,
+    CaughtUp,
+    DealState,
+    Enter,
+    FetchRound,
+    PathStep,
+    ServedRound,
+    Standing,
+)
 from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.startup import Model
 
-if TYPE_CHECKING:
-    from meshtraind.rounds.driver import Rounds
+if TYPE_CHECKING:  # numpy, which an idle daemon does not need
+    from meshtraind.parts.results import EncodedRound
 
 REQUEST_TIMEOUT_S = 10.0
 
@@ -21,9 +31,52 @@ class FalseRoundError(RequestError):
     """The source of a generation serves what is no round: it broke the protocol (G10)."""
 
 
+class RoundsAtCut(Protocol):
+    """The rounds of one job while a generation changes, as `GenerationChange` leads them."""
+
+    @property
+    def deal(self) -> DealState | None:
+        """What the ledger of samples held at the cut."""
+
+    @property
+    def samples(self) -> int:
+        """In the rounds up to the cut."""
+
+    def standing(self) -> Standing:
+        """What is held here."""
+
+    def served_after(self, complete: int) -> tuple[ServedRound, ...]:
+        """The next rounds after `complete`. Raises KeyError when they are gone."""
+
+    def encoded(self, round_: int) -> "EncodedRound":
+        """A complete round's bytes. Raises KeyError when they are gone."""
+
+    def place_for(self, served: ServedRound) -> memoryview:
+        """Where the bytes of a round that is lacking are to be put. Raises FalseRoundError."""
+
+    def take_served(self, served: ServedRound) -> None:
+        """A round whose bytes lie in their place. Raises FalseRoundError."""
+
+
+class HeldRounds(Protocol):
+    """The rounds of one job that a member holds, as far as others catch up with them."""
+
+    @property
+    def complete(self) -> int:
+        """The newest."""
+
+    @property
+    def sample_space(self) -> SampleSpace | None:
+        """What the prepared loaders read."""
+
+    @property
+    def crossing(self) -> RoundsAtCut:
+        """What is asked of them while a generation changes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What a member without history begins from."""
+    """What a member without history begins from, as the source of a generation has told it."""
 
     model: Model
     samples: SampleSpace | None
@@ -34,7 +87,7 @@ class Beginning:
     """What the history of the cut has gone through."""
 
 
-async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: Enter) -> None:
+async def fetch_rounds(rounds: HeldRounds, source: Connection, job: str, enter: Enter) -> None:
     """Takes every round up to the cut that this member lacks. Raises RequestError, ConnectionLost, TimeoutError."""
     while rounds.complete < enter.cut:
         before = rounds.complete
@@ -78,7 +131,7 @@ async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginni
     return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 
 
-def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int, path: tuple[PathStep, ...]) -> CaughtUp:
+def answer_catch_up(rounds: HeldRounds, body: CatchUp, barrier: int, path: tuple[PathStep, ...]) -> CaughtUp:
     """The source's side. Raises RequestError when it cannot serve."""
     if body.complete is None:
         return CaughtUp(
@@ -95,7 +148,7 @@ def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int, path: tuple[P
         raise RequestError(f"round {error} is not kept here any more") from None
 
 
-def answer_fetch_round(rounds: "Rounds", body: FetchRound) -> Fetched:
+def answer_fetch_round(rounds: HeldRounds, body: FetchRound) -> Fetched:
     """Bytes of a complete round. Raises RequestError when they are gone."""
     try:
         held = rounds.crossing.encoded(body.round)

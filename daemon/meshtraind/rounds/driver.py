@@ -1,19 +1,19 @@
 """All rounds of one job on this daemon, from the first bind to the end, through every generation of the job."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from meshtraind.executor.executor import Executor
 from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
 from meshtraind.learner.shared_memory import SharedMemory
-from meshtraind.rounds.effects import Performer, Stage
-from meshtraind.rounds.generation_change import Crossing
+from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
+from meshtraind.rounds.generation_change import GenerationChange
 from meshtraind.rounds.history import Entry, RoundHistory
-from meshtraind.rounds.learner_inputs import LearnerMoves
-from meshtraind.rounds.learner_turn import Turn
-from meshtraind.rounds.sample_grants import Dealing
+from meshtraind.rounds.learner_inputs import LearnerInputs
 from meshtraind.rounds.trace import Trace
 from meshtraind.rounds.trace_recorder import round_machine
 from meshtraind.transport.connection import Connection
@@ -25,29 +25,78 @@ from meshwire.memory.footprint import unapplied_max
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation, JobSpec, RankReport
 from meshwire.messages.learner import SampleSpace
-from meshwire.messages.rounds import Bind
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan
 from meshwire.model.plans_by_round import RoundPlans
-from meshwire.rounds.effects import Effect, Message
-from meshwire.rounds.learner import Phase, RoundSettings
+from meshwire.rounds.effects import Message
+from meshwire.rounds.inputs import (
+    BarrierSeen,
+    CompleteAnnounced,
+    MemberMessage,
+    ResultReady,
+    RoundDecoded,
+    RoundTripMeasured,
+    SpeedMeasured,
+)
+from meshwire.rounds.job_rounds import JobRounds
+from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.stall import StallWatch
+from meshwire.samples.grants import SampleGrants
+
+
+@dataclass(frozen=True, slots=True)
+class JobModel:
+    """What is trained, as all members have agreed on it.
+
+    Attributes:
+        samples: what the learners' prepared loaders read; None without one.
+    """
+
+    spec: JobSpec
+    manifest: ModelManifest
+    plan: Plan
+    samples: SampleSpace | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsStart:
+    """Where this member's rounds begin.
+
+    Attributes:
+        generation: in which.
+        entry: after which round, with what.
+        loading: it has no learner yet, and enters by `GenerationChange.enter`.
+    """
+
+    rank: int
+    generation: Generation
+    entry: Entry
+    loading: bool
+
+
+class RoundsOwner(Protocol):
+    """Whoever made the rounds of a job, and whom they concern: its learner, its members, its end."""
+
+    def notify(self, body: Wire, /) -> None:
+        """Sends the learner a notice."""
+
+    def fail(self, reason: str, /) -> None:
+        """Ends this device's part; called at most once for each cause."""
+
+    def refuse(self, rank: int, text: str, /) -> None:
+        """The member has broken the rules in the way that `text` says."""
+
+    def round_complete(self, rounds: "Rounds", round_: int, /) -> None:
+        """The next round is complete; called in order."""
 
 
 class Rounds:
-    """The round machine with its executor, ledger and learner's turn.
+    """One job's rounds with all that they move: executor, history, learner, samples.
 
     Args:
-        samples: what the learners' prepared loaders read; None without one.
-        generation: in which this member begins.
-        entry: and where.
-        loading: it has no learner yet, and enters by `enter`.
         links: the connection to each other member, by rank; live.
+        rtt_s: to the farthest member.
         stall_s: as of `Timeouts`.
-        notify: sends the learner a notice.
-        fail: ends this device's part with a reason; called at most once for each cause.
-        refuse: called with the rank of a member that has broken the rules, and how.
-        on_round: called with this and each complete round, in order.
 
     Attributes:
         learner: what it does, and whether there is one.
@@ -57,36 +106,24 @@ class Rounds:
 
     def __init__(
         self,
-        *,
-        spec: JobSpec,
-        manifest: ModelManifest,
-        plan: Plan,
-        samples: SampleSpace | None,
-        rank: int,
-        generation: Generation,
-        entry: Entry,
-        loading: bool,
+        model: JobModel,
+        beginning: RoundsStart,
         links: Mapping[int, Connection],
         memory: SharedMemory,
+        owner: RoundsOwner,
+        trace: Trace | None,
+        *,
         rtt_s: float,
         stall_s: float,
-        notify: Callable[[Wire], None],
-        fail: Callable[[str], None],
-        refuse: Callable[[int, str], None],
-        on_round: Callable[["Rounds", int], None],
-        trace: Trace | None,
     ) -> None:
-        self._spec = spec
-        self._plan = plan
-        self._rank = rank
-        self._links = links
-        self._fail = fail
+        spec, plan, manifest = model.spec, model.plan, model.manifest
+        rank, generation, entry = beginning.rank, beginning.generation, beginning.entry
+        self._owner = owner
+        self._samples = model.samples
         self._loop = asyncio.get_running_loop()
-        self._samples = samples
-        self._history = RoundHistory(entry)
         staleness = spec.sync.staleness
-        in_the_middle = loading and not entry.anew
-        self._executor = Executor(
+        in_the_middle = beginning.loading and not entry.anew
+        executor = Executor(
             ExchangeSettings(
                 plan=plan,
                 codec=spec.codec,
@@ -106,67 +143,31 @@ class Rounds:
             binds=self,
             trace=trace,
         )
-        round_bytes = self._executor.round_bytes(spec.peers_max or len(generation.members))
-        self._machine = round_machine(
-            RoundSettings(
-                ranks=generation.ranks,
-                rank=rank,
-                buckets=len(plan.buckets),
-                fewer=RoundPlans(plan).bucket_counts(),
-                used_bytes=manifest.used_bytes,
-                integers=manifest.integer_values,
-                staleness=staleness,
-                straggler=spec.sync.straggler,
-                visibility=spec.sync.visibility,
-                unapplied_max=unapplied_max(round_bytes, staleness),
-                rtt_s=rtt_s,
-            ),
-            trace,
-            complete=self._history.complete,
-        )
-        self._turn = Turn(self._machine, notify, self._start_step, self._resume)
-        counted, learning = entry.follows(generation)
-        self._dealing = Dealing(samples, rank, learning, spec.sync, notify, entry.deal) if samples is not None else None
-        self._performer = Performer(
-            spec=spec,
-            links=links,
-            job=job_number(spec.job),
-            generation=generation.hash64(),
-            machine=self._machine,
-            executor=self._executor,
-            turn=self._turn,
-            dealing=self._dealing,
-            history=self._history,
-            memory=memory,
-            notify=notify,
-            fail=fail,
-            refuse=refuse,
-            on_round=lambda round_: on_round(self, round_),
-        )
-        self.crossing = Crossing(
+        round_bytes = executor.round_bytes(spec.peers_max or len(generation.members))
+        settings = RoundSettings(
+            ranks=generation.ranks,
             rank=rank,
-            links=links,
-            machine=self._machine,
-            executor=self._executor,
-            turn=self._turn,
-            dealing=self._dealing,
-            history=self._history,
-            performer=self._performer,
-            counted=counted,
-            learning=learning,
+            buckets=len(plan.buckets),
+            fewer=RoundPlans(plan).bucket_counts(),
+            used_bytes=manifest.used_bytes,
+            integers=manifest.integer_values,
+            staleness=staleness,
+            straggler=spec.sync.straggler,
+            visibility=spec.sync.visibility,
+            unapplied_max=unapplied_max(round_bytes, staleness),
+            rtt_s=rtt_s,
         )
-        self.learner = LearnerMoves(
-            spec=spec,
-            machine=self._machine,
-            executor=self._executor,
-            turn=self._turn,
-            dealing=self._dealing,
-            performer=self._performer,
-            notify=notify,
-            fail=fail,
-            loadable_after=entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0),
-        )
-        if loading:
+        counted, learning = entry.follows(generation)
+        samples = model.samples
+        grants = SampleGrants(samples, rank, learning, spec.sync, entry.deal) if samples is not None else None
+        self._machine = round_machine(settings, trace, complete=entry.complete)
+        job_rounds = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
+        self._parts = RoundParts(spec, rank, job_rounds, executor, RoundHistory(entry), links, memory)
+        self._performer = EffectPerformer(self._parts, generation.hash64(), self)
+        self.crossing = GenerationChange(self._parts, self._performer, counted, learning)
+        loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
+        self.learner = LearnerInputs(self._parts, self._performer, self, loadable_after)
+        if beginning.loading:
             self.crossing.fence()
             self.learner.dead("its script has not loaded yet")
         self._stall = StallWatch(stall_s)
@@ -190,7 +191,7 @@ class Rounds:
     @property
     def finished(self) -> bool:
         """The learner takes no further step."""
-        return self._performer.finished
+        return self._parts.job_rounds.finished
 
     @property
     def committed(self) -> int:
@@ -200,7 +201,7 @@ class Rounds:
     @property
     def history_samples(self) -> int:
         """In all complete rounds."""
-        return self._history.samples
+        return self._parts.history.samples
 
     @property
     def hold_others_up(self) -> bool:
@@ -209,13 +210,11 @@ class Rounds:
 
     def chain_after(self, round_: int) -> bytes | None:
         """h_k of a complete round (G4); None when it is too long ago."""
-        return self._history.chain_after(round_)
+        return self._parts.history.chain_after(round_)
 
     def entry(self) -> Entry:
         """Where who would go on from the newest complete round begins."""
-        history = self._history
-        deal = self._dealing.state() if self._dealing is not None else None
-        return Entry(history.complete, history.chain, history.samples, deal)
+        return self._performer.entry()
 
     @property
     def sample_space(self) -> SampleSpace | None:
@@ -224,32 +223,33 @@ class Rounds:
 
     def measures(self) -> dict[str, object]:
         """The fields of `Metrics` that are known here."""
+        job_rounds = self._parts.job_rounds
         return {
             **self._performer.stats.values(),
             "samples": self.learner.samples,
             "ahead": max(0, self._machine.decided - self._machine.applied),
-            "batch": self._dealing.batch if self._dealing is not None else 0,
+            "batch": job_rounds.batch,
             "finished": self.finished,
-            "waiting_for": self.learner.waiting(),
-            "receipts": (self.complete + 1, self._executor.receipts(self.complete + 1)),
+            "waiting_for": job_rounds.waiting(),
+            "receipts": (self.complete + 1, self._parts.executor.receipts(self.complete + 1)),
         }
 
     def note_round_trip(self, rtt_s: float) -> None:
         """As it is now to the farthest member; what changes little is not worth a line in the trace."""
         known_s = self._machine.settings.rtt_s
         if not 0.8 * known_s <= rtt_s <= 1.25 * known_s:
-            self._perform(self._machine.note_round_trip(rtt_s, self._now()))
+            self._performer.handle(RoundTripMeasured(rtt_s))
 
     def stalled(self, reports: Mapping[int, RankReport]) -> tuple[int, str] | None:
         """To be asked about once a second: a member that could send and does not, and what is to be said of it."""
         round_, decided = self.complete + 1, self._machine.decided_by_all
-        lacks = list(self._executor.lacks(round_)) if decided >= round_ else []
+        lacks = list(self._parts.executor.lacks(round_)) if decided >= round_ else []
         return self._stall.look(
-            self._now(),
+            self._loop.time(),
             round_ if decided >= round_ and self._performer.stage is Stage.RUNNING else None,
             [(rank, after) for rank, _, after in lacks],
             {rank: report.metrics.receipts for rank, report in reports.items()},
-            {rank: link.chunk_bytes_received for rank, link in self._links.items()},
+            {rank: link.chunk_bytes_received for rank, link in self._parts.links.items()},
         )
 
     # Other members
@@ -259,63 +259,60 @@ class Rounds:
         return generation == self._performer.generation and self._performer.stage is not Stage.FENCED
 
     def message(self, sender: int, message: Message, *, behind: bool = False) -> None:
-        """A round message of a member. `behind`: it is in no barrier. Steps that its learner takes (it has begun anew,
-        perhaps) while this one is in a barrier are its own (R5): else each would wait for the other."""
-        if behind and isinstance(message, Bind) and message.round > self._machine.decided and self._turn.in_barrier:
-            self.learner.idle(f"rank {sender} has more steps to go to its barrier")
-        self._perform(self._machine.receive(sender, message, self._now()))
-        self._executor.decided()
+        """A round message of a member. `behind`: its learner is in no barrier."""
+        self._performer.handle(MemberMessage(sender, message, behind))
+        self._parts.executor.decided()
 
     def peer_complete(self, sender: int, complete: int) -> None:
         """G5: every frame says how far its sender is."""
-        self._perform(self._machine.peer_complete(sender, complete, self._now()))
+        self._performer.handle(CompleteAnnounced(sender, complete))
 
     def peer_measured(self, report: RankReport) -> None:
         """A member's report, or this one's: how fast it computes, and whether its learner will go on."""
-        if self._dealing is not None:
-            self._dealing.measured(report.rank, report.metrics.samples_per_s)
-            if report.metrics.finished or report.exit_code is not None:
-                self._dealing.finished(report.rank)
+        finished = report.metrics.finished or report.exit_code is not None
+        self._performer.handle(SpeedMeasured(report.rank, report.metrics.samples_per_s, finished))
 
     def peer_in_barrier(self, rank: int, *, inside: bool) -> None:
         """A member's learner, this one's too, waits for all others, or goes on."""
-        if self._dealing is not None:
-            self._dealing.in_barrier(rank, inside)
+        self._performer.handle(BarrierSeen(rank, inside))
 
     def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
         """Where an incoming chunk belongs."""
-        return self._executor.chunk_announced(sender, header)
+        return self._parts.executor.chunk_announced(sender, header)
 
     def chunk_received(self, sender: int, header: Header) -> None:
         """An incoming chunk is in its place."""
-        self._executor.chunk_received(header)
+        self._parts.executor.chunk_received(header)
         self.peer_complete(sender, header.complete)
 
     def close(self) -> None:
         """Stops the timer and lets go of links and memory."""
         self.closed = True
         self._performer.close()
-        self._executor.close()
+        self._parts.executor.close()
 
-    # Steps of the above
+    # What its parts say to whoever made it
 
-    def _now(self) -> float:
-        return self._loop.time()
+    def notify(self, body: Wire, /) -> None:
+        """Sends the learner a notice."""
+        self._owner.notify(body)
 
-    def _perform(self, effects: list[Effect]) -> None:
-        self._performer.perform(effects)
+    def fail(self, reason: str, /) -> None:
+        """Ends this device's part."""
+        self._owner.fail(reason)
 
-    def _start_step(self, step: int) -> None:
-        self._perform(self._machine.start_step(step, self._now()))
+    def refuse(self, rank: int, text: str, /) -> None:
+        """A member has broken the rules."""
+        self._owner.refuse(rank, text)
 
-    def _resume(self) -> None:
-        if self._machine.phase is Phase.ABSENT and not self.finished:
-            self._perform(self._machine.present(self._now()))
+    def round_complete(self, round_: int, /) -> None:
+        """The next round is complete."""
+        self._owner.round_complete(self, round_)
 
-    # What the executor says
+    # What the executor says and asks
 
     def chunk_broken(self, rank: int | None, text: str) -> None:
-        """V3: a member has sent what no encoder makes, or nobody is known to be to blame."""
+        """A member has sent what no encoder makes, or nobody is known to be to blame."""
         self._performer.broken(rank, text)
 
     def bound(self, round_: int, bitmap: int) -> tuple[int, float] | None:
@@ -326,19 +323,8 @@ class Rounds:
         self, round_: int, bucket: int, poisoned: bool, contributors: int, weight: float, squared_norm: float
     ) -> None:
         """All of a bucket is final here."""
-        self._perform(
-            self._machine.result_ready(
-                round_,
-                bucket,
-                self._now(),
-                contributors=contributors,
-                weight=weight,
-                poisoned=poisoned,
-                squared_norm=squared_norm,
-            )
-        )
+        self._performer.handle(ResultReady(round_, bucket, contributors, weight, poisoned, squared_norm))
 
     def result_decoded(self, round_: int) -> None:
         """The means lie where the learner reads them."""
-        self._turn.decoded(round_)
-        self._perform([])
+        self._performer.handle(RoundDecoded(round_))

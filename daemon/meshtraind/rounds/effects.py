@@ -1,43 +1,46 @@
-"""Performs what the round machine asks for, on links, memory and learner, and owns its one timer."""
+"""Performs what is decided in `JobRounds`, in order, on links, memory and learner, and owns the one timer."""
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 import numpy as np
 
 from meshtraind.codecs.base import Values
 from meshtraind.executor.executor import Executor
 from meshtraind.learner.shared_memory import SharedMemory
-from meshtraind.rounds.history import RoundHistory
-from meshtraind.rounds.learner_turn import Turn, round_done
-from meshtraind.rounds.sample_grants import Dealing
+from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.stats import RoundStats
 from meshtraind.transport.connection import Connection
-from meshwire import limits
 from meshwire.collectives.exchange import Part
+from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
 from meshwire.messages.job import JobSpec
-from meshwire.messages.learner import StepLost
-from meshwire.messages.rounds import Bind
 from meshwire.rounds.effects import (
     Broadcast,
     Committed,
     Contribute,
     ContributeNothing,
     ContributePoison,
-    Effect,
+    DecodeRound,
+    JobEffect,
+    LearnerBrokeRules,
     LearnerCutOff,
-    LearnerMayStart,
     Message,
     ProtocolError,
     RoundComplete,
+    RoundCounted,
+    RoundForgotten,
+    SamplesDealt,
     StepDropped,
+    TellLearner,
 )
-from meshwire.rounds.learner import Phase
-from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.inputs import JobInput, TimeReached
+from meshwire.rounds.job_rounds import JobRounds
 
 log = logging.getLogger(__name__)
 
@@ -50,90 +53,80 @@ class Stage(Enum):
     ENTERED = "entered"  # others send; what is sent from here waits until all have entered
 
 
-class Performer:
-    """One job's.
+class RoundsHost(Protocol):
+    """Whom the rounds of a job concern besides links and memory: its learner, its members, its end."""
 
-    Args:
-        spec: the job's.
-        links: the connection to each other member of the generation, by rank.
-        job: number for the frames.
-        generation: the same (G2).
-        notify: sends the learner a notice.
-        fail: ends this device's part, with a reason.
-        refuse: called with the rank of a member that has broken the rules, and how.
-        on_round: called with each complete round, in order.
+    def notify(self, body: Wire, /) -> None:
+        """Sends the learner a notice."""
+
+    def fail(self, reason: str, /) -> None:
+        """Ends this device's part; called at most once for each cause."""
+
+    def refuse(self, rank: int, text: str, /) -> None:
+        """The member has broken the rules in the way that `text` says."""
+
+    def round_complete(self, round_: int, /) -> None:
+        """The next round is complete; called in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundParts:
+    """All that makes up one job's rounds on this daemon, given once to those who work on it.
 
     Attributes:
-        stage: set by whoever leads from one generation to the next.
-        generation: in which rounds are completed now.
-        finished: the learner takes no further step.
-        committed: the newest round that every member has announced complete (G5).
-        keeps_unapplied: there is a learner, or one that loads, which is to apply what is complete.
+        job_rounds: the round machine with schedule and samples, which decides all and does nothing.
+        links: the connection to each other member of the generation, by rank; live.
+        memory: shared with the learner.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: JobSpec,
-        links: Mapping[int, Connection],
-        job: int,
-        generation: int,
-        machine: RoundMachine,
-        executor: Executor,
-        turn: Turn,
-        dealing: Dealing | None,
-        history: RoundHistory,
-        memory: SharedMemory,
-        notify: Callable[[Wire], None],
-        fail: Callable[[str], None],
-        refuse: Callable[[int, str], None],
-        on_round: Callable[[int], None],
-    ) -> None:
-        self._spec = spec
-        self._links = links
-        self._job = job
-        self._machine = machine
-        self._executor = executor
-        self._turn = turn
-        self._dealing = dealing
-        self._history = history
-        self._memory = memory
-        self._notify = notify
-        self._fail = fail
-        self._refuse = refuse
-        self._on_round = on_round
+    spec: JobSpec
+    rank: int
+    job_rounds: JobRounds
+    executor: Executor
+    history: RoundHistory
+    links: Mapping[int, Connection]
+    memory: SharedMemory
+
+
+class EffectPerformer:
+    """Tells `JobRounds` what happens, now, and performs what it answers.
+
+    Args:
+        generation: in which rounds are completed now (G2).
+
+    Attributes:
+        stage: set by whoever leads from one generation to the next, as is `generation`.
+        committed: the newest round that every member has announced complete (G5).
+        deal: what the ledger of samples held after the newest round of the history; None without a prepared loader.
+    """
+
+    def __init__(self, parts: RoundParts, generation: int, host: RoundsHost) -> None:
+        self._parts = parts
+        self._job = job_number(parts.spec.job)
+        self._host = host
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._own: dict[int, Bind] = {}  # own binds of rounds that are not complete
-        self._pending: deque[Effect] = deque()
+        self._pending: deque[JobEffect] = deque()
         self._unsent: list[Message] = []  # until all have entered
         self._performing = False
         self._closed = False
         self.committed = 0
-        self._past = 0  # rounds up to it were decided by learners that have died
-        self._forgotten = history.complete
         self.generation = generation
         self.stage = Stage.RUNNING
-        self.finished = False
-        self.keeps_unapplied = True
         self.stats = RoundStats()
+        self.deal = parts.job_rounds.deal()
 
-    def perform(self, effects: list[Effect]) -> None:
+    def handle(self, input_: JobInput) -> None:
         """Effects of effects (a contribution may complete a bucket at once) are performed after those before them."""
-        self._pending.extend(effects)
+        self._pending.extend(self._parts.job_rounds.handle(input_, self._loop.time()))
         if self._performing or self._closed:
             return
         self._performing = True
         try:
-            while True:
-                while self._pending:
-                    self._perform_one(self._pending.popleft())
-                self._turn.advance()  # a step that starts has effects of its own
-                if not self._pending:
-                    break
+            while self._pending:
+                self._perform(self._pending.popleft())
         finally:
             self._performing = False
-        self._forget()
         self._arm()
 
     def send_waiting(self) -> None:
@@ -148,18 +141,19 @@ class Performer:
         self.stage = Stage.FENCED
         self._unsent = []
 
-    def learner_died(self) -> None:
-        """The steps of rounds in flight are not those of the learner to come."""
-        self._past = self._machine.decided
-
     def broken(self, rank: int | None, text: str) -> None:
         """A member has broken the rules, which concerns nobody else; or this device has, or cannot go on."""
         if rank is None:
-            self._fail(f"the exchange broke: {text}")
-        elif rank == self._machine.settings.rank:
-            self._fail(f"it broke the protocol: {text}")
+            self._host.fail(f"the exchange broke: {text}")
+        elif rank == self._parts.rank:
+            self._host.fail(f"it broke the protocol: {text}")
         else:
-            self._refuse(rank, text)
+            self._host.refuse(rank, text)
+
+    def entry(self) -> Entry:
+        """Where who would go on from the newest round of the history begins."""
+        history = self._parts.history
+        return Entry(history.complete, history.chain, history.samples, self.deal)
 
     def close(self) -> None:
         """Stops the timer, and performs nothing more."""
@@ -167,83 +161,75 @@ class Performer:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _perform_one(self, effect: Effect) -> None:
-        self.stats.take(effect, self._loop.time())
+    def _perform(self, effect: JobEffect) -> None:
+        parts = self._parts
         match effect:
+            case TellLearner(notice):
+                self.stats.take(effect, self._loop.time())
+                self._host.notify(notice)
             case Broadcast(message):
+                self.stats.take(effect, self._loop.time())
                 self._broadcast(message)
             case Contribute(round_, bucket):
-                bind = self._own[round_]
-                raw: Values = np.frombuffer(self._memory.raw(bind.step), np.float32)
-                self._executor.contribute(round_, bucket, Part.DATA, bind.weight, raw)
+                bind = parts.job_rounds.machine.own_bind(round_)
+                raw: Values = np.frombuffer(parts.memory.raw(bind.step), np.float32)
+                parts.executor.contribute(round_, bucket, Part.DATA, bind.weight, raw)
             case ContributePoison(round_, bucket):
-                self._executor.contribute(round_, bucket, Part.POISON, self._own[round_].weight, None)
+                weight = parts.job_rounds.machine.own_bind(round_).weight
+                parts.executor.contribute(round_, bucket, Part.POISON, weight, None)
             case ContributeNothing(round_):
-                self._executor.contribute_nothing(round_)
+                parts.executor.contribute_nothing(round_)
             case RoundComplete():
+                self.stats.take(effect, self._loop.time())
                 self._round_complete(effect)
+            case RoundCounted(round_, deal):
+                self.deal = deal
+                self._host.round_complete(round_)
+            case SamplesDealt(deal):
+                self.deal = deal
+            case DecodeRound(round_):
+                parts.executor.open_result(round_)
             case Committed(round_):
                 self.committed = round_
-            case LearnerCutOff(round_, reason):
-                log.warning("job %s: the learner was cut off: %s", self._spec.job, reason)
-                if round_ is not None:
-                    self._lost(self._own[round_].step, reason, retry=False)
+                parts.history.forget(round_)
+            case RoundForgotten(round_):
+                parts.executor.forget(round_)
+            case LearnerCutOff(_, reason):
+                log.warning("job %s: the learner was cut off: %s", parts.spec.job, reason)
             case StepDropped(step, reason):
-                if self._machine.phase is not Phase.ABSENT:  # else it went idle by itself, with nothing in hand
-                    log.warning("job %s: step %d is not contributed: %s", self._spec.job, step, reason)
-                    self._lost(step, reason, retry=True)
+                log.warning("job %s: step %d is not contributed: %s", parts.spec.job, step, reason)
             case ProtocolError(rank, text):
                 self.broken(rank, text)
-            case LearnerMayStart():
-                pass  # whether it waits for that, its turn knows
+            case LearnerBrokeRules(text):
+                self._host.fail(text)
 
     def _broadcast(self, message: Message) -> None:
-        if isinstance(message, Bind):
-            self._own[message.round] = message
         if self.stage is Stage.RUNNING:
             self._send(message)
         elif self.stage is Stage.ENTERED:
             self._unsent.append(message)
 
     def _send(self, message: Message) -> None:
-        for link in self._links.values():
-            link.notify(message, job=self._job, generation=self.generation, complete=self._machine.complete)
-
-    def _lost(self, step: int, reason: str, *, retry: bool) -> None:
-        self.stats.steps_lost += 1
-        self._notify(StepLost(step=step, reason=reason[: limits.ERROR_CHARS_MAX], retry=retry))
+        complete = self._parts.job_rounds.machine.complete
+        for link in self._parts.links.values():
+            link.notify(message, job=self._job, generation=self.generation, complete=complete)
 
     def _round_complete(self, done: RoundComplete) -> None:
-        own = self._own.pop(done.round, None)
-        self._executor.settle(done.round, void=done.void, contributed=self._machine.settings.rank in done.binds)
-        if done.round > self._history.complete:  # those that others have served stand in it already
-            self._history.add(self.generation, done)
+        parts = self._parts
+        parts.executor.settle(done.round, void=done.void, contributed=parts.rank in done.binds)
+        if done.round > parts.history.complete:  # those that others have served stand in it already
+            parts.history.add(self.generation, done)
         if done.void:
-            log.warning("job %s: round %d is void: %s", self._spec.job, done.round, done.reason)
-        own_step = own.step if own is not None and done.round > self._past else 0
-        self._turn.complete(round_done(done, own_step, on_nan=self._spec.on_nan))
-        for rank, wrong in self._dealing.complete(done).items() if self._dealing is not None else ():
-            self.broken(rank, f"round {done.round}: it {wrong}")
-        self._on_round(done.round)
-
-    def _forget(self) -> None:
-        """G5: what every member holds, and this learner has applied, is needed no more."""
-        self._history.forget(self.committed)
-        kept_for_learner = self.keeps_unapplied and not self.finished
-        upto = min(self.committed, self._machine.applied) if kept_for_learner else self.committed
-        for round_ in range(self._forgotten + 1, upto + 1):
-            self._executor.forget(round_)
-            self._turn.forget(round_)
-        self._forgotten = max(self._forgotten, upto)
+            log.warning("job %s: round %d is void: %s", parts.spec.job, done.round, done.reason)
 
     def _arm(self) -> None:
+        deadline_s = self._parts.job_rounds.machine.deadline()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline_s = self._machine.deadline()
         if deadline_s is not None:
             self._timer = self._loop.call_at(deadline_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self.perform(self._machine.timer(self._loop.time()))
+        self.handle(TimeReached())

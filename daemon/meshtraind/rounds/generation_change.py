@@ -1,54 +1,27 @@
 """How the rounds of one job pass from one generation into the next: fenced, brought to the cut, begun anew above it."""
 
-import asyncio
-from collections.abc import Mapping
-
 from meshtraind.codecs.base import CodecError
-from meshtraind.executor.executor import Executor
 from meshtraind.parts.results import EncodedRound
 from meshtraind.rounds.catchup import FalseRoundError
-from meshtraind.rounds.effects import Performer, Stage
-from meshtraind.rounds.history import RoundHistory, completion
-from meshtraind.rounds.learner_turn import Turn
-from meshtraind.rounds.sample_grants import Dealing
-from meshtraind.transport.connection import Connection
+from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
+from meshtraind.rounds.history import completion
 from meshwire.messages.generation import DealState, Enter, ServedRound, Standing
 from meshwire.messages.job import Generation
-from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.inputs import FenceRaised, GenerationEntered, LearnerTakenIn, LearningChanged, RoundServed
 
 
-class Crossing:
-    """Of one job's rounds on this daemon.
+class GenerationChange:
+    """What membership asks of the rounds of one job, in the order of a change: out of a generation, to the cut, into
+    the next.
 
     Args:
-        links: the connection to each other member, by rank; live.
         counted, learning: number of the newest generation that the deal of samples follows, and whose learners compute
             in it.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        links: Mapping[int, Connection],
-        machine: RoundMachine,
-        executor: Executor,
-        turn: Turn,
-        dealing: Dealing | None,
-        history: RoundHistory,
-        performer: Performer,
-        counted: int,
-        learning: tuple[int, ...],
-    ) -> None:
-        self._rank = rank
-        self._links = links
-        self._machine = machine
-        self._executor = executor
-        self._turn = turn
-        self._dealing = dealing
-        self._history = history
+    def __init__(self, parts: RoundParts, performer: EffectPerformer, counted: int, learning: tuple[int, ...]) -> None:
+        self._parts = parts
         self._performer = performer
-        self._loop = asyncio.get_running_loop()
         self._deal: DealState | None = None
         self._samples = 0
         self._counted, self._learning = counted, learning
@@ -57,15 +30,14 @@ class Crossing:
 
     def fence(self) -> None:
         """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
-        self._executor.fence()
+        self._parts.executor.fence()
         self._performer.fence()
-        self._turn.fenced(self._machine.complete)
-        self._performer.perform(self._machine.fence(self._loop.time()))
+        self._performer.handle(FenceRaised())
         self._note_cut()
 
     def standing(self) -> Standing:
         """G4: what is held here. In which generation, and who is linked, others know."""
-        history = self._history
+        history = self._parts.history
         return Standing(
             generation=self._performer.generation,
             number=0,
@@ -91,19 +63,19 @@ class Crossing:
 
     def served_after(self, complete: int) -> tuple[ServedRound, ...]:
         """The next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
-        rounds = range(complete + 1, self._history.complete + 1)
-        held = {round_: self._executor.encoded(round_) for round_ in rounds}
+        rounds = range(complete + 1, self._parts.history.complete + 1)
+        held = {round_: self._parts.executor.encoded(round_) for round_ in rounds}
         sizes = {round_: (each.poisoned, each.size_bytes) for round_, each in held.items()}
-        return self._history.served(complete, sizes)
+        return self._parts.history.served(complete, sizes)
 
     def encoded(self, round_: int) -> EncodedRound:
         """A complete round's bytes. Raises KeyError when they are gone."""
-        return self._executor.encoded(round_)
+        return self._parts.executor.encoded(round_)
 
     def place_for(self, served: ServedRound) -> memoryview:
         """Where the bytes of a round that this member lacks are to be put. Raises FalseRoundError for a wrong size."""
         try:
-            return self._executor.place_for(served.round, served.size_bytes, completion(served).contributors)
+            return self._parts.executor.place_for(served.round, served.size_bytes, completion(served).contributors)
         except CodecError as error:
             raise FalseRoundError(str(error)) from error
 
@@ -112,11 +84,11 @@ class Crossing:
         done = completion(served)
         try:
             poisoned = None if served.void else served.poisoned
-            self._executor.take_served(served.round, poisoned, done.contributors, done.weight)
+            self._parts.executor.take_served(served.round, poisoned, done.contributors, done.weight)
         except CodecError as error:
             raise FalseRoundError(str(error)) from error
-        self._history.add_served(done, served.chain)
-        self._performer.perform(self._machine.served(done, self._loop.time()))
+        self._parts.history.add_served(done, served.chain)
+        self._performer.handle(RoundServed(done))
         self._note_cut()
 
     # Into the next
@@ -124,36 +96,30 @@ class Crossing:
     def enter(self, generation: Generation, enter: Enter) -> None:
         """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
         self._count(enter.counted, enter.learning)
-        performer = self._performer
+        parts, performer = self._parts, self._performer
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
-        self._executor.enter(enter.generation, generation.ranks, self._links, enter.cut, learning=generation.learning)
-        computes = self._rank in generation.learning
-        completes, now_s = dict(enter.complete), self._loop.time()
-        performer.perform(self._machine.enter(generation.ranks, enter.cut, completes, now_s, computes=computes))
+        parts.executor.enter(enter.generation, generation.ranks, parts.links, enter.cut, learning=generation.learning)
+        computes = parts.rank in generation.learning
+        performer.handle(GenerationEntered(generation.ranks, enter.cut, dict(enter.complete), computes=computes))
 
     def resume(self, generation: Generation) -> None:
         """All have entered: what waited is sent. The deal of samples follows the generation only now, for one that some
         have not entered may be replaced, and no round is completed in it."""
         self._count(generation.number, generation.learning)
-        self._executor.resume()
+        self._parts.executor.resume()
         self._performer.send_waiting()
 
     def take_in(self) -> None:
-        """X3: the learner that has loaded computes from this generation on."""
-        self._turn.taken_in()
-        self._turn.wants_to_start(1)
-        if self._dealing is not None:
-            self._dealing.begin()
-        self._performer.perform([])
+        """X3 (what others held is dealt again): the learner that has loaded computes from this generation on."""
+        self._performer.handle(LearnerTakenIn())
 
     def _count(self, number: int, learning: tuple[int, ...]) -> None:
-        """X3: each generation that goes on is followed once, in their order."""
+        """X3: the deal of samples follows each generation that goes on, once and in their order."""
         if number > self._counted:
             self._counted, self._learning = number, learning
-            if self._dealing is not None:
-                self._dealing.enter(learning)
+            self._performer.handle(LearningChanged(learning))
 
     def _note_cut(self) -> None:
-        self._deal = self._dealing.state() if self._dealing is not None else None
-        self._samples = self._history.samples
+        self._deal = self._performer.deal
+        self._samples = self._parts.history.samples

@@ -18,13 +18,13 @@ class Entry:
     """Where a member's rounds begin: at the start of the job, or at the cut at which it was taken in.
 
     Attributes:
-        complete: rounds of before.
+        complete: the newest round that it need not do again.
         chain: of the last of them.
         samples: in them.
         deal: what the ledger of samples held then; None at the start.
         counted, learning: the newest generation that the deal is to follow, and whose learners compute in it (X3); 0:
             the one in which the rounds begin.
-        anew: no member holds a round of before: the codec begins as at the start of the job.
+        anew: no member holds an earlier round: the codec begins as at the start of the job.
     """
 
     complete: int = 0

@@ -3,18 +3,19 @@
 from collections import Counter
 from collections.abc import Mapping
 
+from meshwire.messages.learner import StepLost
 from meshwire.messages.rounds import Bind, Null
-from meshwire.rounds.effects import Broadcast, Effect, RoundComplete
+from meshwire.rounds.effects import Broadcast, JobEffect, RoundComplete, TellLearner
 
 
 class RoundStats:
-    """Fed with the round machine's effects.
+    """Fed with the effects of the rounds.
 
     Attributes:
         age: of the newest contribution, None before the first (R0).
         nulls: rounds that went on without this member (R4, R5).
         void_rounds: counted and not applied (V1).
-        steps_lost: cut off or too old (V2, R5); counted by the caller, who knows which had gradients.
+        steps_lost: those the learner was told of: cut off or too old (V2, R5).
         exchange_s: summed time from a round's bind to its completion.
         round: the newest complete round.
     """
@@ -35,7 +36,7 @@ class RoundStats:
         """Contributions by age, from 0 to the oldest."""
         return tuple(self._ages[age] for age in range(max(self._ages, default=-1) + 1))
 
-    def take(self, effect: Effect, now_s: float) -> None:
+    def take(self, effect: JobEffect, now_s: float) -> None:
         """Counts one effect."""
         match effect:
             case Broadcast(message=Bind(round=round_) | Null(round=round_)) if round_ <= self._decided:
@@ -54,6 +55,8 @@ class RoundStats:
                 bound_at_s = self._bound_at_s.pop(round_, None)
                 if bound_at_s is not None:
                     self.exchange_s += now_s - bound_at_s
+            case TellLearner(notice=StepLost()):
+                self.steps_lost += 1
             case _:
                 pass
 

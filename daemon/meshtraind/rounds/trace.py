@@ -1,9 +1,11 @@
 """DATA/jobs/ID/trace.jsonl: what happened in every round, one JSON object a line, on demand (`submit --trace`).
 
-The first line is the recorder's (`recorder.py`), and what it writes can be replayed (`replay.py`); the chunks lie in
-between, with the times at which they were given to their links. Bytes are {"hex": TEXT}, messages {"type": NAME, ...}.
+The first line is the recorder's (`trace_recorder.py`), and what it writes can be replayed (`replay.py`); the chunks
+lie in between, with the times at which they were given to their links. Bytes are {"hex": TEXT}, messages
+{"type": NAME, ...}.
 """
 
+import dataclasses
 import json
 import logging
 import os
@@ -15,6 +17,7 @@ from typing import Any, TextIO
 from meshtraind.runtime.open_below import open_below
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
+from meshwire.rounds.effects import RoundComplete
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class Trace:
             self._end(error)
 
     def write(self, what: str, **values: Any) -> None:
-        """One line."""
+        """Adds one line: what happened, and its values."""
         if self._file is None:
             return
         entry = {"t_s": time.monotonic(), "what": what, **values}
@@ -79,4 +82,6 @@ def plain(value: Any) -> dict[str, Any]:
             return {"hex": value.hex()}
         case Wire():
             return {"type": type(value).__name__, **value.model_dump()}
+        case RoundComplete():
+            return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(f"a trace cannot hold {value!r}")

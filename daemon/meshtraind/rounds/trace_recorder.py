@@ -6,23 +6,16 @@ before. So each line of a trace can be checked, and a trace that breaks off show
 """
 
 import dataclasses
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from meshtraind.rounds.trace import Trace
-from meshwire.rounds.effects import Effect, RoundComplete
+from meshwire.rounds.effects import Effect
+from meshwire.rounds.inputs import CompleteAnnounced, GenerationEntered, Input
 from meshwire.rounds.learner import Decision, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 
-FORMAT = 2  # of the lines; to be counted up when an old trace cannot be read any more
-
-SIGNATURES = {
-    name: inspect.signature(method)
-    for name, method in inspect.getmembers(RoundMachine, inspect.isfunction)
-    if not name.startswith("_") and method.__annotations__.get("return") == list[Effect]
-}
-"""The inputs: the public methods that return effects."""
+FORMAT = 3  # of the lines; to be counted up when an old trace cannot be read any more
 
 Line = tuple[str, dict[str, Any]]
 """What happened, and its values."""
@@ -45,47 +38,34 @@ class RecordedMachine(RoundMachine):
         self._announced: dict[int, int] = {}  # by rank, the newest `complete` that was written
         trace.write("trace", format=FORMAT, settings=dataclasses.asdict(settings), complete=complete)
 
-    def _record(self, name: str, arguments: dict[str, Any], effects: list[Effect]) -> None:
-        lines = [effect_line(effect) for effect in effects]
+    def handle(self, input_: Input, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        try:
+            effects = super().handle(input_, now_s)
+        finally:  # an input that breaks the machine is the one to look at
+            self._record(input_, now_s, effects)
+        return effects
+
+    def _record(self, input_: Input, now_s: float, effects: list[Effect]) -> None:
+        lines = [named_fields(effect) for effect in effects]
         lines += self._decisions.changed()
-        if name == "enter":
+        if isinstance(input_, GenerationEntered):
             self._announced.clear()  # the machine counts anew too
-        if name == "peer_complete" and self._says_nothing_new(lines, **arguments):
+        if isinstance(input_, CompleteAnnounced) and self._says_nothing_new(input_, lines):
             return
-        plain = {key: _fields(value) if isinstance(value, RoundComplete) else value for key, value in arguments.items()}
-        self._trace.write("input", name=name, arguments=plain, lines=len(lines))
+        name, fields = named_fields(input_)
+        self._trace.write("input", name=name, now_s=now_s, fields=fields, lines=len(lines))
         for what, values in lines:
             self._trace.write(what, **values)
 
-    def _says_nothing_new(self, lines: list[Line], rank: int, complete: int, now_s: float) -> bool:
+    def _says_nothing_new(self, announced: CompleteAnnounced, lines: list[Line]) -> bool:
         """Every frame carries the counter (G5). One that repeats it changes nothing, and what time alone changes
         in the machine shows as an effect: left out, it is not missed by the replay."""
+        rank, complete = announced.rank, announced.complete
         if not lines and complete <= self._announced.get(rank, 0):
             return True
         self._announced[rank] = max(complete, self._announced.get(rank, 0))
         return False
-
-
-def _recorded(name: str, signature: inspect.Signature) -> Callable[..., list[Effect]]:
-    plain_method = getattr(RoundMachine, name)
-
-    def method(self: RecordedMachine, *args: Any, **kwargs: Any) -> list[Effect]:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        effects: list[Effect] = []
-        try:
-            effects = plain_method(self, *args, **kwargs)
-        finally:  # an input that breaks the machine is the one to look at
-            arguments = dict(bound.arguments)
-            del arguments["self"]
-            self._record(name, arguments, effects)
-        return effects
-
-    return method
-
-
-for _name, _signature in SIGNATURES.items():
-    setattr(RecordedMachine, _name, _recorded(_name, _signature))
 
 
 class Decisions:
@@ -104,10 +84,6 @@ class Decisions:
                 yield what, {"may": may, "reason": reason}
 
 
-def effect_line(effect: Effect) -> Line:
-    """An effect as a line."""
-    return type(effect).__name__, _fields(effect)
-
-
-def _fields(effect: Effect) -> dict[str, Any]:
-    return {field.name: getattr(effect, field.name) for field in dataclasses.fields(effect)}
+def named_fields(told: Effect | Input) -> Line:
+    """An effect or an input as a line: its class's name and its fields."""
+    return type(told).__name__, {field.name: getattr(told, field.name) for field in dataclasses.fields(told)}

@@ -46,7 +46,7 @@ from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
-    from meshtraind.rounds.generation_change import Crossing
+    from meshtraind.rounds.generation_change import GenerationChange
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Host(Protocol):
         """None while this member brings no history, and before its learner has prepared."""
 
     @property
-    def crossing(self) -> "Crossing | Founding | None":
+    def crossing(self) -> "GenerationChange | Founding | None":
         """None while this member brings no history."""
 
     @property

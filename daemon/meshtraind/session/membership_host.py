@@ -36,7 +36,7 @@ from meshwire.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
-    from meshtraind.rounds.generation_change import Crossing
+    from meshtraind.rounds.generation_change import GenerationChange
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,7 @@ class Passage:
         return self._founding is not None
 
     @property
-    def crossing(self) -> "Crossing | Founding | None":
+    def crossing(self) -> "GenerationChange | Founding | None":
         """What leads from one generation into the next; None: this member brings no history."""
         if self._founding is not None:
             return self._founding

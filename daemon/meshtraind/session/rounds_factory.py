@@ -99,31 +99,41 @@ class RoundsMaker:
         loading: bool,
         trace_name: str,
     ) -> "Rounds":
-        from meshtraind.rounds.driver import Rounds  # numpy, which an idle daemon does not need
+        # numpy, which an idle daemon does not need
+        from meshtraind.rounds.driver import JobModel, Rounds, RoundsStart
 
         self.close()
         self.manifest = manifest
         self._plan_digest = plan.digest()
         self._trace = Trace(self._job.folder / trace_name) if self._job.spec.trace else None
         return Rounds(
-            spec=self._job.spec,
-            manifest=manifest,
-            plan=plan,
-            samples=samples,
-            rank=self._job.rank,
-            generation=generation,
-            entry=entry,
-            loading=loading,
-            links=self._links,
-            memory=memory,
+            JobModel(self._job.spec, manifest, plan, samples),
+            RoundsStart(self._job.rank, generation, entry, loading),
+            self._links,
+            memory,
+            self,
+            self._trace,
             rtt_s=self._rtt_s,
             stall_s=self._stall_s,
-            notify=self._notify,
-            fail=self._fail,
-            refuse=self._refuse,
-            on_round=self._on_round,
-            trace=self._trace,
         )
+
+    # What the rounds say to whoever made them
+
+    def notify(self, body: Wire, /) -> None:
+        """Sends the learner a notice."""
+        self._notify(body)
+
+    def fail(self, reason: str, /) -> None:
+        """Ends this device's part."""
+        self._fail(reason)
+
+    def refuse(self, rank: int, text: str, /) -> None:
+        """A member has broken the rules."""
+        self._refuse(rank, text)
+
+    def round_complete(self, rounds: "Rounds", round_: int, /) -> None:
+        """The next round is complete."""
+        self._on_round(rounds, round_)
 
     def model(self) -> Model:
         """What a member without history is told."""

@@ -15,11 +15,11 @@ from meshwire.messages.job import Generation
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
-    from meshtraind.rounds.generation_change import Crossing
+    from meshtraind.rounds.generation_change import GenerationChange
 
 
 class Founding:
-    """One job's; its methods are those of `Crossing`.
+    """One job's; its methods are those of `GenerationChange`.
 
     Attributes:
         first: the generation in which the job begins, and in which rounds are made.
@@ -31,8 +31,8 @@ class Founding:
         self._agreement = agreement
         self._complete, self._chain = begins_after(job.spec.resume)
         self._counted, self._learning = self.first.number, self.first.learning
-        self._passed: list[Callable[[Crossing], None]] = []
-        self._crossing: Crossing | None = None
+        self._passed: list[Callable[[GenerationChange], None]] = []
+        self._crossing: GenerationChange | None = None
 
     def made(self, rounds: "Rounds") -> None:
         """The learner has described its model: there are rounds, until round 1 or until another learner begins."""
@@ -82,7 +82,7 @@ class Founding:
         if number > self._counted:
             self._counted, self._learning = number, learning
 
-    def _lead(self, step: "Callable[[Crossing], None]") -> None:
+    def _lead(self, step: "Callable[[GenerationChange], None]") -> None:
         self._passed.append(step)
         if self._crossing is not None:
             step(self._crossing)

@@ -5,7 +5,7 @@ One call covers all older rounds and reaches everybody, so a round is called by 
 
 
 class Calls:
-    """Of one daemon. Rounds are numbered from 1."""
+    """What one daemon knows of called rounds, and which of its own contributions may still need a call."""
 
     def __init__(self) -> None:
         self.newest = 0

@@ -1,8 +1,10 @@
-"""What the round machine asks of its caller: perform the effects in the order given."""
+"""What the round machine and `JobRounds` around it ask of their caller: perform the effects in the order given."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshwire.messages.generation import DealState
+from meshwire.messages.learner import BarrierPassed, EpochOver, Grant, RoundDone, Start, StepLost
 from meshwire.messages.rounds import Bind, Call, Null, Poison, Seal
 
 Message = Bind | Seal | Null | Call
@@ -103,13 +105,6 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerMayStart:
-    """`may_start` has become true: a learner that was refused may ask again."""
-
-    base: int
-
-
-@dataclass(frozen=True, slots=True)
 class LearnerCutOff:
     """The learner passed its step deadline (V2 if `round`, the one it had bound, is not None; else R5)."""
 
@@ -144,8 +139,58 @@ Effect = (
     | ContributeNothing
     | RoundComplete
     | Committed
-    | LearnerMayStart
     | LearnerCutOff
     | StepDropped
     | ProtocolError
 )
+
+# What `JobRounds` adds.
+
+Notice = Grant | EpochOver | RoundDone | BarrierPassed | Start | StepLost
+
+
+@dataclass(frozen=True, slots=True)
+class TellLearner:
+    """Send `notice` to the learner, if one is there."""
+
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRound:
+    """The result slot is free for `round`: say `RoundDecoded` when its means lie there."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCounted:
+    """The complete round stands in the ledger of samples; it follows its `RoundComplete`."""
+
+    round: int
+    deal: DealState | None
+    """What the ledger holds after it; None without a prepared loader."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplesDealt:
+    """The ledger has changed between two rounds, for others compute now (X3)."""
+
+    deal: DealState
+
+
+@dataclass(frozen=True, slots=True)
+class RoundForgotten:
+    """Every member holds `round` (G5), and this learner needs it no more: its memory is free."""
+
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerBrokeRules:
+    """The learner has said what it cannot say now: this device's part in the job ends with `text`."""
+
+    text: str
+
+
+JobEffect = Effect | TellLearner | DecodeRound | RoundCounted | SamplesDealt | RoundForgotten | LearnerBrokeRules

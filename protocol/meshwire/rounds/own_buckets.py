@@ -6,7 +6,7 @@ from meshwire.messages.rounds import Poison
 from meshwire.rounds.effects import Contribute, ContributePoison
 
 
-class OwnParts:
+class OwnBuckets:
     """Which buckets of which own contribution are ready, and which of them are poison.
 
     Args:
@@ -15,16 +15,16 @@ class OwnParts:
 
     def __init__(self, buckets_of: Callable[[int], int]) -> None:
         self._buckets_of = buckets_of
-        self._parts: dict[int, dict[int, bool]] = {}  # by round, bucket: is it poison; in the order given
+        self._buckets: dict[int, dict[int, bool]] = {}  # by round, bucket: is it poison; in the order given
         self._poison: dict[int, Poison] = {}
 
     def bound(self, round_: int) -> None:
         """A step was bound to `round_`; none of its buckets was given yet."""
-        self._parts[round_] = {}
+        self._buckets[round_] = {}
 
     def add(self, round_: int, bucket: int, poison: Poison | None) -> Contribute | ContributePoison:
         """A bucket is ready, or is poison."""
-        self._parts[round_][bucket] = poison is not None
+        self._buckets[round_][bucket] = poison is not None
         if poison is not None:
             first = self._poison.setdefault(round_, poison)
             if first.overflow and not poison.overflow:
@@ -33,11 +33,11 @@ class OwnParts:
 
     def given(self, round_: int, bucket: int) -> bool:
         """The bucket was given already."""
-        return bucket in self._parts[round_]
+        return bucket in self._buckets[round_]
 
     def missing(self, round_: int) -> list[int]:
         """Buckets that were not given."""
-        return [bucket for bucket in range(self._buckets_of(round_)) if bucket not in self._parts[round_]]
+        return [bucket for bucket in range(self._buckets_of(round_)) if bucket not in self._buckets[round_]]
 
     def poison(self, round_: int) -> Poison | None:
         """The first, or the first that is no overflow (O6)."""
@@ -45,11 +45,11 @@ class OwnParts:
 
     def again(self, round_: int) -> list[Contribute | ContributePoison]:
         """All that was given, as it was given."""
-        return [_effect(round_, bucket, poisoned) for bucket, poisoned in self._parts[round_].items()]
+        return [_effect(round_, bucket, poisoned) for bucket, poisoned in self._buckets[round_].items()]
 
     def forget(self, round_: int) -> None:
         """The round is complete: it will never be told again."""
-        self._parts.pop(round_, None)
+        self._buckets.pop(round_, None)
         self._poison.pop(round_, None)
 
 

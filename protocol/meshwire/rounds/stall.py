@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 
 class StallWatch:
-    """One member's. `look` about once a second.
+    """Since when others could have sent this member what it lacks, and did not. `look` about once a second.
 
     Args:
         stall_s: after which a member is named.

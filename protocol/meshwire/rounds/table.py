@@ -19,6 +19,11 @@ class RoundTable:
 
     Args:
         complete: the cut at which all members of the generation enter: nobody has decided anything above it.
+
+    Attributes:
+        own_decided: the last round that this member bound or nulled (R0: d).
+        complete: the last round that it holds whole, as it does all before it (G5).
+        committed: the last round that every member has announced complete (G5).
     """
 
     def __init__(self, settings: RoundSettings, complete: int) -> None:
@@ -28,7 +33,7 @@ class RoundTable:
         self._decided = dict.fromkeys(settings.ranks, complete)
         self._complete = dict.fromkeys(settings.ranks, complete)
         self._last_binds: dict[int, Bind] = {}
-        self.committed = complete
+        self.own_decided = self.complete = self.committed = complete
 
     def entered(self, settings: RoundSettings, promised: Mapping[int, int]) -> "RoundTable":
         """The table of the next generation, entered at `complete` (G6). The members tell their decisions again.
@@ -47,20 +52,11 @@ class RoundTable:
     def __len__(self) -> int:
         return len(self._rounds)
 
-    @property
-    def complete(self) -> int:
-        """The last round that this daemon holds whole, as it does all before it (G5)."""
-        return self._complete[self._rank]
-
     def own(self, round_: int) -> tuple[Bind, Seal | None] | None:
         """What this member decided: its bind, with its seal if it was given, or None: a null."""
         state = self._rounds[round_]
         bind = state.binds.get(self._rank)
         return None if bind is None else (bind, state.seals.get(self._rank))
-
-    def decided(self, rank: int) -> int:
-        """The last round that the member bound or nulled (R0: d)."""
-        return self._decided[rank]
 
     @property
     def decided_by_all(self) -> int:
@@ -81,7 +77,7 @@ class RoundTable:
             return f"bound round {bind.round} on base {bind.base}: age {age} is not within 0 to {bound} (R0)"
         if bind.base > self.settled(self._rank):
             return f"bound round {bind.round} on base {bind.base}, a round that this member has not ended (G3)"
-        self._decided[rank] = bind.round
+        self._decide(rank, bind.round)
         self._round(bind.round).binds[rank] = self._last_binds[rank] = bind
         self._holds(rank, bind.base)
         return None
@@ -91,7 +87,7 @@ class RoundTable:
             return wrong
         if null.round > self._reachable():
             return f"nulled round {null.round}; nobody can have called a round after {self._reachable()} (R0, R3)"
-        self._decided[rank] = null.round
+        self._decide(rank, null.round)
         self._round(null.round).nulls.add(rank)
         self._holds(rank, null.round - self._settings.staleness - 1)
         return None
@@ -124,7 +120,7 @@ class RoundTable:
     def result(self, round_: int, bucket: int, result: BucketResult) -> str | None:
         """All values of one bucket's result are here."""
         state = self._rounds.get(round_)
-        if state is None or round_ > self._decided[self._rank]:
+        if state is None or round_ > self.own_decided:
             return f"result of round {round_}, to which this member has not added its part"
         buckets = state.buckets
         if not 0 <= bucket < buckets or bucket in state.results:
@@ -162,7 +158,8 @@ class RoundTable:
 
     def count_complete(self) -> None:
         """`next_round` is whole and was handed on."""
-        self._complete[self._rank] += 1
+        self.complete += 1
+        self._complete[self._rank] = self.complete
 
     def commit(self) -> bool:
         """G5: forgets what every member has announced complete. True if that is more than before."""
@@ -170,6 +167,11 @@ class RoundTable:
         for round_ in range(before + 1, self.committed + 1):
             self._rounds.pop(round_, None)  # those up to the cut of the generation were not told again
         return self.committed > before
+
+    def _decide(self, rank: int, round_: int) -> None:
+        self._decided[rank] = round_
+        if rank == self._rank:
+            self.own_decided = round_
 
     def _holds(self, rank: int, round_: int) -> None:
         """What the member has decided it can have only with all rounds up to this one (R0, R5): who announces less

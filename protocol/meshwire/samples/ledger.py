@@ -11,7 +11,7 @@ from meshwire.messages.generation import DealState
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.epochs import cuts, rounds_per_epoch
-from meshwire.samples.pool import Batch, Supply, place
+from meshwire.samples.pool import Batch, SamplePool, place
 from meshwire.sync.mode import SyncSettings
 
 FIRST_BATCHES = 32  # of each rank at the start, and s more: one step may accumulate so many
@@ -49,7 +49,7 @@ class Ledger:
         rounds_per_epoch(space.total, [space.batch] * len(ranks), drop_last=space.drop_last)
         self._space = space
         self._sync = sync
-        self._supply = Supply(space.total)
+        self._pool = SamplePool(space.total)
         self._held: dict[int, list[Batch]] = {rank: [] for rank in ranks}
         self._sizes = dict.fromkeys(ranks, space.batch)
         self._claim = 0  # the largest of the newest round with any
@@ -60,7 +60,7 @@ class Ledger:
         """The ledger that `state` was read from, with the ranks that were learning then. Raises ValueError."""
         ledger = cls.__new__(cls)
         ledger._space, ledger._sync = space, sync
-        ledger._supply = Supply(space.total, state.epoch, state.position, state.returned)
+        ledger._pool = SamplePool(space.total, state.epoch, state.position, state.returned)
         ledger._sizes, ledger._claim = dict(state.sizes), state.claim
         ledger._held = {rank: [] for rank in ledger._sizes}
         for rank, batch in state.held:
@@ -71,11 +71,11 @@ class Ledger:
 
     def state(self) -> DealState:
         """Between two rounds. `held` has an entry for each batch, `sizes` for each learning rank."""
-        epoch, position = self._supply.pointer
+        epoch, position = self._pool.pointer
         return DealState(
             epoch=epoch,
             position=position,
-            returned=self._supply.returned,
+            returned=self._pool.returned,
             held=tuple((rank, batch) for rank, batches in self._held.items() for batch in batches),
             sizes=tuple(self._sizes.items()),
             claim=self._claim,
@@ -104,7 +104,7 @@ class Ledger:
         if ranks == list(self._held):
             return {}
         gone = [batches for rank, batches in self._held.items() if rank not in ranks]
-        self._supply.put_back(block for batches in gone for batch in batches for block in batch)
+        self._pool.put_back(block for batches in gone for batch in batches for block in batch)
         newcomers = [rank for rank in ranks if rank not in self._held]
         self._held = {rank: self._held.get(rank, []) for rank in ranks}
         self._sizes = dict.fromkeys(ranks, self._space.batch)
@@ -114,7 +114,7 @@ class Ledger:
         granted = self._grant(
             dict.fromkeys(newcomers, self._claim or first_batches(self._space, len(ranks), self._sync))
         )
-        while self._supply.returned:
+        while self._pool.returned:
             for rank, batch in self._turn(ranks).items():
                 granted[rank] = (*granted.get(rank, ()), batch)
         return granted
@@ -152,7 +152,7 @@ class Ledger:
         Else the epoch is over, and this is how many units the finished ranks leave unused.
         """
         held = self._units_held(epoch)
-        if epoch >= self._supply.epoch or not held.keys() <= finished:
+        if epoch >= self._pool.epoch or not held.keys() <= finished:
             return None
         return sum(held.values())
 
@@ -203,7 +203,7 @@ class Ledger:
 
         A remainder with which the next turn of all ranks could not give everybody a unit joins this turn.
         """
-        left = self._supply.left()
+        left = self._pool.left()
         if self._space.drop_last:
             shares = self._whole(ranks, left)
         else:
@@ -213,7 +213,7 @@ class Ledger:
             count = left if left - count < len(self._held) else count
             bounds = cuts(count, sizes)
             shares = {rank: end - first for rank, first, end in zip(taking, bounds, bounds[1:], strict=False)}
-        turn = {rank: self._supply.take(share) for rank, share in shares.items()}
+        turn = {rank: self._pool.take(share) for rank, share in shares.items()}
         for rank, batch in turn.items():
             self._held[rank].append(batch)
         self._leave_out()
@@ -234,8 +234,8 @@ class Ledger:
         if self._space.drop_last and self._held:
             joint = sum(self._sizes.values())
             least = joint if joint <= self._space.total else min(max(self._sizes.values()), self._space.total)
-            while self._supply.left() < least:
-                self._supply.skip()
+            while self._pool.left() < least:
+                self._pool.skip()
 
 
 def _text(block: SampleBlock) -> str:

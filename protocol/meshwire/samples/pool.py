@@ -10,13 +10,13 @@ from meshwire.messages.rounds import SampleBlock
 Batch = tuple[SampleBlock, ...]  # of one epoch; one block, unless it was put together from what came back
 
 
-class Supply:
+class SamplePool:
     """Hands units out in order, oldest epoch first, each once.
 
     Args:
         total: units of an epoch.
         epoch, position: the pointer: nobody has had what lies from here on.
-        returned: before the pointer, and without a holder.
+        returned: blocks before the pointer whose holder has given them back.
     """
 
     def __init__(self, total: int, epoch: int = 0, position: int = 0, returned: Iterable[SampleBlock] = ()) -> None:

@@ -1,11 +1,10 @@
 """One daemon's part in the deal of samples: what its learner is granted, when an epoch is over, whose share changes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
-from meshwire.message_base import Wire
 from meshwire.messages.generation import DealState
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
-from meshwire.rounds.effects import RoundComplete
+from meshwire.messages.rounds import Bind
 from meshwire.samples.batch_sizes import sizes_by_speed
 from meshwire.samples.ledger import Ledger
 from meshwire.sync.mode import SyncSettings
@@ -13,14 +12,18 @@ from meshwire.sync.mode import SyncSettings
 LOOK_EVERY_BINDS = 10  # so that the speeds that are looked at were measured with the sizes in force
 
 
-class Dealing:
-    """Feeds the ledger with complete rounds and entered generations; tells the learner what follows (X2 to X4a).
+class SampleGrants:
+    """What follows for one learner from the ledger of samples (X2 to X4a): the ledger is fed here with complete rounds
+    and entered generations, and what the learner is to be told gathers in `notices`, in order.
 
     Args:
         rank: this member's.
         learning: ranks whose learners compute.
-        notify: sends the learner a notice.
-        state: of the ledger at the cut at which this generation is entered, of before or after; None: before round 1.
+        state: of the ledger at the cut at which this generation is entered, taken before or after the ranks of the
+            generation were entered in it; None: before round 1.
+
+    Attributes:
+        notices: for the learner, until its owner takes them out.
 
     Raises:
         ValueError: when an epoch is too short for these ranks.
@@ -32,7 +35,6 @@ class Dealing:
         rank: int,
         learning: Iterable[int],
         sync: SyncSettings,
-        notify: Callable[[Wire], None],
         state: DealState | None = None,
     ) -> None:
         if state is None:
@@ -43,7 +45,7 @@ class Dealing:
         self._space = space
         self._rank = rank
         self._by_speed = sync.shares == "speed" and not space.whole_batches
-        self._notify = notify
+        self.notices: list[Grant | EpochOver] = []
         self._speeds: dict[int, float] = {}
         self._binds = 0
         self._finished: set[int] = set()
@@ -76,19 +78,19 @@ class Dealing:
         if self._rank in before and self._rank not in self._ledger.sizes:
             self._begun = self._told = False  # that learner is given up: another one will begin
         elif self._told and (batches := granted.get(self._rank)):
-            self._notify(Grant(batches=batches))
+            self.notices.append(Grant(batches=batches))
         else:
             self._tell_start()
         self._tell_over()
 
-    def complete(self, done: RoundComplete) -> Mapping[int, str]:
-        """Takes the next complete round. Returns by rank what is wrong with a bind of it, which covers and claims
-        nothing then: all members find the same."""
-        wrong = self._ledger.wrong(done.binds)
-        granted = self._ledger.complete({rank: bind for rank, bind in done.binds.items() if rank not in wrong})
+    def complete(self, binds: Mapping[int, Bind]) -> Mapping[int, str]:
+        """Takes the binds of the next complete round. Returns by rank what is wrong with a bind of it, which covers and
+        claims nothing then: all members find the same."""
+        wrong = self._ledger.wrong(binds)
+        granted = self._ledger.complete({rank: bind for rank, bind in binds.items() if rank not in wrong})
         assert not isinstance(granted, str), granted
         if self._told and self._rank in granted:
-            self._notify(Grant(batches=granted[self._rank], step=done.binds[self._rank].step))
+            self.notices.append(Grant(batches=granted[self._rank], step=binds[self._rank].step))
         self._tell_over()
         return wrong
 
@@ -132,12 +134,12 @@ class Dealing:
             return
         self._told = True
         if self._epoch:
-            self._notify(EpochOver(epoch=self._epoch - 1, unused=0))
-        self._notify(Grant(batches=self._ledger.batches(self._rank)))
+            self.notices.append(EpochOver(epoch=self._epoch - 1, unused=0))
+        self.notices.append(Grant(batches=self._ledger.batches(self._rank)))
 
     def _tell_over(self) -> None:
         """Each epoch once and in order, whether the learner waits for it or not."""
         while (unused := self._ledger.over(self._epoch, self._finished | self._in_barrier)) is not None:
             if self._told:
-                self._notify(EpochOver(epoch=self._epoch, unused=unused))
+                self.notices.append(EpochOver(epoch=self._epoch, unused=unused))
             self._epoch += 1

@@ -4,11 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from meshtraind.rounds.sample_grants import LOOK_EVERY_BINDS, Dealing
-from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
-from meshwire.rounds.effects import RoundComplete
+from meshwire.samples.grants import LOOK_EVERY_BINDS, SampleGrants
 from meshwire.samples.ledger import FIRST_BATCHES
 from meshwire.samples.pool import Batch
 from meshwire.sync.mode import Shares, SyncSettings
@@ -16,18 +14,21 @@ from meshwire.sync.mode import Shares, SyncSettings
 
 class Member:
     def __init__(self, rank: int, *, total: int = 1000, shares: Shares = "speed", whole_batches: bool = False) -> None:
-        self.told: list[Wire] = []
         self.rank = rank
         self.space = SampleSpace(
             total=total, batch=1 if whole_batches else 4, whole_batches=whole_batches, drop_last=False
         )
         self.sync = SyncSettings(shares=shares)
-        self.dealing = Dealing(self.space, rank, range(2), self.sync, self.told.append)
+        self.dealing = SampleGrants(self.space, rank, range(2), self.sync)
+
+    @property
+    def told(self) -> list[Grant | EpochOver]:
+        return self.dealing.notices
 
     def newcomer(self, rank: int, learning: Sequence[int]) -> "Member":
         """A member that enters with what this one holds."""
         member = Member(rank)
-        member.dealing = Dealing(self.space, rank, learning, self.sync, member.told.append, state=self.dealing.state())
+        member.dealing = SampleGrants(self.space, rank, learning, self.sync, state=self.dealing.state())
         return member
 
     def batches(self) -> list[Batch]:
@@ -40,20 +41,11 @@ class Member:
         return [notice for notice in self.told if isinstance(notice, EpochOver)]
 
 
-def complete(*binds: tuple[int, Sequence[SampleBlock], int, tuple[int, ...]]) -> RoundComplete:
-    return RoundComplete(
-        round=1,
-        void=False,
-        reason="",
-        binds={
-            rank: Bind(round=1, step=9, base=0, weight=1.0, samples=tuple(samples), claim=claim, sizes=sizes)
-            for rank, samples, claim, sizes in binds
-        },
-        poisons={},
-        used=b"",
-        integers=(),
-        squared_norm=0.0,
-    )
+def complete(*binds: tuple[int, Sequence[SampleBlock], int, tuple[int, ...]]) -> dict[int, Bind]:
+    return {
+        rank: Bind(round=1, step=9, base=0, weight=1.0, samples=tuple(samples), claim=claim, sizes=sizes)
+        for rank, samples, claim, sizes in binds
+    }
 
 
 def test_the_learner_is_granted_its_first_lot_and_what_it_claims() -> None:
@@ -172,7 +164,7 @@ def test_a_learner_that_is_started_again_is_told_anew() -> None:
     assert not member.over()
 
 
-def looks(dealing: Dealing) -> list[tuple[int, ...]]:
+def looks(dealing: SampleGrants) -> list[tuple[int, ...]]:
     return [dealing.sizes() for _ in range(LOOK_EVERY_BINDS)]
 
 

@@ -1,14 +1,12 @@
-"""Whose turn it is: the rounds that a learner is given to apply, one at a time, and the word to start a step (R1).
+"""When a learner is given which round to apply, one at a time, and when the word to start its next step (R1).
 
 The daemon decides and the learner follows: it applies what it is given until it is told to start. There is one result
 slot (M1), so a round is given when it is complete, visible (R8), decoded, and all before it are applied.
 """
 
-from collections.abc import Callable
 from typing import Literal
 
 from meshwire import limits
-from meshwire.message_base import Wire
 from meshwire.messages.learner import BarrierPassed, RoundDone, Start
 from meshwire.rounds.effects import RoundComplete
 from meshwire.rounds.learner import Phase
@@ -37,26 +35,18 @@ def round_done(done: RoundComplete, own_step: int, *, on_nan: Literal["stop", "s
     )
 
 
-class Turn:
-    """One learner's.
+class LearnerSchedule:
+    """What one learner is told next: a round, the end of a barrier, or to start. Ask `next_notice` until it has none.
 
     Args:
-        notify: sends the learner a notice.
-        start: tells the machine that the learner begins a step.
-        resume: tells the machine that the learner has left a barrier, or was taken in.
+        machine: is asked what the learner may do; it is told of what was decided by whoever asks for notices.
+
+    Attributes:
+        gone: the learner applies nothing any more, and takes no further step.
     """
 
-    def __init__(
-        self,
-        machine: RoundMachine,
-        notify: Callable[[Wire], None],
-        start: Callable[[int], None],
-        resume: Callable[[], None],
-    ) -> None:
+    def __init__(self, machine: RoundMachine) -> None:
         self._machine = machine
-        self._notify = notify
-        self._start = start
-        self._resume = resume
         self._complete: dict[int, RoundDone] = {}  # not given yet
         self._decoded = 0  # the round that lies in the result slot
         self._given = 0
@@ -64,14 +54,14 @@ class Turn:
         self._pending_step: int | None = None  # waits for the word to start
         self._begun_step = 0
         self._barrier: int | None = None
-        self._barrier_round: int | None = None  # the newest round of before it; None: not everybody has reached it
-        self._gone = False
+        self._barrier_round: int | None = None  # the newest one older than it; None: not everybody has reached it
+        self.gone = False
         self._away = False
         self._returning = False  # taken in, with a round in hand
 
     def complete(self, done: RoundDone) -> None:
         """A round is complete, its means may still be encoded."""
-        if not self._gone:
+        if not self.gone:
             self._complete[done.round] = done
 
     @property
@@ -80,7 +70,7 @@ class Turn:
         return len(self._complete)
 
     def forget(self, round_: int) -> None:
-        """No learner will be given this round: it was applied, or whoever comes loads a base of after it (J1)."""
+        """No learner will be given this round: it was applied, or whoever comes loads a later base (J1)."""
         self._complete.pop(round_, None)
 
     def decoded(self, round_: int) -> None:
@@ -100,9 +90,9 @@ class Turn:
         if self._pending_step is None and self._machine.phase in (Phase.COMPUTING, Phase.BOUND, Phase.GIVEN_UP):
             self._pending_step = self._begun_step
 
-    def gone(self) -> None:
-        """It applies nothing any more."""
-        self._gone = True
+    def end(self) -> None:
+        """The learner is gone from now on."""
+        self.gone = True
         self._in_hand = self._pending_step = None
         self._complete.clear()
 
@@ -141,26 +131,18 @@ class Turn:
         """So have all others; none has contributed to a newer round before it."""
         self._barrier_round = newest_round
 
-    def barrier_broken(self, error: str) -> None:
-        """Somebody will never reach it: the learner is told, and goes on."""
+    def barrier_broken(self, error: str) -> BarrierPassed:
+        """Somebody will never reach it: what the learner is told, which goes on."""
         assert self._barrier is not None
-        self._notify(BarrierPassed(number=self._barrier, error=error))
+        passed = BarrierPassed(number=self._barrier, error=error)
         self._barrier = None
-        self._resume()
+        return passed
 
-    def advance(self) -> None:
-        """Tells the learner all that it can be told."""
-        if self._returning and self._given <= self._machine.applied:
-            self._returning = False
-            self._resume()
-        while (notice := self._next_notice()) is not None:
-            self._notify(notice)
-            if isinstance(notice, BarrierPassed):
-                self._resume()
-            elif isinstance(notice, Start):
-                self._pending_step = None
-                self._begun_step = notice.step
-                self._start(notice.step)
+    def comes_back(self) -> bool:
+        """Once: the learner that was taken in has applied what it held, and its steps count from now on."""
+        comes = self._returning and self._given <= self._machine.applied
+        self._returning = self._returning and not comes
+        return comes
 
     def holds(self, round_: int) -> bool:
         """Whether the learner was given this round, and has not said that it has applied it."""
@@ -185,22 +167,26 @@ class Turn:
         """Whether the learner waits to be told to start."""
         return self._pending_step is not None
 
-    def _next_notice(self) -> Wire | None:
-        if self._gone or self._away or self._returning:
+    def next_notice(self) -> RoundDone | BarrierPassed | Start | None:
+        """What the learner is to be told now, which counts as told; None when there is nothing more."""
+        if self.gone or self._away or self._returning:
             return None
-        upto = self._machine.visible
+        upto = None
         if self._barrier_round is not None:
             if self._machine.applied >= self._barrier_round:
                 assert self._barrier is not None
                 passed = BarrierPassed(number=self._barrier, error=None)
                 self._barrier = self._barrier_round = None
                 return passed
-            upto = min(upto, self._barrier_round)
+            upto = self._barrier_round
         following = self._machine.applied + 1
-        if self._given < following <= upto and self._decoded == following:
+        decoded = self._given < following == self._decoded
+        if decoded and (upto is None or following <= upto) and following <= self._machine.visible:
             self._given = following
             self._in_hand = self._complete.pop(following)
             return self._in_hand
         if self._pending_step is not None and self._barrier is None and self._machine.may_start()[0]:
-            return Start(step=self._pending_step, decided=self._machine.decided)
+            start = Start(step=self._pending_step, decided=self._machine.decided)
+            self._begun_step, self._pending_step = self._pending_step, None
+            return start
         return None

@@ -1,14 +1,14 @@
-"""Whose turn it is: rounds one at a time, each when decoded; Start when no visible one is left (R1, R8, M1)."""
+"""What a learner is told when: rounds one by one, each when decoded; Start when no visible one is left (R1, R8, M1)."""
 
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
 
-from meshtraind.rounds.learner_turn import Turn
 from meshwire.message_base import Wire
 from meshwire.messages.learner import BarrierPassed, RoundDone, Start
 from meshwire.rounds.learner import Phase
+from meshwire.rounds.schedule import LearnerSchedule
 
 
 @dataclass
@@ -28,19 +28,14 @@ class Machine:
 
 @dataclass
 class Desk:
-    """A turn and all that it has said."""
+    """A schedule, and the steps that it has started."""
 
     machine: Machine = field(default_factory=Machine)
-    said: list[Wire] = field(default_factory=list)
     started: list[int] = field(default_factory=list)
     resumed: int = 0
 
     def __post_init__(self) -> None:
-        self.turn = Turn(cast(Any, self.machine), self.said.append, self._start, self._resume)
-
-    def _start(self, step: int) -> None:
-        self.started.append(step)
-        self.machine.phase = Phase.COMPUTING
+        self.turn = LearnerSchedule(cast(Any, self.machine))
 
     def _resume(self) -> None:
         self.resumed += 1
@@ -52,8 +47,17 @@ class Desk:
             self.machine.visible = round_
 
     def told(self) -> list[Wire]:
-        self.turn.advance()
-        said, self.said[:] = list(self.said), []
+        """As `JobRounds` asks for it."""
+        said: list[Wire] = []
+        if self.turn.comes_back():
+            self._resume()
+        while (notice := self.turn.next_notice()) is not None:
+            said.append(notice)
+            if isinstance(notice, BarrierPassed):
+                self._resume()
+            elif isinstance(notice, Start):
+                self.started.append(notice.step)
+                self.machine.phase = Phase.COMPUTING
         return said
 
 
@@ -166,7 +170,7 @@ def test_what_lay_decoded_of_a_round_that_runs_again_is_void(desk: Desk) -> None
 def test_a_learner_that_is_gone_is_told_nothing(desk: Desk) -> None:
     desk.complete(1)
     desk.turn.wants_to_start(2)
-    desk.turn.gone()
+    desk.turn.end()
     desk.complete(2)
     desk.turn.decoded(1)
     assert desk.told() == []

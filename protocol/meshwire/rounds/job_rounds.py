@@ -1,0 +1,419 @@
+"""The rounds of one job as one daemon and its learner live them, decided without doing anything.
+
+Around the round machine stand the learner's schedule, which says what the learner is told when, and the grants of
+samples, which follow from complete rounds. What a daemon adds is the doing: links, memory, a timer.
+"""
+
+from typing import Literal
+
+from meshwire import limits
+from meshwire.messages.generation import DealState
+from meshwire.messages.learner import (
+    BarrierPassed,
+    LearnerApplied,
+    LearnerBack,
+    LearnerBucket,
+    LearnerIdle,
+    LearnerSealed,
+    LearnerStepped,
+    Start,
+    StepLost,
+)
+from meshwire.messages.rounds import Bind
+from meshwire.rounds.effects import (
+    Broadcast,
+    Contribute,
+    ContributePoison,
+    DecodeRound,
+    Effect,
+    JobEffect,
+    LearnerBrokeRules,
+    LearnerCutOff,
+    ProtocolError,
+    RoundComplete,
+    RoundCounted,
+    RoundForgotten,
+    SamplesDealt,
+    StepDropped,
+    TellLearner,
+)
+from meshwire.rounds.inputs import (
+    BarrierBroken,
+    BarrierEntered,
+    BarrierFull,
+    BarrierSeen,
+    BaseLoaded,
+    BucketReady,
+    CompleteAnnounced,
+    FenceRaised,
+    GenerationEntered,
+    Input,
+    JobInput,
+    LearnerAbsent,
+    LearnerBegins,
+    LearnerDied,
+    LearnerGone,
+    LearnerLoads,
+    LearnerParts,
+    LearnerPresent,
+    LearnerTakenIn,
+    LearningChanged,
+    MemberMessage,
+    MessageReceived,
+    ResultReady,
+    RoundApplied,
+    RoundDecoded,
+    RoundServed,
+    RoundTripMeasured,
+    SpeedMeasured,
+    StartStep,
+    StepSealed,
+    TimeReached,
+)
+from meshwire.rounds.learner import Phase
+from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.schedule import LearnerSchedule, round_done
+from meshwire.samples.grants import SampleGrants
+from meshwire.sync.mode import SyncSettings
+
+FIRST_STEP = 1  # of every process
+
+
+class JobRounds:
+    """The round machine with its learner's schedule and samples, in one history of rounds.
+
+    Args:
+        machine: the round machine, which may be recorded; nobody else tells it anything.
+        grants: what the learners' prepared loader reads; None without one.
+        sync: how far learners may run ahead, as typed.
+        on_nan: whether a learner stops at a round that is not finite.
+
+    Attributes:
+        keeps_unapplied: there is a learner, or one that loads, which is to apply what is complete.
+    """
+
+    def __init__(
+        self, machine: RoundMachine, grants: SampleGrants | None, sync: SyncSettings, on_nan: Literal["stop", "skip"]
+    ) -> None:
+        self.machine = machine
+        self._schedule = LearnerSchedule(machine)
+        self._grants = grants
+        self._sync = sync
+        self._on_nan = on_nan
+        self._own_steps: dict[int, int] = {}  # by round that is not complete, the own step that is bound to it
+        self._past = 0  # rounds up to it were decided by learners that have died
+        self._parting: str | None = None  # why the learner is brought to a boundary and no further
+        self._forgotten = machine.complete
+        self.keeps_unapplied = True
+        self._out: list[JobEffect] = []
+
+    # What is known.
+
+    @property
+    def finished(self) -> bool:
+        """The learner takes no further step."""
+        return self._schedule.gone
+
+    @property
+    def in_barrier(self) -> bool:
+        """Whether the learner waits for all others."""
+        return self._schedule.in_barrier
+
+    @property
+    def batch(self) -> int:
+        """Units of a batch that is granted to this learner now; 0: none is."""
+        return self._grants.batch if self._grants is not None else 0
+
+    @property
+    def rounds_kept(self) -> int:
+        """Complete rounds that the learner was not given."""
+        return self._schedule.rounds_kept
+
+    def deal(self) -> DealState | None:
+        """What the ledger of samples holds; None without a prepared loader."""
+        return self._grants.state() if self._grants is not None else None
+
+    def loads_after(self) -> int:
+        """After which round, or a later one, a learner of now could load a state."""
+        return self.machine.applied if self.keeps_unapplied else self.machine.complete
+
+    def waiting(self) -> str | None:
+        """What a blocked learner waits for; None while it computes."""
+        machine = self.machine
+        blocked = machine.phase is Phase.BOUNDARY and machine.decided > machine.complete
+        if not self._schedule.waits and not blocked:
+            return None
+        text = machine.may_start()[1] if self._schedule.waits else machine.waiting()
+        return text[: limits.ERROR_CHARS_MAX]
+
+    # What it is told.
+
+    def handle(self, input_: JobInput, now_s: float) -> list[JobEffect]:
+        """Takes one input, decides all that it has made possible, and returns the effects to perform, in order."""
+        self._take(input_, now_s)
+        if self._grants is not None:
+            self._tell_notices(self._grants)
+        self._advance(now_s)
+        self._forget()
+        effects, self._out = self._out, []
+        return effects
+
+    def _take(self, input_: JobInput, now_s: float) -> None:
+        match input_:
+            case LearnerBucket():
+                self._bucket(input_, now_s)
+            case LearnerSealed(step=step, used=used, integers=integers):
+                self._tell(StepSealed(step, used, integers), now_s)
+                self._part_from_step()
+            case (
+                ResultReady()
+                | CompleteAnnounced()
+                | TimeReached()
+                | RoundTripMeasured()
+                | RoundServed()
+                | GenerationEntered()
+            ):
+                self._tell(input_, now_s)
+            case MemberMessage():
+                self._member_message(input_, now_s)
+            case SpeedMeasured() | BarrierSeen() | LearningChanged():
+                self._deal(input_)
+            case FenceRaised():
+                self._schedule.fenced(self.machine.complete)
+                self._tell(input_, now_s)
+            case BarrierEntered() | BarrierFull() | BarrierBroken():
+                self._barrier(input_, now_s)
+            case _:
+                self._learner(input_, now_s)
+
+    # The learner
+
+    def _learner(
+        self,
+        input_: LearnerApplied
+        | LearnerStepped
+        | LearnerIdle
+        | LearnerBack
+        | LearnerBegins
+        | LearnerTakenIn
+        | LearnerGone
+        | LearnerDied
+        | LearnerLoads
+        | LearnerParts
+        | BaseLoaded
+        | RoundDecoded,
+        now_s: float,
+    ) -> None:
+        match input_:
+            case LearnerApplied(round=round_):
+                self._applied(round_, now_s)
+            case RoundDecoded(round_):
+                self._schedule.decoded(round_)
+            case LearnerStepped(step=step):
+                self._stepped(step, now_s)
+            case LearnerIdle(reason=reason, finished=finished):
+                if finished:
+                    self._gone(reason, now_s)
+                else:
+                    self._idle(reason, now_s)
+            case LearnerGone(reason):
+                self._gone(reason, now_s)
+            case LearnerBack():
+                self._tell(LearnerPresent(), now_s)
+            case LearnerBegins():
+                self._out.append(DecodeRound(self.machine.complete + 1))
+                self._schedule.wants_to_start(FIRST_STEP)
+                self._advance(now_s)
+                self._begin_grants()
+            case LearnerTakenIn():
+                self._schedule.taken_in()
+                self._schedule.wants_to_start(FIRST_STEP)
+                self._begin_grants()
+            case LearnerDied():
+                self._died(input_, now_s)
+            case LearnerLoads():
+                self.keeps_unapplied = True
+                self._tell(LearnerAbsent("it loads the state of the others", loading=True), now_s)
+            case BaseLoaded(round_):
+                self._out.append(DecodeRound(round_ + 1))
+                self._tell(input_, now_s)
+                self._schedule.returned(round_)
+            case LearnerParts(reason):
+                self._parting = reason
+                if self._schedule.waits:
+                    self._idle(reason, now_s)
+                else:
+                    self._part_from_step()
+
+    def _bucket(self, message: LearnerBucket, now_s: float) -> None:
+        binds = self.machine.phase is Phase.COMPUTING
+        ready = BucketReady(
+            message.step,
+            message.bucket,
+            weight=message.weight,
+            samples=message.samples,
+            hyperparameters=message.hyperparameters,
+            claim=message.claim,
+            sizes=self._grants.sizes() if self._grants is not None and binds else (),
+            poison=message.poison,
+        )
+        self._tell(ready, now_s)
+
+    def _applied(self, round_: int, now_s: float) -> None:
+        if not self._schedule.holds(round_):
+            self._out.append(LearnerBrokeRules(f"the learner has applied round {round_}, which it was not given"))
+            return
+        first = len(self._out)
+        self._tell(RoundApplied(round_), now_s)
+        if self.machine.applied == round_:
+            self._out.insert(first, DecodeRound(round_ + 1))
+
+    def _stepped(self, step: int, now_s: float) -> None:
+        if not self._schedule.at_end(step):
+            self._out.append(LearnerBrokeRules(f"the learner has ended step {step}, which was not at its end"))
+            return
+        self._schedule.wants_to_start(step + 1)
+        if self._parting is not None:
+            self._idle(self._parting, now_s)
+
+    def _idle(self, reason: str, now_s: float, *, last: bool = False) -> None:
+        """No step will follow for now (R5): rounds are still applied. `last`: none ever, so none waits for it."""
+        self._schedule.idle()
+        self._tell(LearnerAbsent(reason, gone=last), now_s)
+
+    def _gone(self, reason: str, now_s: float) -> None:
+        if not self.finished:
+            self._schedule.end()
+            self._tell(LearnerAbsent(reason, gone=True), now_s)
+
+    def _died(self, died: LearnerDied, now_s: float) -> None:
+        self._schedule.away()
+        if self._grants is not None:
+            self._grants.learner_lost()
+        self._past = self.machine.decided
+        self.keeps_unapplied = died.holds is not None
+        self._tell(LearnerAbsent(died.reason, gone=died.holds is None, holds=died.holds, rests=True), now_s)
+
+    def _part_from_step(self) -> None:
+        """With s=0 a learner stays in its step until the round is applied, and this one will never be complete."""
+        machine = self.machine
+        if self._parting is None or machine.settings.staleness or self._schedule.waits:
+            return
+        if machine.phase is Phase.BOUNDARY and machine.decided > machine.complete:
+            self._lost(self._schedule.begun_step, self._parting, retry=True)
+
+    def _resume(self, now_s: float) -> None:
+        if self.machine.phase is Phase.ABSENT and not self.finished:
+            self._tell(LearnerPresent(), now_s)
+
+    def _barrier(self, input_: BarrierEntered | BarrierFull | BarrierBroken, now_s: float) -> None:
+        schedule = self._schedule
+        match input_:
+            case BarrierEntered(number):
+                if schedule.in_barrier:
+                    text = f"the learner entered barrier {number} while it was in another"
+                    self._out.append(LearnerBrokeRules(text))
+                schedule.enter_barrier(number)
+                if self.machine.settings.staleness or (self._grants is not None and not self._sync.lockstep):
+                    last = number == 0 and self._sync.visibility == "fixed"  # else what is kept for it is bounded (R8)
+                    self._idle("it has finished" if number == 0 else f"it is in barrier {number}", now_s, last=last)
+            case BarrierFull(newest_round):
+                schedule.all_in_barrier(newest_round)
+            case BarrierBroken(error):
+                self._out.append(TellLearner(schedule.barrier_broken(error)))
+                self._resume(now_s)
+
+    # The other members
+
+    def _member_message(self, sent: MemberMessage, now_s: float) -> None:
+        """Steps that its learner takes (it has begun anew, perhaps) while this one is in a barrier are its own (R5):
+        else each would wait for the other."""
+        message = sent.message
+        if sent.behind and isinstance(message, Bind) and message.round > self.machine.decided and self.in_barrier:
+            self._idle(f"rank {sent.rank} has more steps to go to its barrier", now_s)
+        self._tell(MessageReceived(sent.rank, message), now_s)
+
+    def _deal(self, input_: SpeedMeasured | BarrierSeen | LearningChanged) -> None:
+        if self._grants is None:
+            return
+        match input_:
+            case SpeedMeasured(rank, samples_per_s, finished):
+                self._grants.measured(rank, samples_per_s)
+                if finished:
+                    self._grants.finished(rank)
+            case BarrierSeen(rank, inside):
+                self._grants.in_barrier(rank, inside)
+            case LearningChanged(ranks):
+                self._grants.enter(ranks)
+                self._out.append(SamplesDealt(self._grants.state()))
+
+    def _begin_grants(self) -> None:
+        if self._grants is not None:
+            self._grants.begin()
+
+    # The round machine
+
+    def _tell(self, input_: Input, now_s: float) -> None:
+        for effect in self.machine.handle(input_, now_s):
+            if isinstance(effect, Contribute | ContributePoison):
+                self._out.append(effect)  # nothing follows from the most frequent ones
+            else:
+                self._follow(effect)
+
+    def _follow(self, effect: Effect) -> None:
+        """Hands an effect of the machine on, with what follows from it for the learner and its samples."""
+        match effect:
+            case Broadcast(message=Bind(round=round_, step=step)):
+                self._own_steps[round_] = step
+            case StepDropped(step, reason):
+                if self.machine.phase is Phase.ABSENT:
+                    return  # it went idle by itself, with nothing in hand
+                self._lost(step, reason, retry=True)
+            case LearnerCutOff(round_, reason) if round_ is not None:
+                self._lost(self._own_steps[round_], reason, retry=False)
+            case _:
+                pass
+        self._out.append(effect)
+        if isinstance(effect, RoundComplete):
+            self._round_complete(effect)
+
+    def _round_complete(self, done: RoundComplete) -> None:
+        own_step = self._own_steps.pop(done.round, 0)
+        told_step = own_step if done.round > self._past else 0
+        self._schedule.complete(round_done(done, told_step, on_nan=self._on_nan))
+        if self._grants is not None:
+            for rank, wrong in self._grants.complete(done.binds).items():
+                self._out.append(ProtocolError(rank, f"round {done.round}: it {wrong}"))
+            self._tell_notices(self._grants)
+        self._out.append(RoundCounted(done.round, self.deal()))
+
+    def _lost(self, step: int, reason: str, *, retry: bool) -> None:
+        self._out.append(TellLearner(StepLost(step=step, reason=reason[: limits.ERROR_CHARS_MAX], retry=retry)))
+
+    # What follows
+
+    def _tell_notices(self, grants: SampleGrants) -> None:
+        self._out += map(TellLearner, grants.notices)
+        grants.notices.clear()
+
+    def _advance(self, now_s: float) -> None:
+        """Tells the learner all that it can be told. A step that starts, or a barrier that ends, has effects too."""
+        if self._schedule.comes_back():
+            self._resume(now_s)
+        while (notice := self._schedule.next_notice()) is not None:
+            self._out.append(TellLearner(notice))
+            if isinstance(notice, BarrierPassed):
+                self._resume(now_s)
+            elif isinstance(notice, Start):
+                self._tell(StartStep(notice.step), now_s)
+
+    def _forget(self) -> None:
+        """G5: what every member holds, and this learner has applied, is needed no more."""
+        machine = self.machine
+        kept_for_learner = self.keeps_unapplied and not self._schedule.gone
+        committed = machine.committed
+        upto = min(committed, machine.applied) if kept_for_learner else committed
+        for round_ in range(self._forgotten + 1, upto + 1):
+            self._schedule.forget(round_)
+            self._out.append(RoundForgotten(round_))
+        self._forgotten = max(self._forgotten, upto)
