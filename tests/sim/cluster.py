@@ -12,8 +12,7 @@ from functools import partial
 from random import Random
 
 from meshtraind.rounds.history import Entry
-from meshwire.membership.lineage import Beginning
-from meshwire.messages.generation import Enter, Where
+from meshwire.messages.generation import Enter, PathStep, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
@@ -160,6 +159,8 @@ class Cluster:
 
     def fail(self, reason: str) -> None:
         """The job ends: by a daemon that knows that nobody can go on."""
+        holding = [daemon.name for daemon in self.daemons if daemon.holds_base]
+        assert not holding, f"J3: the job ends, and {', '.join(holding)} holds the base"
         self.failed = self.failed or reason
 
     # What daemons tell.
@@ -196,9 +197,9 @@ class Cluster:
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
 
-    def given_up(self, daemon: Daemon, kept: Where, parted: Beginning | None, chain_: bytes, samples: int) -> None:
+    def given_up(self, daemon: Daemon, kept: Where, parted: PathStep | None, chain_: bytes, samples: int) -> None:
         """A daemon leaves its history for another: what is said of it is what is lost, but for rounds that not all of
-        those hold who were together then (G5), or that were made before it had come in: others tell of these."""
+        those hold who were together then (G5)."""
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         own, other = self.histories.path(chain_), self.histories.path(cut_chain)
         common = sum(1 for mine, theirs in zip(own, other, strict=False) if mine == theirs)
@@ -207,8 +208,7 @@ class Cluster:
             assert len(own) - common <= uncommitted, f"{daemon.name} gives up {len(own) - common} rounds in silence"
             return
         assert daemon.rounds is not None
-        latest = max(common + uncommitted, daemon.rounds.first)
-        assert common <= parted.cut <= latest, f"{daemon.name} gives up rounds that are kept, or more"
+        assert common <= parted.cut <= common + uncommitted, f"{daemon.name} gives up rounds that are kept, or more"
         lost = self.histories.rounds(chain_)[parted.cut :]
         assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
         self.told_lost.append((len(lost), len(kept.generation.ranks)))
