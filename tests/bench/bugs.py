@@ -270,7 +270,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "goodbye-is-no-goodbye",
         "meshwire.membership.machine",
-        "Membership.receive",
+        "Membership._on_message",
         'if message.kind == "leave" and not message.returns:',
         "if False:",
         f"{WIRE}/test_membership.py -k who_is_gone_is_not",
@@ -278,7 +278,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "giving-up-is-a-goodbye",
         "meshwire.membership.machine",
-        "Membership.receive",
+        "Membership._on_message",
         'if message.kind == "leave" and not message.returns:',
         'if message.kind == "leave":',
         f"{WIRE}/test_membership.py -k only_gives",

@@ -33,6 +33,7 @@ from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.membership.effects import CatchUpFrom, Effect, LeftOut
+from meshwire.membership.inputs import CannotCatchUp, CaughtUpToCut, Input, PeerGone, ViolationSeen, WasAway
 from meshwire.memory import footprint
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
@@ -463,24 +464,18 @@ class Machine:
         self.away_s: list[float] = []
         self.promised: Generation | None = None
 
-    def caught_up(self, _now_s: float) -> list[Effect]:
-        self.answers.append("caught up")
-        return []
-
-    def cannot_catch_up(self, reason: str, _now_s: float) -> list[Effect]:
-        self.answers.append(reason)
-        return []
-
-    def gone(self, device: str, incarnation: int, _now_s: float) -> list[Effect]:
-        self.gone_ones.append((device, incarnation))
-        return []
-
-    def away(self, now_s: float) -> list[Effect]:
-        self.away_s.append(now_s)
-        return []
-
-    def refuse(self, device: str, reason: str, _now_s: float) -> list[Effect]:
-        self.answers.append(f"refuses {device}: {reason}")
+    def handle(self, input_: Input, now_s: float) -> list[Effect]:
+        match input_:
+            case CaughtUpToCut():
+                self.answers.append("caught up")
+            case CannotCatchUp(reason):
+                self.answers.append(reason)
+            case PeerGone(device, incarnation):
+                self.gone_ones.append((device, incarnation))
+            case WasAway():
+                self.away_s.append(now_s)
+            case ViolationSeen(device, reason):
+                self.answers.append(f"refuses {device}: {reason}")
         return []
 
     def deadline(self) -> None:

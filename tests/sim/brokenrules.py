@@ -8,6 +8,7 @@ import pytest
 from meshtraind.rounds.effects import Stage
 from meshwire.membership import proposals as proposing
 from meshwire.membership.entitled import electorate_of
+from meshwire.membership.inputs import CannotCatchUp
 from meshwire.membership.own_request import OwnWish, Seat
 from meshwire.membership.requests import Kind
 from meshwire.membership.state import State
@@ -79,7 +80,7 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
         except AssertionError as error:
             if "of another history" not in str(error):
                 raise
-            self._perform(self.machine.cannot_catch_up(str(error), self.world.now_s))
+            self._perform(self.machine.handle(CannotCatchUp(str(error)), self.world.now_s))
 
     patch.setattr(State, "leave", left)
     patch.setattr(State, "stand", stands)

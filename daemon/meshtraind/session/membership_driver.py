@@ -36,6 +36,23 @@ from meshwire.membership.effects import (
     TurnedAway,
     Waiting,
 )
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    HoldingLost,
+    Input,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    RoundsCounted,
+    RoundTripMeasured,
+    SteppedOut,
+    TimerDue,
+    ViolationSeen,
+    WasAway,
+)
 from meshwire.membership.lineage import Path, rank_of
 from meshwire.membership.machine import Membership
 from meshwire.membership.requests import Kind
@@ -153,41 +170,35 @@ class Generations:
     def link_made(self, device: str, incarnation: int) -> None:
         """There is a link to this device, or another one than before."""
         self._asking.pop(device, None)
-        if not self._closed:
-            self._perform(self._machine.linked(device, incarnation, self._loop.time()))
+        self._take(LinkUp(device, incarnation))
 
     def link_lost(self, device: str, reason: str) -> None:
         """There is none any more."""
         self._asking.pop(device, None)
-        if not self._closed:
-            self._perform(self._machine.unlinked(device, reason, self._loop.time()))
+        self._take(LinkDown(device, reason))
 
     def away(self) -> None:
         """This machine slept, stood still or changed networks: it looks for the others before it goes on alone."""
-        if not self._closed:
-            self._perform(self._machine.away(self._loop.time()))
+        self._take(WasAway())
 
     def gone(self, device: str, incarnation: int) -> None:
         """This incarnation of a device has ended: it is not silent, nor elsewhere."""
-        if not self._closed:
-            self._perform(self._machine.gone(device, incarnation, self._loop.time()))
+        self._take(PeerGone(device, incarnation))
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
         if isinstance(body, AskIn) and self._host.founding:
             self._asking[device] = body
-        elif not self._closed:
-            self._perform(self._machine.receive(device, body, self._loop.time()))
+        else:
+            self._take(MessageFrom(device, body))
 
     def wish(self, kind: Kind) -> None:
         """This member's learner computes no more, or is ready to; or this member leaves."""
-        if not self._closed:
-            self._perform(self._machine.wish(kind, self._loop.time()))
+        self._take(RequestMade(kind))
 
     def refuse(self, device: str, reason: str) -> None:
         """A member broke the protocol (G10)."""
-        if not self._closed:
-            self._perform(self._machine.refuse(device, reason, self._loop.time()))
+        self._take(ViolationSeen(device, reason))
 
     def refuses(self, device: str) -> bool:
         """Whether it is refused now: what it sent belongs nowhere."""
@@ -201,13 +212,11 @@ class Generations:
 
     def step_out(self, reason: str) -> None:
         """This member has nothing to bring into the rounds, and asks to be taken in."""
-        if not self._closed:
-            self._perform(self._machine.step_out(reason, self._loop.time()))
+        self._take(SteppedOut(reason))
 
     def look_again(self) -> None:
         """What this member's learner held may be lost: where none computes, all look for something else (J3)."""
-        if not self._closed:
-            self._perform(self._machine.look_again(self._loop.time()))
+        self._take(HoldingLost())
 
     @property
     def newest(self) -> Generation | None:
@@ -249,12 +258,12 @@ class Generations:
         are weighed."""
         rounds = self._host.rounds
         if rtt_s := self._round_trip_s():
-            self._machine.note_round_trip(rtt_s)
+            self._take(RoundTripMeasured(rtt_s))
             if rounds is not None:
                 rounds.note_round_trip(rtt_s)
         if rounds is not None:
-            self._machine.note_progress(rounds.history_samples)
-            self._machine.note_holding(self._host.holding())
+            self._take(RoundsCounted(rounds.history_samples))
+            self._take(self._host.holding())
 
     def _round_trip_s(self) -> float:
         """To the farthest of the devices that are or were in the job and are linked; 0 where none has been measured."""
@@ -275,7 +284,12 @@ class Generations:
         if self._timer is not None:
             self._timer.cancel()
 
-    # Effects
+    # Inputs and effects
+
+    def _take(self, input_: Input) -> None:
+        """Every input of the machine comes through here."""
+        if not self._closed:
+            self._perform(self._machine.handle(input_, self._loop.time()))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -381,7 +395,7 @@ class Generations:
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         standing = standing.model_copy(update={"holding": self._host.holding()})
-        self._perform(self._machine.standing(standing, self._loop.time()))
+        self._take(standing)
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
         """Ends by an answer to the machine, or with the source's link, of which the machine hears by itself."""
@@ -408,9 +422,9 @@ class Generations:
                 return
             except RequestError as error:
                 log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
-                self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+                self._take(CannotCatchUp(str(error)))
                 return
-            self._perform(self._machine.caught_up(self._loop.time()))
+            self._take(CaughtUpToCut())
             return
 
     def _go_back_to_own(self, effect: CatchUpFrom) -> None:
@@ -418,9 +432,9 @@ class Generations:
             self._begin_loading(effect, self._host.saved_beginning(effect.enter))
         except RequestError as error:
             log.warning("job %s: cannot go back to round %d: %s", self._job.spec.job, effect.enter.cut, error)
-            self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+            self._take(CannotCatchUp(str(error)))
             return
-        self._perform(self._machine.caught_up(self._loop.time()))
+        self._take(CaughtUpToCut())
 
     def _begin_loading(self, effect: CatchUpFrom, beginning: Beginning) -> None:
         rounds, cut, ranks = self._host.rounds, effect.enter.cut, effect.generation.ranks
@@ -488,4 +502,4 @@ class Generations:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._perform(self._machine.timer(self._loop.time()))
+        self._take(TimerDue())

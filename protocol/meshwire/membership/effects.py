@@ -29,14 +29,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """From now on send, complete and apply nothing (G2); give up a catch-up; then answer with `standing`."""
+    """From now on send, complete and apply nothing (G2); give up a catch-up; then answer with a `Standing`."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpFrom:
-    """Fetch the rounds up to `enter.cut` from `device`; then answer with `caught_up`.
+    """Fetch the rounds up to `enter.cut` from `device`; then answer with `CaughtUpToCut`.
 
     `reload`: this member's history is not the one that is kept, or it has none: end the learner, start from the cut.
     With `enter.way` "back" that is true of all: `device`, which may be this one, has the cut's state (J3).

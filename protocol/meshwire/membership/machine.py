@@ -1,9 +1,10 @@
 """The membership machine: in which generation of a job this daemon is, and how the next one comes about (G1 to G7).
 
-Pure, like the round machine: inputs in, a list of effects out (`membershipevents`), `now_s` of any monotonic clock as
-an argument, one timer. What other devices send never raises: what breaks the protocol becomes a `Refusal` and changes
-nothing; what is only outdated is ignored or answered. Links deliver in order, and after `unlinked` nothing of the old
-link is fed in.
+Pure, like the round machine: an input in (`inputs.py`), a list of effects out (`effects.py`), `now_s` of any monotonic
+clock as an argument, one timer. So a list of inputs with their times is all that there is to know of a membership: it
+can be written down and decided again (`record.py`). What other devices send never raises: what breaks the protocol
+becomes a `Refusal` and changes nothing; what is only outdated is ignored or answered. Links deliver in order, and after
+`LinkDown` nothing of the old link is handed in.
 
 What the rules leave open, and how it is settled here, stands in RULES.md after G8.
 """
@@ -20,10 +21,26 @@ from meshwire.membership.checks import (
     proposal_wrong,
 )
 from meshwire.membership.effects import Effect, Message, Phase, Waiting
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    HoldingLost,
+    Input,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    RoundsCounted,
+    RoundTripMeasured,
+    SteppedOut,
+    TimerDue,
+    ViolationSeen,
+    WasAway,
+)
 from meshwire.membership.lineage import ballot, rank_of
 from meshwire.membership.partitions import Whereabouts
 from meshwire.membership.proposer import Proposer
-from meshwire.membership.requests import Kind
 from meshwire.membership.state import State
 from meshwire.messages.generation import (
     Accuse,
@@ -43,11 +60,11 @@ from meshwire.timeouts import Timeouts
 
 
 class Membership:
-    """One daemon's membership in one job. Every input returns the effects to perform, in order.
+    """One daemon's membership in one job: `handle` takes whatever happens and returns what is to be done.
 
     With `generation` (the first one of the job, committed) rounds go on from the start; without, this device asks the
-    linked ones of `known` to take it in. Feed `linked` for every live link at once. `members_max`: so many devices may
-    ever be in the job; whoever comes later is turned away.
+    linked ones of `known` to take it in. Hand in `LinkUp` for every live link at once. `members_max`: so many devices
+    may ever be in the job; a device that comes later is turned away.
     """
 
     def __init__(
@@ -89,16 +106,78 @@ class Membership:
         return self._waiting
 
     def deadline(self) -> float | None:
-        """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
+        """When to hand in `TimerDue` next, on the clock of `now_s`; None if nothing is due at any time."""
         return self._wake_s
 
-    # Links.
+    def refuses(self, device: str) -> bool:
+        """Whether the device is refused now (G10)."""
+        return device in self._state.refusals
 
-    def linked(self, device: str, incarnation: int, now_s: float) -> list[Effect]:
-        """A link to a device that may take part is up, or has replaced another to it."""
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Linked devices that have told lately in which generation they are."""
+        return self._state.outside.told
+
+    # What happens.
+
+    def handle(self, input_: Input, now_s: float) -> list[Effect]:
+        """Takes one input, and returns the effects to perform, in order.
+
+        Whatever has become possible by then is done with it, so an input that changes nothing, like `TimerDue`, may
+        still have effects when its time has come. Three inputs only say how things are: they wait for the next one.
+        """
+        state = self._state
+        match input_:
+            case RoundsCounted(samples):
+                state.samples = samples
+                return []
+            case Holding():
+                if state.entered is not None:  # nobody leaves a base for a history that has none (G4)
+                    state.holding = input_
+                return []
+            case RoundTripMeasured(rtt_s):
+                state.timeouts = replace(state.timeouts, rtt_s=rtt_s)
+                return []
+            case LinkUp(device, incarnation):
+                self._on_link_up(device, incarnation, now_s)
+            case LinkDown(device, reason):
+                self._on_link_down(device, reason, now_s)
+            case PeerGone(device, incarnation):
+                state.note_gone(device, incarnation)
+            case MessageFrom(device, message):
+                self._on_message(device, message, now_s)
+            case ViolationSeen(device, reason):
+                state.shun(device, reason, now_s)
+            case WasAway():
+                state.back_until_s = now_s + state.timeouts.back_s
+            case RequestMade(kind):
+                state.wish.say(kind)
+                if state.phase is not Phase.OUT:
+                    state.tell_wish(now_s)
+            case SteppedOut(reason):
+                if state.phase is not Phase.OUT:
+                    self._whereabouts.leave(reason, now_s)
+            case HoldingLost():
+                self._on_holding_lost(now_s)
+            case Standing():
+                self._on_standing(input_, now_s)
+            case CaughtUpToCut():
+                if state.phase is Phase.CATCHING_UP:
+                    state.enter(now_s)
+                    self._note_running()
+            case CannotCatchUp(reason):
+                if state.phase is Phase.CATCHING_UP:
+                    state.outside.failed()
+                    self._whereabouts.leave(reason, now_s)
+            case TimerDue():
+                pass
+        return self._settle(now_s)
+
+    def _on_link_up(self, device: str, incarnation: int, now_s: float) -> None:
+        """Messages on the link before this one may be lost: within a generation it is entered anew (G6)."""
         state = self._state
         if device == state.me.device:
-            return self._settle(now_s)
+            return
         state.links.opened(device, incarnation)
         state.note_linked(device, incarnation)
         self._whereabouts.relinked(device)
@@ -117,140 +196,49 @@ class Membership:
                 self._proposer.again(reason, now_s)
             elif state.phase is not Phase.PROMISED:
                 state.torn[device] = reason
-        return self._settle(now_s)
 
-    def unlinked(self, device: str, reason: str, now_s: float) -> list[Effect]:
-        """The link is gone: closed, or given up after a silence."""
+    def _on_link_down(self, device: str, reason: str, now_s: float) -> None:
         state = self._state
         state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
         state.outside.forget(device)
         state.ahead.pop(device, None)
         self._whereabouts.relinked(device)
-        return self._settle(now_s)
 
-    def gone(self, device: str, incarnation: int, now_s: float) -> list[Effect]:
-        """This incarnation is gone for good: it said so, or its link ended, and where it was nobody listens any more.
-
-        It is not waited for as one that may be together with others elsewhere. The second can be wrong.
-        """
-        self._state.note_gone(device, incarnation)
-        return self._settle(now_s)
-
-    def away(self, now_s: float) -> list[Effect]:
-        """This machine slept, stood still, or was in no network or another: what is missed here was not lost here.
-
-        Even if it is entitled to go on without the others, it looks for them first: they may have done so
-        provisionally.
-        """
-        self._state.back_until_s = now_s + self._state.timeouts.back_s
-        return self._settle(now_s)
-
-    # Answers of the shell.
-
-    def standing(self, standing: Standing, now_s: float) -> list[Effect]:
-        """Answer to `Fence`, at once: complete rounds, chain hashes of the newest of them (at least that of the last
-        one; h_0 if there is none), samples in them. Whoever has no history any more says `generation=None`.
+    def _on_standing(self, standing: Standing, now_s: float) -> None:
+        """The answer to `Fence`, at once: complete rounds, chain hashes of the newest of them (at least that of the
+        last one; h_0 if there is none), samples in them. A device without a history says `generation=None`.
 
         Which generation it is and who is linked is known here, whatever `standing` says.
         """
         state = self._state
-        if state.phase is Phase.PROMISED and state.standing is None:
-            promised = Promised(job=state.job, generation=state.change.hash64(), standing=state.stand(standing))
-            if state.change.proposer != state.me.device:
-                state.send(state.change.proposer, promised)
-            elif self._proposer.proposal is not None:
-                self._promised(state.rank, promised.standing, now_s)
-        return self._settle(now_s)
+        if state.phase is not Phase.PROMISED or state.standing is not None:
+            return
+        promised = Promised(job=state.job, generation=state.change.hash64(), standing=state.stand(standing))
+        if state.change.proposer != state.me.device:
+            state.send(state.change.proposer, promised)
+        elif self._proposer.proposal is not None:
+            self._promised(state.rank, promised.standing, now_s)
 
-    def caught_up(self, now_s: float) -> list[Effect]:
-        """Answer to `CatchUpFrom`: all rounds up to the cut are here, or whoever reloads starts from it."""
-        if self._state.phase is Phase.CATCHING_UP:
-            self._state.enter(now_s)
-            self._note_running()
-        return self._settle(now_s)
-
-    def cannot_catch_up(self, reason: str, now_s: float) -> list[Effect]:
-        """The other answer, if what came was wrong; then this device asks in anew.
-
-        A source that is gone needs no answer: a new generation follows.
-        """
-        if self._state.phase is Phase.CATCHING_UP:
-            self._state.outside.failed()
-            self._whereabouts.leave(reason, now_s)
-        return self._settle(now_s)
-
-    def step_out(self, reason: str, now_s: float) -> list[Effect]:
-        """This device has nothing to bring into the rounds: it asks to be taken in, and gets what it lacks."""
-        if self._state.phase is not Phase.OUT:
-            self._whereabouts.leave(reason, now_s)
-        return self._settle(now_s)
-
-    def wish(self, kind: Kind, now_s: float) -> list[Effect]:
-        """The learner is ready to compute (`learn`) or computes no more (`rest`), or this device goes (`leave`).
-
-        It is repeated until a generation fulfils it; a newer wish replaces it, but rest comes before `learn` (X3).
-        Whoever leaves does not ask in again.
-        """
-        state = self._state
-        state.wish.say(kind)
-        if state.phase is not Phase.OUT:
-            state.tell_wish(now_s)
-        return self._settle(now_s)
-
-    def refuse(self, device: str, reason: str, now_s: float) -> list[Effect]:
-        """This daemon has seen a member break the protocol (G10): it enters no generation with it until it asks in
-        again, later. Nothing of it is to be heard until then."""
-        self._state.shun(device, reason, now_s)
-        return self._settle(now_s)
-
-    def refuses(self, device: str) -> bool:
-        """Whether the device is refused now."""
-        return device in self._state.refusals
-
-    @property
-    def elsewhere(self) -> frozenset[str]:
-        """Linked devices that have told lately in which generation they are."""
-        return self._state.outside.told
-
-    def look_again(self, now_s: float) -> list[Effect]:
-        """What this member told of its `Holding` is so no more: where nobody computes, it may be what all wait for."""
+    def _on_holding_lost(self, now_s: float) -> None:
         state = self._state
         if state.phase is not Phase.OUT and not state.change.learning:
             state.petitions.wish(state.me.device, "anew", now_s)
             state.send_members(Wish(job=state.job, kind="anew"))
-        return self._settle(now_s)
-
-    def note_progress(self, samples: int) -> None:
-        """Samples in the rounds that are complete here, for `Where`."""
-        self._state.samples = samples
-
-    def note_holding(self, holding: Holding) -> None:
-        """What there is here of the history entered: nobody leaves a base for a history that has none (G4)."""
-        if self._state.entered is not None:
-            self._state.holding = holding
-
-    def note_round_trip(self, rtt_s: float) -> None:
-        """As it is now to the farthest member. What is waited for already keeps its deadline."""
-        self._state.timeouts = replace(self._state.timeouts, rtt_s=rtt_s)
-
-    def timer(self, now_s: float) -> list[Effect]:
-        """Does what is due. Harmless when nothing is."""
-        return self._settle(now_s)
 
     # Messages.
 
-    def receive(self, device: str, message: Message, now_s: float) -> list[Effect]:
-        """A message on the live link to `device`."""
+    def _on_message(self, device: str, message: Message, now_s: float) -> None:
+        """Of a device that is linked; those of a refused one are not heard, but where it asks in, accuses or goes."""
         state = self._state
         job = message.generation.job if isinstance(message, Propose) else message.job
         if device not in state.links:
-            return self._settle(now_s)
+            return
         if job != state.job:
             state.protest(device, f"{type(message).__name__} of job {job}", now_s)
-            return self._settle(now_s)
+            return
         goes = isinstance(message, Wish) and message.kind == "leave"
         if device in state.refusals and not goes and not isinstance(message, Propose | AskIn | Accuse):
-            return self._settle(now_s)
+            return
         match message:
             case Propose():
                 self._on_propose(device, message.generation, now_s)
@@ -276,7 +264,6 @@ class Membership:
                     state.petitions.wish(device, message.kind, now_s)
                     if message.kind == "leave" and not message.returns:
                         state.note_gone(device, state.links.incarnation(device))
-        return self._settle(now_s)
 
     def _on_propose(self, device: str, generation: Generation, now_s: float) -> None:
         state = self._state
