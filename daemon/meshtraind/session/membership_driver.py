@@ -14,6 +14,7 @@ from meshtraind.recovery.checkpointer import Written
 from meshtraind.recovery.parting import Parting
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.membership_recorder import RecordedMembership, membership_trace
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
@@ -54,7 +55,7 @@ from meshwire.membership.inputs import (
     WasAway,
 )
 from meshwire.membership.lineage import Path, rank_of
-from meshwire.membership.machine import Membership
+from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
@@ -138,19 +139,21 @@ class Generations:
         self._tasks = tasks
         self._number = job_number(job.spec.job)
         self._loop = asyncio.get_running_loop()
-        self._machine = Membership(
-            node.member,
-            job.spec.job,
-            Timeouts(
+        start = MembershipStart(
+            me=node.member,
+            job=job.spec.job,
+            timeouts=Timeouts(
                 patience_s=node.patience_s,
                 rtt_s=max(rtt_s, RTT_S_MIN),
                 partition_wait_s=partition_wait_s(job.spec.partition_wait, node.patience_s),
             ),
-            self._loop.time(),
+            now_s=self._loop.time(),
             generation=job.generation,
-            known=[member.device for member in job.members],
+            known=tuple(member.device for member in job.members),
             members_max=job.spec.peers_max or len(job.members),
         )
+        self._trace = membership_trace(job.folder) if job.spec.trace else None
+        self._machine = start.machine() if self._trace is None else RecordedMembership(start, self._trace)
         self._timer: asyncio.TimerHandle | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._fenced_at_s: float | None = None
@@ -279,8 +282,10 @@ class Generations:
         return True
 
     def close(self) -> None:
-        """Stops the timer."""
+        """Stops the timer, and writes what is left of the record."""
         self._closed = True
+        if self._trace is not None:
+            self._trace.close()
         if self._timer is not None:
             self._timer.cancel()
 

@@ -105,6 +105,11 @@ class Membership:
         """For people: what is waited for, of whom and why. Empty: for nothing."""
         return self._waiting
 
+    @property
+    def why_proposed(self) -> str:
+        """For people: why this member proposed a generation last, or wants to."""
+        return self._proposer.reasons
+
     def deadline(self) -> float | None:
         """When to hand in `TimerDue` next, on the clock of `now_s`; None if nothing is due at any time."""
         return self._wake_s

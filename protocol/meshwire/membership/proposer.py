@@ -46,6 +46,7 @@ class Proposer:
         self.proposal: Proposal | None = None
         self.wake_s: float | None = None
         self.waiting = ""
+        self.reasons = ""  # of what was wanted last
 
     # What happens to the own proposal.
 
@@ -120,7 +121,8 @@ class Proposer:
             self._wanted_since_s = None
             self._wait_for_phase()
             return
-        self.waiting = "a new generation: " + ", ".join(reasons)
+        self.reasons = ", ".join(reasons)
+        self.waiting = f"a new generation: {self.reasons}"
         since_s = self._wanted_since_s = now_s if self._wanted_since_s is None else self._wanted_since_s
         if state.entered is None:
             if self._reached(since_s + state.timeouts.enter_s, now_s):
