@@ -21,6 +21,7 @@ from meshtraind.session.membership_recorder import RecordedMembership, membershi
 from meshwire import limits
 from meshwire.membership.inputs import (
     CannotCatchUp,
+    FarthestRoundTrip,
     HoldingLost,
     Input,
     LinkDown,
@@ -28,7 +29,6 @@ from meshwire.membership.inputs import (
     MessageFrom,
     PeerGone,
     RequestMade,
-    RoundTripMeasured,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -165,7 +165,7 @@ def test_every_input_is_written_and_read(tmp_path: Path) -> None:
         SteppedOut("it has nothing"),
         Holding(base=True, saved=(3, b"e" * 16)),
         HoldingLost(),
-        RoundTripMeasured(0.25),
+        FarthestRoundTrip(0.25),
         CannotCatchUp("it is gone"),
         HELD,
         TimerDue(),

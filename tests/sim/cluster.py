@@ -22,7 +22,7 @@ from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
-from tests.sim.clusterline import Line
+from tests.sim.clusterline import Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import Rounds
@@ -31,6 +31,7 @@ JOB = "j" + "0" * 11
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 RTT_S = 0.02
 ROUNDS_AFTER = 5
+LATE_S = 2.0  # until a daemon is looked at again, and what it says is heard
 CALM_S = 0.5  # between two looks at whether all is well again
 
 
@@ -109,6 +110,7 @@ class Cluster:
         members = tuple(member_of(number, incarnations[number]) for number in range(founders))
         first = Generation.first(JOB, members[0].device, members)
         self.line = Line(first)
+        self._based: dict[Daemon, tuple[float, bytes]] = {}  # when each was last seen to have a base, of which history
         self._lives[first.hash64()] = self._entered[first.hash64()] = {(m.device, m.incarnation) for m in members}
         for number in range(self.devices):
             daemon = Daemon(self, number, incarnations[number], first if number < founders else None)
@@ -212,6 +214,23 @@ class Cluster:
         lost = self.histories.rounds(chain_)[parted.cut :]
         assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
         self.told_lost.append((len(lost), len(kept.generation.ranks)))
+
+    def note_base(self, daemon: Daemon) -> None:
+        """What it has now, and perhaps no more when others still think so."""
+        if daemon.holds_base and daemon.rounds is not None:
+            self._based[daemon] = self.now_s, daemon.rounds.history.chain
+
+    def leaves_base(self, daemon: Daemon, kept: Where) -> None:
+        """It throws away what it computes with, for a history of which another has a base, or had when it told."""
+        for other in self.daemons:
+            self.note_base(other)
+        _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
+        since_s = self.now_s - self.timeouts.silence_s - LATE_S
+        held = [chain_ for other, (at_s, chain_) in self._based.items() if other is not daemon and at_s > since_s]
+        there = any(cut_chain in self.histories.path(chain_) for chain_ in held)
+        assert there or cut_chain == START, (
+            f"G4: {daemon.name} gives up its base for {told(kept.generation)}, of which nobody has one"
+        )
 
     def went_back(self, daemon: Daemon, entry: Entry) -> None:
         """J3: every learner is lost, with its base. A daemon goes back to a state that was saved."""

@@ -27,6 +27,7 @@ from meshwire.membership.effects import (
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
+    FarthestRoundTrip,
     HoldingLost,
     LinkDown,
     LinkUp,
@@ -34,7 +35,6 @@ from meshwire.membership.inputs import (
     PeerGone,
     RequestMade,
     RoundsCounted,
-    RoundTripMeasured,
     TimerDue,
     WasAway,
 )
@@ -207,11 +207,12 @@ class Daemon(Node):
 
     def _report_regularly(self) -> None:
         self._report()
+        self.world.note_base(self)
         if self.rounds is not None:
             self.machine.handle(RoundsCounted(self.rounds.history.samples), self.world.now_s)
             self.machine.handle(self.life.holding(), self.world.now_s)
         if self.world.setting.measured_s is not None:
-            self.machine.handle(RoundTripMeasured(self.world.setting.measured_s), self.world.now_s)
+            self.machine.handle(FarthestRoundTrip(self.world.setting.measured_s), self.world.now_s)
         self.later(REPORT_S, self._report_regularly)
 
     def _report(self) -> None:
@@ -279,6 +280,8 @@ class Daemon(Node):
                 self._report()
                 self.world.resumed(self, generation)
             case LeftOut(reason, kept):
+                if kept is not None and self.holds_base:
+                    self.world.leaves_base(self, kept)
                 self._note_given_up(kept)
                 self._leave_out(reason)
             case NobodyLearns():

@@ -93,6 +93,16 @@ def test_who_has_no_base_yields_to_who_has() -> None:
     two.handle(LinkDown(THREE, "silent"), 12.0)
 
 
+def test_who_asks_in_has_no_base_any_more() -> None:
+    """Where it said it was counts no more: each would leave its history for the other's."""
+    two = loading()
+    two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.0)
+    two.handle(MessageFrom(THREE, where(FIRST, based=True)), 1.0)
+    two.handle(MessageFrom(THREE, AskIn(job=JOB, member=MEMBERS[2], linked=(TWO,))), 1.1)
+    two.handle(LinkDown(ONE, "silent"), 6.0)
+    assert LeftOut not in kinds(two.handle(TimerDue(), 6.0 + 2 * TIMEOUTS.yield_s))
+
+
 @pytest.mark.parametrize("has", [Holding(base=True), Holding(saved=(2, b"s" * 16)), Holding(state=3)])
 def test_who_has_a_base_in_memory_or_a_state_keeps_its_history(has: Holding) -> None:
     """J3: it can be gone on from."""
@@ -135,9 +145,9 @@ def test_who_has_left_has_no_base_of_this_history(how: str) -> None:
 def test_who_asks_in_asks_those_that_have_a_base() -> None:
     """G7: a newer generation that waits for one can give it nothing."""
     three = machine(2, None)
-    three.handle(MessageFrom(ONE, where(following(5, 0, ranks=(0,), learning=()), based=False)), 1.0)
-    three.handle(MessageFrom(TWO, where(provisional(3, 1), based=True)), 1.0)
-    assert [device for device, _ in sent(three.handle(TimerDue(), 64.0), AskIn)] == [TWO]
+    three.handle(MessageFrom(ONE, where(following(5, 0, ranks=(0,), learning=()), based=False)), 0.5)
+    three.handle(MessageFrom(TWO, where(provisional(3, 1), based=True)), 0.5)
+    assert [device for device, _ in sent(three.handle(TimerDue(), 1.0), AskIn)] == [TWO]
 
 
 def proposes_alone(gone: bool) -> tuple[Membership, Generation, list[Effect]]:

@@ -40,6 +40,7 @@ from meshwire.membership.effects import (
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
+    FarthestRoundTrip,
     HoldingLost,
     Input,
     LinkDown,
@@ -48,7 +49,6 @@ from meshwire.membership.inputs import (
     PeerGone,
     RequestMade,
     RoundsCounted,
-    RoundTripMeasured,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -261,7 +261,7 @@ class Generations:
         are weighed."""
         rounds = self._host.rounds
         if rtt_s := self._round_trip_s():
-            self._take(RoundTripMeasured(rtt_s))
+            self._take(FarthestRoundTrip(rtt_s))
             if rounds is not None:
                 rounds.note_round_trip(rtt_s)
         if rounds is not None:

@@ -102,7 +102,7 @@ class RoundsCounted:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundTripMeasured:
+class FarthestRoundTrip:
     """To the farthest member, as it is now. What is waited for already keeps its deadline."""
 
     rtt_s: float
@@ -143,7 +143,7 @@ Input = (
     | Holding
     | HoldingLost
     | RoundsCounted
-    | RoundTripMeasured
+    | FarthestRoundTrip
     | Standing
     | CaughtUpToCut
     | CannotCatchUp

@@ -24,6 +24,7 @@ from meshwire.membership.effects import Effect, Message, Phase, Waiting
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
+    FarthestRoundTrip,
     HoldingLost,
     Input,
     LinkDown,
@@ -32,7 +33,6 @@ from meshwire.membership.inputs import (
     PeerGone,
     RequestMade,
     RoundsCounted,
-    RoundTripMeasured,
     SteppedOut,
     TimerDue,
     ViolationSeen,
@@ -140,7 +140,7 @@ class Membership:
                 if state.entered is not None:  # nobody leaves a base for a history that has none (G4)
                     state.holding = input_
                 return []
-            case RoundTripMeasured(rtt_s):
+            case FarthestRoundTrip(rtt_s):
                 state.timeouts = replace(state.timeouts, rtt_s=rtt_s)
                 return []
             case LinkUp(device, incarnation):
