@@ -16,11 +16,12 @@ from meshwire import limits
 from meshwire.membership.checks import (
     enter_wrong,
     extension_wrong,
+    list_wrong,
     number_wrong,
     promise_wrong,
     proposal_wrong,
 )
-from meshwire.membership.effects import Effect, Message, Phase, Waiting
+from meshwire.membership.effects import Effect, Message, Phase, TurnedAway, Waiting
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
@@ -38,9 +39,8 @@ from meshwire.membership.inputs import (
     ViolationSeen,
     WasAway,
 )
-from meshwire.membership.lineage import ballot, rank_of
-from meshwire.membership.partitions import Whereabouts
-from meshwire.membership.proposer import Proposer
+from meshwire.membership.lineage import Relation, ballot, keeps_history, rank_of, relation
+from meshwire.membership.proposer import Departure, Proposer
 from meshwire.membership.state import State
 from meshwire.messages.generation import (
     Accuse,
@@ -80,7 +80,7 @@ class Membership:
     ) -> None:
         self._state = State(me, job, timeouts, now_s, generation, known, members_max)
         self._proposer = Proposer(self._state)
-        self._whereabouts = Whereabouts(self._state, self._proposer)
+        self._told_where: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
         self._waiting = ""
         self._wake_s: float | None = None
 
@@ -154,26 +154,25 @@ class Membership:
             case ViolationSeen(device, reason):
                 state.shun(device, reason, now_s)
             case WasAway():
-                state.back_until_s = now_s + state.timeouts.back_s
+                self._proposer.note_away(now_s)
             case RequestMade(kind):
                 state.wish.say(kind)
                 if state.phase is not Phase.OUT:
                     state.tell_wish(now_s)
             case SteppedOut(reason):
                 if state.phase is not Phase.OUT:
-                    self._whereabouts.leave(reason, now_s)
+                    self._leave(reason, now_s)
             case HoldingLost():
                 self._on_holding_lost(now_s)
             case Standing():
                 self._on_standing(input_, now_s)
             case CaughtUpToCut():
                 if state.phase is Phase.CATCHING_UP:
-                    state.enter(now_s)
-                    self._note_running()
+                    self._enter(now_s)
             case CannotCatchUp(reason):
                 if state.phase is Phase.CATCHING_UP:
                     state.outside.failed()
-                    self._whereabouts.leave(reason, now_s)
+                    self._leave(reason, now_s)
             case TimerDue():
                 pass
         return self._settle(now_s)
@@ -185,7 +184,7 @@ class Membership:
             return
         state.links.opened(device, incarnation)
         state.note_linked(device, incarnation)
-        self._whereabouts.relinked(device)
+        self._told_where.pop(device, None)  # what was told on the old link may be lost
         first = device in state.unseen
         state.unseen.discard(device)
         if not first:
@@ -194,20 +193,20 @@ class Membership:
             for refused in state.refusals.own():  # what was said on another link may be lost
                 state.accuse(device, refused)
         if state.entered is not None and not first:
-            self._whereabouts.tell(device)
+            self._tell_where(device)
         if state.phase is not Phase.OUT and state.is_listed(device, incarnation) and not first:
             reason = f"the link to {state.name(device)} was renewed"
             if self._proposer.proposal is not None:
                 self._proposer.again(reason, now_s)
             elif state.phase is not Phase.PROMISED:
-                state.torn[device] = reason
+                self._proposer.note_torn(device, reason)
 
     def _on_link_down(self, device: str, reason: str, now_s: float) -> None:
         state = self._state
         state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
         state.outside.forget(device)
-        state.ahead.pop(device, None)
-        self._whereabouts.relinked(device)
+        self._proposer.note_apart(device, None)
+        self._told_where.pop(device, None)  # what was told on the old link may be lost
 
     def _on_standing(self, standing: Standing, now_s: float) -> None:
         """The answer to `Fence`, at once: complete rounds, chain hashes of the newest of them (at least that of the
@@ -256,7 +255,7 @@ class Membership:
             case Entered():
                 self._on_entered(device, message, now_s)
             case Where():
-                self._whereabouts.heard(device, message, now_s)
+                self._on_where(device, message, now_s)
             case AskIn():
                 self._on_ask(device, message, now_s)
             case Accuse():
@@ -283,7 +282,7 @@ class Membership:
         if wrong:
             state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
             return
-        state.highest = max(state.highest, generation.number)
+        state.note_number(generation.number)
         entered_number = 0 if state.entered is None else state.entered.number
         newer = state.promised is None or ballot(generation) > ballot(state.promised)
         if not newer or generation.number <= entered_number:
@@ -292,7 +291,7 @@ class Membership:
             state.refuse(device, generation, "this device has left the job")
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
-            self._whereabouts.tell(device)
+            self._tell_where(device)
         elif wrong := extension_wrong(generation, state.entered):
             state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
         elif refused := [m for m in generation.live.values() if not state.refusals.pardon(m.device, now_s)]:
@@ -302,7 +301,7 @@ class Membership:
             state.refuse(device, generation, reason, generation.number)
         else:
             self._proposer.forget()
-            state.promise(generation, now_s)
+            self._promise(generation, now_s)
 
     def _on_promised(self, device: str, promised: Promised, now_s: float) -> None:
         proposal = self._proposer.proposal
@@ -319,8 +318,7 @@ class Membership:
         enter = self._proposer.promised(rank, standing, now_s)
         if enter is not None:
             self._state.send_members(enter)
-            self._state.commit(enter, now_s)
-            self._note_running()
+            self._commit(enter, now_s)
 
     def _on_refused(self, device: str, refused: Refused, now_s: float) -> None:
         state = self._state
@@ -329,7 +327,7 @@ class Membership:
                 device, f"refusal: it names generation {refused.number}, {state.highest} is the highest known", now_s
             )
             return
-        state.highest = max(state.highest, refused.number)
+        state.note_number(refused.number)
         if state.promised is None or refused.generation != state.promised.hash64() or not state.is_listed(device):
             return
         reason = f"{state.name(device)} refused: {refused.reason}"
@@ -337,10 +335,10 @@ class Membership:
         if self._proposer.proposal is not None:
             unwilling = refused.number < state.promised.number
             if unwilling:
-                state.overdue.add(device)
+                self._proposer.note_overdue(device)
             self._proposer.again(reason, now_s, wait_s=0.0 if unwilling else turn_s)
         elif state.phase in (Phase.CATCHING_UP, Phase.ENTERED):
-            state.torn[device] = reason
+            self._proposer.note_torn(device, reason)
             self._proposer.postpone(now_s + turn_s)
 
     def _on_enter(self, device: str, enter: Enter, now_s: float) -> None:
@@ -358,8 +356,7 @@ class Membership:
             state.protest(device, f"told to enter generation {promised.number}: {wrong}", now_s)
         else:
             self._proposer.forget()
-            state.commit(enter, now_s)
-            self._note_running()
+            self._commit(enter, now_s)
 
     def _on_entered(self, device: str, entered: Entered, now_s: float) -> None:
         promised = self._state.promised
@@ -377,10 +374,105 @@ class Membership:
             state.accuse(device, device)  # it may have been started again, and not know
         elif state.entered is not None:
             state.outside.forget(device)  # where it was before
-            self._whereabouts.tell(device)
+            self._tell_where(device)
             state.petitions.ask(ask, now_s)
 
+    # Where this device is in the job's history, and where others are (G4, G7).
+
+    def _tell_where(self, device: str) -> None:
+        """Tells a device where this one is, which has entered a generation."""
+        entered = self._state.entered
+        assert entered is not None, "nowhere"
+        self._told_where[device] = entered.hash64(), self._state.send_where(device)
+
+    def _on_where(self, device: str, where: Where, now_s: float) -> None:
+        """A device tells where it is: who is behind is told, and this one leaves its history where another is kept."""
+        state, other = self._state, where.generation
+        if wrong := list_wrong(other) or number_wrong(other.number, state.highest):
+            state.protest(device, f"is in generation {other.number}: {wrong}", now_s)
+            return
+        state.note_number(other.number)
+        state.outside.heard(device, where)
+        self._proposer.note_apart(device, None)
+        state.unsure.discard(device)
+        if state.entered is None:
+            went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
+            if went_on and where.based and state.me not in other.live.values():
+                self._leave(f"generation {other.number} went on while this device caught up", now_s)
+            elif state.phase is Phase.OUT and state.has_no_room(other):
+                names = ", ".join(member.name for member in other.members)
+                state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
+            return
+        match relation(state.entered, state.lineage, other, where.ancestors):
+            case Relation.OLDER | Relation.PARTED if where.based and not state.based:
+                pass  # whoever has nothing of the own history yields to it (the proposer)
+            case Relation.OLDER:
+                self._tell_where(device)
+            case Relation.NEWER if state.me in other.live.values() and ballot(other) > ballot(state.entered):
+                pass  # it may be entered here, too
+            case Relation.NEWER | Relation.PARTED if state.based and not where.based:
+                self._tell_where(device)  # nobody there can go on from it: this device keeps what it has
+            case Relation.NEWER if other.root == state.entered.root:
+                self._proposer.note_apart(device, where)  # those that are left here may be entitled, and it provisional
+            case Relation.NEWER:
+                self._leave(f"generation {other.number} went on without this device", now_s, where)
+            case Relation.PARTED:
+                self._settle_partition(device, where, now_s)
+
+    def _settle_partition(self, device: str, where: Where, now_s: float) -> None:
+        """G4: the lowest ranks of both sides compare; whoever loses tells its members.
+
+        One pair compares, by what both have told each other last: samples only grow, so not both can lose.
+        """
+        state, other = self._state, where.generation
+        assert state.entered is not None, "nowhere"
+        reason = f"after a partition the history of generation {other.number} of {other.members[other.ranks[0]].name}"
+        reason += f" is kept, with {where.samples} samples"
+        lowest = state.entered.members[state.entered.ranks[0]]
+        if device == lowest.device:
+            self._leave(reason, now_s, where)
+        elif lowest == state.me and device == other.members[other.ranks[0]].device:
+            if self._told_where.get(device, (0, 0))[0] != state.entered.hash64():
+                self._tell_where(device)
+            _, samples = self._told_where[device]
+            if keeps_history(state.entered, samples, other, where.samples):
+                self._tell_where(device)
+            else:
+                state.send_members(where)
+                self._leave(reason, now_s, where)
+
     # Steps of the above.
+
+    def _leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
+        """This device goes on in no generation, until it is taken into one. `kept`: where its history is not kept."""
+        self._proposer.left()
+        self._state.leave(reason, now_s, kept)
+
+    def _propose(self, generation: Generation, now_s: float) -> None:
+        """To all that it lists; those that were not in the one before are told where this device is, so that they know
+        what it comes after. The own promise is the last effect, so that the shell may answer within it."""
+        state = self._state
+        assert state.entered is not None, "no history"
+        before = {member.device for member in state.entered.live.values()}
+        for member in generation.live.values():
+            if member.device not in before:
+                state.send_where(member.device)
+            state.send(member.device, Propose(generation=generation))
+        self._proposer.begin(generation, now_s)
+        self._promise(generation, now_s)
+
+    def _promise(self, generation: Generation, now_s: float) -> None:
+        self._proposer.promise_given()
+        self._state.promise(generation, now_s)
+
+    def _commit(self, enter: Enter, now_s: float) -> None:
+        if self._state.commit(enter, now_s):
+            self._enter(now_s)
+
+    def _enter(self, now_s: float) -> None:
+        self._proposer.entered()
+        self._state.enter(now_s)
+        self._note_running()
 
     def _note_running(self) -> None:
         if self._state.phase is Phase.RUNNING:
@@ -409,7 +501,10 @@ class Membership:
         """Does what the last input has made possible, and hands out all effects."""
         state = self._state
         if state.phase is not Phase.OUT:
-            self._proposer.consider(now_s)
+            while isinstance(decision := self._proposer.consider(now_s), Generation):
+                self._propose(decision, now_s)
+            if isinstance(decision, Departure):
+                self._leave(decision.reason, now_s, decision.kept)
             self._wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
         if state.phase is Phase.OUT:
             self._proposer.forget()

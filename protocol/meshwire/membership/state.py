@@ -59,12 +59,7 @@ class State:
         self.highest = 0 if generation is None else generation.number  # of all numbers seen
         self.standing: Standing | None = None  # as promised
         self.votes = Votes(generation)
-        self.told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
-        self.back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
-        self.ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
         self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
-        self.overdue: set[str] = set()  # devices that did not do their part in time
-        self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
         self.wish = OwnWish()
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
@@ -165,6 +160,10 @@ class State:
     def has_no_room(self, generation: Generation) -> bool:
         """Was this device never in the job, and are there as many as it takes?"""
         return rank_of(generation, self.me.device) is None and len(generation.members) >= self.members_max
+
+    def note_number(self, number: int) -> None:
+        """Somebody has used this number for a generation."""
+        self.highest = max(self.highest, number)
 
     def note_gone(self, device: str, incarnation: int) -> None:
         """This incarnation will never be heard again: until a generation that lists it proves the contrary."""
@@ -295,7 +294,7 @@ class State:
         self.highest = max(self.highest, generation.number)
         self.phase = Phase.PROMISED
         self.standing = None
-        self.overdue, self.torn, self._heard = set(), {}, set()
+        self._heard = set()
         self._promised_at_s = now_s
         self.until_s = now_s + self.timeouts.enter_s
         self.links.expect(generation, now_s + self.timeouts.relink_grace_s)
@@ -320,16 +319,15 @@ class State:
         say |= {"generation": self.entered.hash64(), "number": self.entered.number, "history": history}
         return (held or NOTHING).model_copy(update=say)
 
-    def commit(self, enter: Enter, now_s: float) -> None:
-        """All have promised: catch up to the cut, or enter at once."""
+    def commit(self, enter: Enter, now_s: float) -> bool:
+        """All have promised. Returns whether nothing is lacking up to the cut, so that it can be entered at once."""
         assert self.standing is not None, "not promised"
         self._committed = enter
         self.phase = Phase.CATCHING_UP
         self.until_s = now_s + self.timeouts.catch_up_s
         reload = self.rank in enter.reload
         if not reload and self.standing.complete == enter.cut:
-            self.enter(now_s)
-            return
+            return True
         if reload:
             if enter.way != "back":
                 self.entered = None  # going back, the own history counts until the saved one is here: that may be lost
@@ -337,6 +335,7 @@ class State:
             self.wish.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
+        return False
 
     def enter(self, now_s: float) -> None:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
@@ -344,7 +343,6 @@ class State:
         self.way = self._committed.way
         self.votes.enter(generation)
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
-        self.told, self.ahead = {}, {}
         self.unsure -= {member.device for member in generation.live.values()}
         self.phase = Phase.ENTERED
         self.petitions.settle(self._promised_at_s)
@@ -366,7 +364,6 @@ class State:
             return
         self.phase = Phase.RUNNING
         self.until_s = None
-        self.overdue.clear()
         self.refusals.against_me.clear()
         self.outside.came_in(now_s)
         begins = self.wish.run(self.change.number, computes=self.computes)
@@ -386,10 +383,8 @@ class State:
         still count on it are told."""
         self.send_members(Wish(job=self.job, kind="leave", returns=not self.wish.leaves))
         self.phase = Phase.OUT
-        self.told, self.ahead = {}, {}
         self.entered = self.standing = self.until_s = None
         self.holding = Holding()
-        self.overdue, self.torn = set(), {}
         self._lineage = ()
         self.petitions = Petitions()
         self.wish.forget()
