@@ -117,7 +117,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "link-of-another-incarnation",
         "meshtraind.session.membership_driver",
-        "Generations._use_links",
+        "MembershipDriver._use_links",
         "if link is not None and link.hello.incarnation == member.incarnation:",
         "if link is not None:",
         f"{DAEMON}/test_generation_edges.py -k another_incarnation",
@@ -852,7 +852,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "liars-are-still-heard",
         "meshtraind.session.membership_host",
-        "Passage.hears",
+        "MembershipHost.hears",
         "return rank not in self._refusing and not refused",
         "return True",
         f"{DAEMON}/test_liars.py -k heard_no_more",
@@ -860,7 +860,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "liars-gone-for-nobody",
         "meshwire.membership.state",
-        "State.gone",
+        "MembershipState.gone",
         "return self.departed(members) | refused",
         "return self.departed(members)",
         f"{WIRE}/test_refusals.py -k count_as_gone",

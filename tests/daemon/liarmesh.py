@@ -18,7 +18,7 @@ from meshtraind.jobs.registry import Board
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.member_handler import MemberSide
-from meshtraind.session.membership_host import LearnerWishes, Passage
+from meshtraind.session.membership_host import LearnerWishes, MembershipHost
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
@@ -163,7 +163,7 @@ class Peer:
             why_none=lambda: "nobody learns", turned_away=self.failed.append,
         )  # fmt: skip
         any_: Any = cast(Any, node)
-        self.passage = Passage(
+        self.passage = MembershipHost(
             any_, self.job, connections, cast(Any, self.learner), cast(Any, agreement), cast(Any, quiet),
             cast(Any, quiet), memory, 0.001, self.tasks, wishes,
         )  # fmt: skip

@@ -16,7 +16,7 @@ from meshtraind.replay.membership_replay import MembershipFile
 from meshtraind.rounds.trace import Trace
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_recorder
-from meshtraind.session.membership_driver import Generations
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_recorder import RecordedMembership, membership_trace
 from meshwire import limits
 from meshwire.membership.inputs import (
@@ -245,7 +245,7 @@ async def test_a_job_with_a_trace_records_its_membership(tmp_path: Path) -> None
     job = SimpleNamespace(spec=spec, generation=FIRST, members=MEMBERS, folder=tmp_path, wait=lambda _reason: None)
     for name in ("membership.jsonl", "membership-2.jsonl"):
         tasks = TaskSet("test")
-        shell = Generations(cast(Any, node), cast(Any, job), {}, cast(Any, SimpleNamespace()), 0.01, tasks)
+        shell = MembershipDriver(cast(Any, node), cast(Any, job), {}, cast(Any, SimpleNamespace()), 0.01, tasks)
         shell.start()
         shell.link_lost(THREE, "closed")
         await asyncio.sleep(0)

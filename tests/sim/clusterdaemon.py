@@ -15,14 +15,14 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
+    MessageIgnored,
     NobodyLearns,
-    Phase,
-    Refusal,
     Resume,
     Send,
     Shunned,
-    Waiting,
+    WaitingFor,
 )
 from meshwire.membership.inputs import (
     CannotCatchUp,
@@ -279,19 +279,19 @@ class Daemon(Node):
                     self.rounds.take_in()
                 self._report()
                 self.world.resumed(self, generation)
-            case LeftOut(reason, kept):
+            case HistoryLeft(reason, kept):
                 if kept is not None and self.holds_base:
                     self.world.leaves_base(self, kept)
                 self._note_given_up(kept)
                 self._leave_out(reason)
             case NobodyLearns():
                 self.world.fail("no peer can run the script any more")
-            case Refusal(device, text):
+            case MessageIgnored(device, text):
                 raise AssertionError(f"{self.name}: honest daemons break no rule: peer{int(device, 16) - 1}: {text}")
             case Shunned(device, reason, accuser):
                 accused = f"peer{int(device, 16) - 1}: {reason}, says peer{int(accuser, 16) - 1}"
                 raise AssertionError(f"{self.name}: honest daemons break no rule: {accused}")
-            case Waiting(reason):
+            case WaitingFor(reason):
                 if reason.startswith("a new generation"):
                     self.world.tell(self.name, f"wants {reason}")
 
@@ -456,7 +456,11 @@ class Daemon(Node):
     def computes(self) -> bool:
         """It runs in a generation in which its learner computes."""
         generation = self.machine.generation
-        running = self.machine.phase is Phase.RUNNING and generation is not None and self.rank in generation.learning
+        running = (
+            self.machine.phase is MembershipPhase.RUNNING
+            and generation is not None
+            and self.rank in generation.learning
+        )
         return running and self.learner is not None and self.learner.rounds is not None
 
     @property

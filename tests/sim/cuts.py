@@ -15,9 +15,9 @@ from meshwire.membership.effects import (
     CatchUpFrom,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
-    Phase,
     Resume,
     Send,
 )
@@ -64,7 +64,7 @@ class Peer:
     @property
     def generation(self) -> Generation | None:
         """Where it runs."""
-        return self.machine.generation if self.machine.phase is Phase.RUNNING else None
+        return self.machine.generation if self.machine.phase is MembershipPhase.RUNNING else None
 
     def take(self, input_: Input) -> None:
         """Hands it to the machine, and performs what that decides."""
@@ -84,7 +84,7 @@ class Peer:
                 case Resume(generation, _):
                     if self.rank not in generation.learning:
                         self.take(RequestMade("learn"))
-                case LeftOut():
+                case HistoryLeft():
                     self.history, self._waits_for = None, None
 
     def caught_up(self, effect: CatchUpFrom, history: list[bytes] | None) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwire.membership.effects import Effect, Fence, LeftOut, NobodyLearns, Phase
+from meshwire.membership.effects import Effect, Fence, HistoryLeft, MembershipPhase, NobodyLearns
 from meshwire.membership.entitled import electorate_of
 from meshwire.membership.inputs import (
     CaughtUpToCut,
@@ -64,7 +64,7 @@ def test_nobody_leaves_a_base_for_a_newer_history_of_which_nobody_has_one(based:
     """G4: whoever slept with the model finds one that only loads: it is told who has the model, and keeps it."""
     three = machine(2)
     effects = three.handle(MessageFrom(TWO, where(NEWER, based=based)), 1.0)
-    assert (LeftOut in kinds(effects)) == based
+    assert (HistoryLeft in kinds(effects)) == based
     assert told(effects, TWO) == ([] if based else [True])
 
 
@@ -76,7 +76,7 @@ def test_nor_for_one_of_its_own_root(other: Generation) -> None:
         three.handle(LinkDown(device, "silent"), 1.0)
     three.handle(LinkUp(TWO, MEMBERS[1].incarnation), 2.0)
     effects = three.handle(MessageFrom(TWO, where(other, based=False, samples=10**6)), 2.0)
-    assert LeftOut not in kinds(effects + three.handle(TimerDue(), 2.0 + 2 * TIMEOUTS.yield_s))
+    assert HistoryLeft not in kinds(effects + three.handle(TimerDue(), 2.0 + 2 * TIMEOUTS.yield_s))
 
 
 def test_who_has_no_base_yields_to_who_has() -> None:
@@ -85,11 +85,11 @@ def test_who_has_no_base_yields_to_who_has() -> None:
     two.handle(LinkDown(ONE, "silent"), 6.0)
     two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 7.0)
     effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 7.0)
-    assert not {LeftOut, Where} & {*kinds(effects)}
+    assert not {HistoryLeft, Where} & {*kinds(effects)}
     assert "joins generation 1" in two.waiting()
     assert two.deadline() == pytest.approx(6.0 + TIMEOUTS.yield_s)
     effects = two.handle(TimerDue(), 6.0 + TIMEOUTS.yield_s)
-    assert [effect.kept for effect in effects if isinstance(effect, LeftOut)] == [where(FIRST, based=True)]
+    assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(FIRST, based=True)]
     two.handle(LinkDown(THREE, "silent"), 12.0)
 
 
@@ -100,7 +100,7 @@ def test_who_asks_in_has_no_base_any_more() -> None:
     two.handle(MessageFrom(THREE, where(FIRST, based=True)), 1.0)
     two.handle(MessageFrom(THREE, AskIn(job=JOB, member=MEMBERS[2], linked=(TWO,))), 1.1)
     two.handle(LinkDown(ONE, "silent"), 6.0)
-    assert LeftOut not in kinds(two.handle(TimerDue(), 6.0 + 2 * TIMEOUTS.yield_s))
+    assert HistoryLeft not in kinds(two.handle(TimerDue(), 6.0 + 2 * TIMEOUTS.yield_s))
 
 
 @pytest.mark.parametrize("has", [Holding(base=True), Holding(saved=(2, b"s" * 16)), Holding(state=3)])
@@ -111,7 +111,7 @@ def test_who_has_a_base_in_memory_or_a_state_keeps_its_history(has: Holding) -> 
     two.handle(LinkDown(ONE, "silent"), 6.0)
     two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 7.0)
     effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 7.0) + two.handle(TimerDue(), 60.0)
-    assert LeftOut not in kinds(effects)
+    assert HistoryLeft not in kinds(effects)
     assert told(effects, THREE) == ([True] if has.base else [])
 
 
@@ -173,7 +173,7 @@ def test_no_job_ends_while_somebody_may_have_the_model(how: str) -> None:
     assert (NobodyLearns(proposed) in effects) == (how == "gone")
     if how == "gone":
         return
-    assert one.phase is Phase.RUNNING
+    assert one.phase is MembershipPhase.RUNNING
     assert one.waiting() == "peer2, who may have the model: nobody who is here does"
     at_s = 60.0
     if how == "silent for a day":

@@ -10,10 +10,10 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
     NobodyLearns,
-    Phase,
     Resume,
     Send,
     Shunned,
@@ -36,7 +36,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.links import MemberLinks
 from meshwire.membership.machine import Membership
-from meshwire.membership.requests import Petitions
+from meshwire.membership.requests import MemberRequests
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts
@@ -82,7 +82,7 @@ def kinds(effects: list[Effect]) -> list[type[Any]]:
     return [type(effect.message) if isinstance(effect, Send) else type(effect) for effect in effects]
 
 
-def phase(made: Membership) -> Phase:
+def phase(made: Membership) -> MembershipPhase:
     return made.phase
 
 
@@ -114,12 +114,12 @@ def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
     ((device, proposed),) = sent(effects, Propose)
     assert (device, proposed.generation.ranks, proposed.generation.number) == (TWO, (0, 1), 2)
     assert isinstance(effects[-1], Fence)
-    assert phase(one) is Phase.PROMISED
+    assert phase(one) is MembershipPhase.PROMISED
     assert "peer1" in one.waiting()
     assert not sent(one.handle(HELD, 1.3), Enter), "all promise, the others too"
     effects = one.handle(MessageFrom(TWO, promise_of(proposed.generation, 1)), 1.4)
     assert kinds(effects) == [*kinds(effects)[:1], Enter, EnterGeneration, Entered]
-    assert phase(one) is Phase.ENTERED
+    assert phase(one) is MembershipPhase.ENTERED
     effects = one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.generation.hash64())), 1.5)
     assert Resume(proposed.generation) in effects
     assert one.waiting() == ""
@@ -176,14 +176,14 @@ def test_who_cannot_reach_all_members_is_not_taken_in_and_disturbs_nobody() -> N
     """G7: every proposal fences the rounds, and this one could only fail. It repeats its ask when it has the links."""
     one, newcomer = machine(0), guest(5)
     assert not ask_in(one, newcomer, ONE, TWO)
-    assert phase(one) is Phase.RUNNING
+    assert phase(one) is MembershipPhase.RUNNING
     assert one.deadline() is None
     assert ask_in(one, newcomer, ONE, TWO, THREE)[0].ranks == (0, 1, 2, 3)
 
 
 def test_of_devices_that_ask_in_those_are_taken_that_reach_each_other() -> None:
     """G7."""
-    links, petitions, first, second = MemberLinks(MEMBERS[0]), Petitions(), guest(5), guest(6)
+    links, petitions, first, second = MemberLinks(MEMBERS[0]), MemberRequests(), guest(5), guest(6)
     for member in (*MEMBERS, first, second):
         links.opened(member.device, member.incarnation)
 
@@ -240,7 +240,7 @@ def test_a_device_that_cannot_begin_where_the_others_are_asks_ever_less_often() 
         three.handle(MessageFrom(ONE, Propose(generation=proposed)), now_s)
         three.handle(HELD.model_copy(update={"generation": None}), now_s)
         three.handle(MessageFrom(ONE, enter_of(proposed, reload=(2,))), now_s)
-        assert LeftOut in kinds(three.handle(CannotCatchUp("no memory"), now_s))
+        assert HistoryLeft in kinds(three.handle(CannotCatchUp("no memory"), now_s))
         at_s = three.deadline()
         assert at_s is not None
         now_s = at_s
@@ -293,7 +293,7 @@ def test_whoever_lacks_rounds_or_reloads_catches_up_first(reload: bool) -> None:
     effects = two.handle(MessageFrom(ONE, enter), 1.1)
     (catch_up,) = (effect for effect in effects if isinstance(effect, CatchUpFrom))
     assert (catch_up.device, catch_up.reload) == (ONE, reload)
-    assert phase(two) is Phase.CATCHING_UP
+    assert phase(two) is MembershipPhase.CATCHING_UP
     assert (two.generation is None) == reload
     assert EnterGeneration in kinds(two.handle(CaughtUpToCut(), 1.5))
 
@@ -304,7 +304,7 @@ def test_a_member_that_is_told_of_a_newer_generation_without_it_is_left_out_and_
     newer = following(2, 0, ranks=(0, 1), learning=(0, 1))
     where = Where(job=JOB, generation=newer, ancestors=(FIRST.hash64(),), samples=50)
     effects = three.handle(MessageFrom(ONE, where), 1.0)
-    assert LeftOut in kinds(effects)
+    assert HistoryLeft in kinds(effects)
     assert {device for device, _ in sent(effects, AskIn)} == {ONE, TWO}
     assert three.deadline() == pytest.approx(2.0)
     three.handle(LinkDown(TWO, "closed"), 1.5)
@@ -337,12 +337,12 @@ def test_of_two_provisional_parts_the_one_with_fewer_samples_leaves() -> None:
         fences = [effect for effect in one.handle(TimerDue(), at_s) if isinstance(effect, Fence)]
         assert [(fence.generation.root, fence.generation.counted) for fence in fences] == [(1, (0, 1, 2))]
         one.handle(HELD, at_s)
-        assert phase(one) is Phase.RUNNING, one.waiting()
+        assert phase(one) is MembershipPhase.RUNNING, one.waiting()
         one.handle(LinkUp(TWO, MEMBERS[1].incarnation), 41.0)
         where = Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=samples)
         effects = one.handle(MessageFrom(TWO, where), 41.0)
-        assert (LeftOut in kinds(effects)) == leaves
-        assert [effect.kept.samples for effect in effects if isinstance(effect, LeftOut) and effect.kept] == (
+        assert (HistoryLeft in kinds(effects)) == leaves
+        assert [effect.kept.samples for effect in effects if isinstance(effect, HistoryLeft) and effect.kept] == (
             [99] if leaves else []
         ), "by what is kept it is known what is given up"
 
@@ -359,13 +359,13 @@ def test_who_was_entitled_keeps_its_history_however_few_samples_it_has() -> None
         made.handle(RoundsCounted(99 if leaves else 1), 0.0)
         device, samples = other.proposer, 1 if leaves else 99
         effects = made.handle(MessageFrom(device, Where(job=JOB, generation=other, ancestors=(), samples=samples)), 1.0)
-        assert (LeftOut in kinds(effects)) == leaves
+        assert (HistoryLeft in kinds(effects)) == leaves
 
 
 def test_who_is_not_entitled_waits_and_goes_on_all_the_same() -> None:
     """One of three: six times patience, or as long as the job says; then it is provisional (G4)."""
     one = alone(0)
-    assert phase(one) is Phase.RUNNING
+    assert phase(one) is MembershipPhase.RUNNING
     assert "1 of 3 that count are here" in one.waiting()
     assert "goes on provisionally after 30 s" in one.waiting()
     at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
@@ -438,9 +438,9 @@ def test_who_waits_joins_a_provisional_part_when_the_rest_does_not_come() -> Non
         + one.handle(MessageFrom(TWO, refused), 2.1)
         + one.handle(TimerDue(), 2.1 + TIMEOUTS.turn_s)
     )
-    assert not {LeftOut, Propose} & {*kinds(effects)}
+    assert not {HistoryLeft, Propose} & {*kinds(effects)}
     effects = one.handle(TimerDue(), 2.2 + TIMEOUTS.turn_s + TIMEOUTS.yield_s)
-    assert LeftOut in kinds(effects)
+    assert HistoryLeft in kinds(effects)
     assert [device for device, _ in sent(effects, AskIn)] == [TWO]
 
 
@@ -471,7 +471,7 @@ def test_who_was_away_looks_for_the_others_before_it_goes_on() -> None:
             refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
             made.handle(MessageFrom(TWO, Where(job=JOB, generation=apart(), ancestors=(), samples=9)), 3.0)
             made.handle(MessageFrom(TWO, refused), 3.0)
-            assert LeftOut in kinds(made.handle(TimerDue(), 4.0) + made.handle(TimerDue(), 4.0 + TIMEOUTS.yield_s))
+            assert HistoryLeft in kinds(made.handle(TimerDue(), 4.0) + made.handle(TimerDue(), 4.0 + TIMEOUTS.yield_s))
         else:
             (fence,) = [
                 effect for effect in made.handle(TimerDue(), 1.0 + TIMEOUTS.back_s) if isinstance(effect, Fence)
@@ -574,7 +574,7 @@ def test_all_go_back_to_a_saved_state() -> None:
     two, proposed, effects = gone_back(1)
     (catch_up,) = [effect for effect in effects if isinstance(effect, CatchUpFrom)]
     assert (catch_up.device, catch_up.reload, catch_up.enter.cut) == (ONE, True, 2)
-    assert phase(two) is Phase.CATCHING_UP
+    assert phase(two) is MembershipPhase.CATCHING_UP
     assert EnterGeneration(proposed, catch_up.enter) in two.handle(CaughtUpToCut(), 1.2)
 
 
@@ -585,8 +585,8 @@ def test_who_has_the_state_is_lost_before_others_are_there() -> None:
     ((_, proposed),) = sent(two.handle(TimerDue(), 1.2 + TIMEOUTS.relink_grace_s + TIMEOUTS.turn_s), Propose)
     assert proposed.generation.ranks == (1, 2)
     standing = two.handle(HELD, 1.3)
-    assert phase(two) is Phase.PROMISED
-    assert not [effect for effect in standing if isinstance(effect, LeftOut)]
+    assert phase(two) is MembershipPhase.PROMISED
+    assert not [effect for effect in standing if isinstance(effect, HistoryLeft)]
     three = promise_of(proposed.generation, 2)
     (enter,) = {enter for _, enter in sent(two.handle(MessageFrom(THREE, three), 1.4), Enter)}
     assert (enter.cut, enter.reload) == (4, ())
@@ -704,7 +704,7 @@ def test_who_commits_the_proposal_of_another_is_refused() -> None:
     assert Shunned in kinds(two.handle(MessageFrom(THREE, enter_of(proposed)), 1.1)), (
         "by somebody else than the proposer"
     )
-    assert phase(two) is Phase.PROMISED
+    assert phase(two) is MembershipPhase.PROMISED
 
 
 def test_messages_of_nobody_and_of_the_past_change_nothing() -> None:
@@ -720,7 +720,7 @@ def test_messages_of_nobody_and_of_the_past_change_nothing() -> None:
     stranger = stranger.model_copy(update={"proposer": STRANGER.device})
     answers: list[type[Any]] = [Refused, Where]
     assert kinds(two.handle(MessageFrom(STRANGER.device, Propose(generation=stranger)), 1.0)) == answers
-    assert phase(two) is Phase.RUNNING
+    assert phase(two) is MembershipPhase.RUNNING
 
 
 def test_whoever_leaves_is_in_what_it_proposes() -> None:
@@ -798,7 +798,7 @@ def test_a_learner_of_a_history_that_is_not_kept_is_not_ready() -> None:
     effects = made.handle(
         MessageFrom(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50)), 1.0
     )
-    assert LeftOut in kinds(effects)
+    assert HistoryLeft in kinds(effects)
     returned = following(3, 0, learning=(0, 2), parent=gone_on.digest())
     made.handle(MessageFrom(ONE, Propose(generation=returned)), 2.0)
     made.handle(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}), 2.0)

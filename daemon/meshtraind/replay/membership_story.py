@@ -7,14 +7,14 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MessageIgnored,
     NobodyLearns,
-    Refusal,
     Resume,
     Send,
     Shunned,
     TurnedAway,
-    Waiting,
+    WaitingFor,
 )
 from meshwire.membership.inputs import (
     CannotCatchUp,
@@ -65,7 +65,7 @@ class MembershipStory:
         for generation in (machine.promised, *(_named(input_))):
             if generation is not None:
                 self._learn_names(generation.members)
-        waits = [f"waits for {effect.reason}" for effect in effects if isinstance(effect, Waiting) and effect.reason]
+        waits = [f"waits for {effect.reason}" for effect in effects if isinstance(effect, WaitingFor) and effect.reason]
         for text in (*self._of_input(input_), *self._of_effects(effects, machine), *waits):
             self._tell(now_s, text)
 
@@ -140,13 +140,13 @@ class MembershipStory:
                 case Resume(generation, begins):
                     learner = "; its learner computes from now on" if begins else ""
                     yield f"goes on in generation {generation.number}: all have entered it{learner}"
-                case LeftOut(reason):
+                case HistoryLeft(reason):
                     yield f"is in no generation any more: {reason}"
                 case TurnedAway(reason):
                     yield f"is turned away: {reason}"
                 case NobodyLearns():
                     yield "gives up: no learner is left that could compute"
-                case Refusal(device, text):
+                case MessageIgnored(device, text):
                     yield f"ignores a message of {self._name(device)}, which is no member: {text}"
                 case Shunned(device, reason, accuser):
                     yield f"refuses {self._name(device)}, on the word of {self._name(accuser)}: {reason}"

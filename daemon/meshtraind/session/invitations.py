@@ -10,7 +10,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire.jobs.lifecycle import JobState
-from meshwire.membership.invitations import Guests
+from meshwire.membership.invitations import Invitations
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Invite
 from meshwire.messages.job import Generation, OfferReply
@@ -27,7 +27,7 @@ LOOK_INTERVAL_S = 0.5
 FILES_TIMEOUT_S = 7 * 86400.0  # a large data folder takes days; a transfer that stands still ends long before
 
 
-class Inviting:
+class Inviter:
     """One job's, at one member; it ends with `tasks`.
 
     Args:
@@ -42,7 +42,7 @@ class Inviting:
         self._peers_max = peers_max
         self._rounds = rounds
         self._tasks = tasks
-        self._guests = Guests(peers_max, Timeouts(node.patience_s))
+        self._guests = Invitations(peers_max, Timeouts(node.patience_s))
         self._too_many: str | None = None  # why it takes fewer devices than it may
 
     @property

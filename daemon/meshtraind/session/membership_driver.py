@@ -26,16 +26,16 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
+    MessageIgnored,
     NobodyLearns,
-    Phase,
-    Refusal,
     Resume,
     Send,
     Shunned,
     TurnedAway,
-    Waiting,
+    WaitingFor,
 )
 from meshwire.membership.inputs import (
     CannotCatchUp,
@@ -115,7 +115,7 @@ class Host(Protocol):
         """No member's learner is left that could compute."""
 
 
-class Generations:
+class MembershipDriver:
     """One job's, from its first generation on, or from this device's return to it (then the job has none yet).
 
     Args:
@@ -234,12 +234,12 @@ class Generations:
     @property
     def running(self) -> bool:
         """Rounds go on."""
-        return self._machine.phase is Phase.RUNNING
+        return self._machine.phase is MembershipPhase.RUNNING
 
     @property
     def out(self) -> bool:
         """This device asks in."""
-        return self._machine.phase is Phase.OUT
+        return self._machine.phase is MembershipPhase.OUT
 
     @property
     def elsewhere(self) -> frozenset[str]:
@@ -318,7 +318,7 @@ class Generations:
                 self._enter(generation, enter)
             case Resume(generation, begins):
                 self._resume(generation, begins)
-            case LeftOut(reason, kept):
+            case HistoryLeft(reason, kept):
                 log.warning("job %s: left out: %s", job, reason)
                 self._give_up_catching_up()
                 self._leave_history(reason, kept)
@@ -326,13 +326,13 @@ class Generations:
                 self._host.turned_away(reason)
             case NobodyLearns():
                 self._host.nobody_learns()
-            case Refusal(device, text):
+            case MessageIgnored(device, text):
                 link = self._node.links.get(device)
                 if link is not None:
                     link.connection.refuse(text)
             case Shunned():
                 self._shunned(effect)
-            case Waiting(reason):
+            case WaitingFor(reason):
                 self._job.wait(reason)
 
     def _shunned(self, effect: Shunned) -> None:

@@ -19,9 +19,9 @@ from meshtraind.recovery.state_donor import Donor
 from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.invitations import Inviting
+from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerLink
-from meshtraind.session.membership_driver import Generations
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.rounds_factory import RoundsMaker
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
@@ -70,7 +70,7 @@ class LearnerWishes:
     comes: Callable[[], bool]
 
 
-class Passage:
+class MembershipHost:
     """One job's.
 
     Args:
@@ -116,9 +116,9 @@ class Passage:
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.memory = memory
-        self.generations: Generations | None = None
+        self.generations: MembershipDriver | None = None
         peers_max = job.spec.peers_max
-        self._inviting = None if peers_max is None else Inviting(node, job, peers_max, lambda: self.rounds, tasks)
+        self._inviting = None if peers_max is None else Inviter(node, job, peers_max, lambda: self.rounds, tasks)
 
     @property
     def guests(self) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ class Passage:
                 await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
 
     def _watch_members(self) -> None:
-        self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
+        self.generations = MembershipDriver(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
         self.generations.start()
         if self._inviting is not None:
             self._tasks.spawn(self._inviting.run(), "invite")

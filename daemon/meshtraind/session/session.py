@@ -15,7 +15,7 @@ from meshtraind.recovery.state_requests import Saving
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.learner_handler import LearnerLink, Place
 from meshtraind.session.member_handler import MemberSide
-from meshtraind.session.membership_host import LearnerWishes, Passage
+from meshtraind.session.membership_host import LearnerWishes, MembershipHost
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.requests import Preparation
@@ -109,7 +109,7 @@ class Session:
             turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
             comes=lambda: job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up,
         )
-        self.passage = Passage(
+        self.passage = MembershipHost(
             node,
             job,
             links,

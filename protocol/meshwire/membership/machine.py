@@ -3,8 +3,8 @@
 Pure, like the round machine: an input in (`inputs.py`), a list of effects out (`effects.py`), `now_s` of any monotonic
 clock as an argument, one timer. So a list of inputs with their times is all that there is to know of a membership: it
 can be written down and decided again (`record.py`). What other devices send never raises: what breaks the protocol
-becomes a `Refusal` and changes nothing; what is only outdated is ignored or answered. Links deliver in order, and after
-`LinkDown` nothing of the old link is handed in.
+becomes a `MessageIgnored` and changes nothing; what is only outdated is ignored or answered. Links deliver in order,
+and after `LinkDown` nothing of the old link is handed in.
 
 What the rules leave open, and how it is settled here, stands in RULES.md after G8.
 """
@@ -21,7 +21,7 @@ from meshwire.membership.checks import (
     promise_wrong,
     proposal_wrong,
 )
-from meshwire.membership.effects import Effect, Message, Phase, TurnedAway, Waiting
+from meshwire.membership.effects import Effect, MembershipPhase, Message, TurnedAway, WaitingFor
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
@@ -41,7 +41,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.lineage import Relation, ballot, keeps_history, rank_of, relation
 from meshwire.membership.proposer import Departure, Proposer
-from meshwire.membership.state import State
+from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import (
     Accuse,
     AskIn,
@@ -78,7 +78,7 @@ class Membership:
         known: Collection[str] = (),
         members_max: int = limits.MEMBERS_MAX,
     ) -> None:
-        self._state = State(me, job, timeouts, now_s, generation, known, members_max)
+        self._state = MembershipState(me, job, timeouts, now_s, generation, known, members_max)
         self._proposer = Proposer(self._state)
         self._told_where: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
         self._waiting = ""
@@ -87,7 +87,7 @@ class Membership:
     # What is known.
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> MembershipPhase:
         """Where this daemon is."""
         return self._state.phase
 
@@ -121,7 +121,7 @@ class Membership:
     @property
     def elsewhere(self) -> frozenset[str]:
         """Linked devices that have told lately in which generation they are."""
-        return self._state.outside.told
+        return self._state.rejoin.told
 
     # What happens.
 
@@ -156,22 +156,22 @@ class Membership:
             case WasAway():
                 self._proposer.note_away(now_s)
             case RequestMade(kind):
-                state.wish.say(kind)
-                if state.phase is not Phase.OUT:
+                state.own_request.say(kind)
+                if state.phase is not MembershipPhase.OUT:
                     state.tell_wish(now_s)
             case SteppedOut(reason):
-                if state.phase is not Phase.OUT:
+                if state.phase is not MembershipPhase.OUT:
                     self._leave(reason, now_s)
             case HoldingLost():
                 self._on_holding_lost(now_s)
             case Standing():
                 self._on_standing(input_, now_s)
             case CaughtUpToCut():
-                if state.phase is Phase.CATCHING_UP:
+                if state.phase is MembershipPhase.CATCHING_UP:
                     self._enter(now_s)
             case CannotCatchUp(reason):
-                if state.phase is Phase.CATCHING_UP:
-                    state.outside.failed()
+                if state.phase is MembershipPhase.CATCHING_UP:
+                    state.rejoin.failed()
                     self._leave(reason, now_s)
             case TimerDue():
                 pass
@@ -189,22 +189,22 @@ class Membership:
         state.unseen.discard(device)
         if not first:
             state.unsure.add(device)
-        if state.phase is not Phase.OUT and state.is_listed(device):
+        if state.phase is not MembershipPhase.OUT and state.is_listed(device):
             for refused in state.refusals.own():  # what was said on another link may be lost
                 state.accuse(device, refused)
         if state.entered is not None and not first:
             self._tell_where(device)
-        if state.phase is not Phase.OUT and state.is_listed(device, incarnation) and not first:
+        if state.phase is not MembershipPhase.OUT and state.is_listed(device, incarnation) and not first:
             reason = f"the link to {state.name(device)} was renewed"
             if self._proposer.proposal is not None:
                 self._proposer.again(reason, now_s)
-            elif state.phase is not Phase.PROMISED:
+            elif state.phase is not MembershipPhase.PROMISED:
                 self._proposer.note_torn(device, reason)
 
     def _on_link_down(self, device: str, reason: str, now_s: float) -> None:
         state = self._state
         state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
-        state.outside.forget(device)
+        state.rejoin.forget(device)
         self._proposer.note_apart(device, None)
         self._told_where.pop(device, None)  # what was told on the old link may be lost
 
@@ -215,7 +215,7 @@ class Membership:
         Which generation it is and who is linked is known here, whatever `standing` says.
         """
         state = self._state
-        if state.phase is not Phase.PROMISED or state.standing is not None:
+        if state.phase is not MembershipPhase.PROMISED or state.standing is not None:
             return
         promised = Promised(job=state.job, generation=state.change.hash64(), standing=state.stand(standing))
         if state.change.proposer != state.me.device:
@@ -225,8 +225,8 @@ class Membership:
 
     def _on_holding_lost(self, now_s: float) -> None:
         state = self._state
-        if state.phase is not Phase.OUT and not state.change.learning:
-            state.petitions.wish(state.me.device, "anew", now_s)
+        if state.phase is not MembershipPhase.OUT and not state.change.learning:
+            state.requests.wish(state.me.device, "anew", now_s)
             state.send_members(Wish(job=state.job, kind="anew"))
 
     # Messages.
@@ -259,13 +259,13 @@ class Membership:
             case AskIn():
                 self._on_ask(device, message, now_s)
             case Accuse():
-                if state.phase is not Phase.OUT and state.is_listed(device):
+                if state.phase is not MembershipPhase.OUT and state.is_listed(device):
                     state.believe(device, message, now_s)
                 elif message.device == state.me.device:
                     state.refusals.accused_by(device, message.reason)
             case Wish():
-                if state.phase is not Phase.OUT and state.is_listed(device):
-                    state.petitions.wish(device, message.kind, now_s)
+                if state.phase is not MembershipPhase.OUT and state.is_listed(device):
+                    state.requests.wish(device, message.kind, now_s)
                     if message.kind == "leave" and not message.returns:
                         state.note_gone(device, state.links.incarnation(device))
 
@@ -287,7 +287,7 @@ class Membership:
         newer = state.promised is None or ballot(generation) > ballot(state.promised)
         if not newer or generation.number <= entered_number:
             state.refuse(device, generation, "a newer generation is promised")
-        elif state.phase is Phase.OUT and state.wish.leaves:
+        elif state.phase is MembershipPhase.OUT and state.own_request.leaves:
             state.refuse(device, generation, "this device has left the job")
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
@@ -337,7 +337,7 @@ class Membership:
             if unwilling:
                 self._proposer.note_overdue(device)
             self._proposer.again(reason, now_s, wait_s=0.0 if unwilling else turn_s)
-        elif state.phase in (Phase.CATCHING_UP, Phase.ENTERED):
+        elif state.phase in (MembershipPhase.CATCHING_UP, MembershipPhase.ENTERED):
             self._proposer.note_torn(device, reason)
             self._proposer.postpone(now_s + turn_s)
 
@@ -345,10 +345,10 @@ class Membership:
         state = self._state
         promised = state.promised
         if promised is None or enter.generation != promised.hash64():
-            if enter.generation not in state.lineage and state.phase is not Phase.OUT:
+            if enter.generation not in state.lineage and state.phase is not MembershipPhase.OUT:
                 state.protest(device, "told to enter a generation that was not promised", now_s)
             return
-        if state.phase is not Phase.PROMISED:
+        if state.phase is not MembershipPhase.PROMISED:
             return
         if device != promised.proposer or state.standing is None or device == state.me.device:
             state.protest(device, "told to enter by somebody else than the proposer, or before the promise", now_s)
@@ -373,9 +373,9 @@ class Membership:
         elif not state.refusals.pardon(device, now_s):
             state.accuse(device, device)  # it may have been started again, and not know
         elif state.entered is not None:
-            state.outside.forget(device)  # where it was before
+            state.rejoin.forget(device)  # where it was before
             self._tell_where(device)
-            state.petitions.ask(ask, now_s)
+            state.requests.ask(ask, now_s)
 
     # Where this device is in the job's history, and where others are (G4, G7).
 
@@ -392,14 +392,14 @@ class Membership:
             state.protest(device, f"is in generation {other.number}: {wrong}", now_s)
             return
         state.note_number(other.number)
-        state.outside.heard(device, where)
+        state.rejoin.heard(device, where)
         self._proposer.note_apart(device, None)
         state.unsure.discard(device)
         if state.entered is None:
-            went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
+            went_on = state.phase is MembershipPhase.CATCHING_UP and other.number > state.change.number
             if went_on and where.based and state.me not in other.live.values():
                 self._leave(f"generation {other.number} went on while this device caught up", now_s)
-            elif state.phase is Phase.OUT and state.has_no_room(other):
+            elif state.phase is MembershipPhase.OUT and state.has_no_room(other):
                 names = ", ".join(member.name for member in other.members)
                 state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
             return
@@ -475,14 +475,14 @@ class Membership:
         self._note_running()
 
     def _note_running(self) -> None:
-        if self._state.phase is Phase.RUNNING:
+        if self._state.phase is MembershipPhase.RUNNING:
             self._proposer.ran()
 
     def _ask_in(self, now_s: float) -> str:
         """G7: asks when it is time. Returns what is waited for."""
-        state, outside = self._state, self._state.outside
+        state, outside = self._state, self._state.rejoin
         self._wake_s = None
-        if state.wish.leaves:
+        if state.own_request.leaves:
             return ""
         devices, why_not = outside.target(state.links)
         if devices and outside.asks_now(state.links, now_s):
@@ -500,17 +500,17 @@ class Membership:
     def _settle(self, now_s: float) -> list[Effect]:
         """Does what the last input has made possible, and hands out all effects."""
         state = self._state
-        if state.phase is not Phase.OUT:
+        if state.phase is not MembershipPhase.OUT:
             while isinstance(decision := self._proposer.consider(now_s), Generation):
                 self._propose(decision, now_s)
             if isinstance(decision, Departure):
                 self._leave(decision.reason, now_s, decision.kept)
             self._wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
-        if state.phase is Phase.OUT:
+        if state.phase is MembershipPhase.OUT:
             self._proposer.forget()
             waiting = self._ask_in(now_s)
         effects, state.effects = state.effects, []
         if waiting != self._waiting:
             self._waiting = waiting
-            effects.insert(0, Waiting(waiting))  # performing the last effect may make the machine say more
+            effects.insert(0, WaitingFor(waiting))  # performing the last effect may make the machine say more
         return effects

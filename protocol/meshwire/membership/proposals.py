@@ -60,7 +60,7 @@ def lies_on(standing: Standing, history: Standing) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptHistory:
     """Which history is kept, and who lacks it."""
 
     cut: int
@@ -69,7 +69,7 @@ class Kept:
     reload: tuple[int, ...]
 
 
-def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
+def keep(standings: Mapping[int, Standing], proposer: int) -> KeptHistory:
     """G4: of those who entered the newest generation g* that any responder entered, the longest history.
 
     Its source is the holder from whose chain hashes most members can be caught up; of several the proposer, then the
@@ -78,7 +78,7 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
     """
     with_history = {rank: standing for rank, standing in standings.items() if standing.generation is not None}
     if not with_history:
-        return Kept(0, START, proposer, tuple(sorted(standings)))
+        return KeptHistory(0, START, proposer, tuple(sorted(standings)))
     number = max(standing.number for standing in with_history.values())
     newest = {rank: standing for rank, standing in with_history.items() if standing.number == number}
     first = max(newest, key=lambda rank: (rank == proposer, newest[rank].complete, -rank))
@@ -90,7 +90,7 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
 
     longest = [rank for rank, held in among.items() if held.complete == cut]
     source = min(longest, key=lambda rank: (len(lacking(rank)), rank != proposer, rank))
-    return Kept(cut, standings[source].chains[-1], source, lacking(source))
+    return KeptHistory(cut, standings[source].chains[-1], source, lacking(source))
 
 
 def enter_message(generation: Generation, standings: Mapping[int, Standing], proposer: int) -> Enter:
@@ -100,7 +100,7 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
     if way.way == "back" and generation.provisional:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
-        kept = Kept(*saved, way.source, tuple(sorted(standings)))
+        kept = KeptHistory(*saved, way.source, tuple(sorted(standings)))
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
     follows = max((held for rank, held in standings.items() if rank not in kept.reload), key=_counted, default=None)
     return Enter(

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from meshwire.membership.effects import Phase
+from meshwire.membership.effects import MembershipPhase
 from meshwire.membership.entitled import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.proposals import Roll, enter_message, worst_linked
 from meshwire.membership.requests import Kind
-from meshwire.membership.state import State
+from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Electorate, Enter, Standing, Where
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import BASE_S
@@ -47,7 +47,7 @@ class Proposer:
     changes nothing there, but for taking back the promise to itself when it gives its proposal up.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: MembershipState) -> None:
         self._state = state
         self._wanted_since_s: float | None = None
         self._outvoted_since_s: float | None = None  # those that are here are not entitled to go on
@@ -168,7 +168,7 @@ class Proposer:
         self.wake_s, self.waiting = None, ""
         if self.proposal is not None:
             self._watch(self.proposal, now_s)
-        if self.proposal is not None or (state.wish.leaves and state.phase is not Phase.PROMISED):
+        if self.proposal is not None or (state.own_request.leaves and state.phase is not MembershipPhase.PROMISED):
             return None
         everyone = state.next_roll()
         absent = {rank for rank in everyone.ranks if not self._is_here(everyone.members[rank])}
@@ -226,7 +226,7 @@ class Proposer:
     def _reasons(self, everyone: Roll, absent: set[int], now_s: float) -> list[str]:
         state = self._state
         members = everyone.members
-        if state.phase is Phase.PROMISED:
+        if state.phase is MembershipPhase.PROMISED:
             if self._failed:
                 return [self._failed]
             proposer = next(member for member in members if member.device == state.change.proposer)
@@ -243,18 +243,18 @@ class Proposer:
         reasons += self._torn.values()
         if refused := self._refused_of(everyone):
             reasons.append(self._refused([members[rank] for rank in sorted(refused)]))
-        if state.until_s is not None and state.phase is Phase.ENTERED and self._reached(state.until_s, now_s):
+        if state.until_s is not None and state.phase is MembershipPhase.ENTERED and self._reached(state.until_s, now_s):
             late = [members[rank] for rank in state.missing]
             self._overdue |= {member.device for member in late}
             reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
-        if state.phase is Phase.CATCHING_UP and not refused:  # petitions of before are being fulfilled
+        if state.phase is MembershipPhase.CATCHING_UP and not refused:  # petitions of before are being fulfilled
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
-        if state.phase is Phase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
+        if state.phase is MembershipPhase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
             reasons.append("nobody is left who may have the model")
         for kind, text in WISHES.items():
-            if ranks := state.petitions.wishing(kind, state.change):
+            if ranks := state.requests.wishing(kind, state.change):
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
@@ -264,12 +264,12 @@ class Proposer:
         state = self._state
         overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in self._overdue}
         # Whoever proposes is in the generation, and repeats that it wishes to leave.
-        leaving = state.petitions.wishing("leave", state.change) - {state.rank}
+        leaving = state.requests.wishing("leave", state.change) - {state.rank}
         return state.next_roll(
             without=absent | overdue | leaving | self._refused_of(everyone),
             joining=self._joining(everyone, absent),
-            learn=state.petitions.wishing("learn", state.change),
-            rest=state.petitions.wishing("rest", state.change),
+            learn=state.requests.wishing("learn", state.change),
+            rest=state.requests.wishing("rest", state.change),
         )
 
     def _refused_of(self, everyone: Roll) -> set[int]:
@@ -294,7 +294,7 @@ class Proposer:
         """Who asks in and can be taken in; not who was listed just now and did not do its part."""
         state = self._state
         reached = {everyone.members[rank].device for rank in everyone.ranks if rank not in absent}
-        joining = state.petitions.joining(state.links, everyone.members, reached - self._overdue, state.members_max)
+        joining = state.requests.joining(state.links, everyone.members, reached - self._overdue, state.members_max)
         return tuple(member for member in joining if member.device not in self._overdue)
 
     def _is_here(self, member: Member) -> bool:
@@ -458,15 +458,15 @@ class Proposer:
     def _wait_for_phase(self) -> None:
         state = self._state
         match state.phase:
-            case Phase.PROMISED:
+            case MembershipPhase.PROMISED:
                 proposer = state.name(state.change.proposer)
                 self.waiting = f"{proposer} to commit generation {state.change.number}"
-            case Phase.CATCHING_UP:
+            case MembershipPhase.CATCHING_UP:
                 self.waiting = f"the rounds before generation {state.change.number}"
-            case Phase.ENTERED:
+            case MembershipPhase.ENTERED:
                 late = [state.change.members[rank] for rank in state.missing]
                 self.waiting = f"{_names(late)} to enter generation {state.change.number}"
-            case Phase.RUNNING if state.way == "wait":
+            case MembershipPhase.RUNNING if state.way == "wait":
                 self.waiting = f"{_names(state.may_have_base)}, who may have the model: nobody who is here does"
 
     def _reached(self, at_s: float, now_s: float) -> bool:
