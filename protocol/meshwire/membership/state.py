@@ -287,6 +287,7 @@ class MembershipState:
         if generation.parent is not None:
             parent = int.from_bytes(generation.parent[:8], "little")
             self._lineage = extended(self._lineage, parent, *self.rejoin.ancestors(parent))
+        # What was promised with a history that was left since is no ancestor of the next one.
         if earlier is not None and self.phase is not MembershipPhase.OUT:
             self._lineage = extended(self._lineage, earlier.hash64())
         self.promised = generation
