@@ -221,13 +221,14 @@ class Cluster:
             self._based[daemon] = self.now_s, daemon.rounds.history.chain
 
     def leaves_base(self, daemon: Daemon, kept: Where) -> None:
-        """It throws away what it computes with, for a history of which another has a base, or had when it told."""
+        """It throws away what it computes with, for a history of which another has a base, or had lately."""
         for other in self.daemons:
             self.note_base(other)
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         since_s = self.now_s - self.timeouts.silence_s - LATE_S
         held = [chain_ for other, (at_s, chain_) in self._based.items() if other is not daemon and at_s > since_s]
-        there = any(cut_chain in self.histories.path(chain_) for chain_ in held)
+        path = {START, *self.histories.path(cut_chain)}  # who is on the way to the cut is served what it lacks
+        there = any(chain_ in path or cut_chain in self.histories.path(chain_) for chain_ in held)
         assert there or cut_chain == START, (
             f"G4: {daemon.name} gives up its base for {told(kept.generation)}, of which nobody has one"
         )

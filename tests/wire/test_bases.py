@@ -13,6 +13,7 @@ from meshwire.membership.inputs import (
     RequestMade,
     SteppedOut,
     TimerDue,
+    WasAway,
 )
 from meshwire.membership.machine import Membership
 from meshwire.messages.generation import AskIn, Entered, Holding, Propose, Where, Wish
@@ -91,6 +92,23 @@ def test_who_has_no_base_yields_to_who_has() -> None:
     effects = two.handle(TimerDue(), 6.0 + TIMEOUTS.yield_s)
     assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(FIRST, based=True)]
     two.handle(LinkDown(THREE, "silent"), 12.0)
+
+
+def test_who_slept_does_not_believe_what_may_be_of_before() -> None:
+    """G4: what lay in its socket says where others were; they may have been lost since, with their base."""
+    three = machine(2)
+    three.handle(WasAway(), 100.0)
+    assert HistoryLeft not in kinds(three.handle(MessageFrom(ONE, where(NEWER, based=True)), 100.1))
+    lost = machine(2)
+    lost.handle(WasAway(), 100.0)
+    lost.handle(MessageFrom(ONE, where(NEWER, based=True)), 100.1)
+    for device in (ONE, TWO):
+        lost.handle(LinkDown(device, "closed"), 100.2)
+    assert HistoryLeft not in kinds(
+        lost.handle(TimerDue(), 104.0) + lost.handle(TimerDue(), 100.2 + 2 * TIMEOUTS.yield_s)
+    )
+    effects = three.handle(TimerDue(), 100.1 + TIMEOUTS.yield_s) + three.handle(TimerDue(), 101.0 + TIMEOUTS.yield_s)
+    assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(NEWER, based=True)]
 
 
 def test_who_asks_in_has_no_base_any_more() -> None:

@@ -414,6 +414,8 @@ class Membership:
                 self._tell_where(device)  # nobody there can go on from it: this device keeps what it has
             case Relation.NEWER if other.root == state.entered.root:
                 self._proposer.note_apart(device, where)  # those that are left here may be entitled, and it provisional
+            case Relation.NEWER if self._proposer.was_away(now_s):
+                self._proposer.note_apart(device, where)  # what lay in the socket may be of before its sender was lost
             case Relation.NEWER:
                 self._leave(f"generation {other.number} went on without this device", now_s, where)
             case Relation.PARTED:

@@ -159,6 +159,10 @@ class Proposer:
         """This machine was away, and may not know who has gone on."""
         self._back_until_s = now_s + self._state.timeouts.back_s
 
+    def was_away(self, now_s: float) -> bool:
+        """Whether it still looks for the others, who may have gone on without it."""
+        return now_s < self._back_until_s
+
     # Whether to propose.
 
     def consider(self, now_s: float) -> Generation | Departure | None:
@@ -365,7 +369,7 @@ class Proposer:
         """This machine was away, and one that counts may have gone on without it: provisionally, and for hours."""
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
-        if now_s >= self._back_until_s:
+        if not self.was_away(now_s):
             return False
         counted = {rank: entered.members[rank].incarnation for rank in entered.counted}
         known = state.gone(roll.members)
