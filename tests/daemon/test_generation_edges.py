@@ -842,7 +842,7 @@ class Bereaved:
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB))
         passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
-        passage._wishes = SimpleNamespace(comes=lambda: comes)
+        passage._keeper = SimpleNamespace(learner_comes=comes)
         passage.generations = SimpleNamespace(
             wish=self.done.append,
             look_again=lambda: self.done.append("look again"),
