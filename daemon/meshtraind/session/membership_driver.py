@@ -116,9 +116,12 @@ class Host(Protocol):
 
 
 class MembershipDriver:
-    """One job's, from its first generation on, or from this device's return to it (then the job has none yet).
+    """Drives the membership machine of one job: hands it what happens, performs what it decides, and wakes it in time.
+
+    It begins with the job's first generation, or with this device's return to the job, which then has none yet here.
 
     Args:
+        host: what a change of generation asks of the session.
         links: the connection to each other member of the generation, by rank; kept up to date here.
         rtt_s: to the farthest member, before `progress` says more.
     """

@@ -32,7 +32,10 @@ NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, 
 
 
 class MembershipState:
-    """Shared by the machine, which takes inputs, and the proposer, which decides when to change the generation."""
+    """What a member knows and has promised, and the steps from one phase to the next.
+
+    The machine (`machine.py`) owns it and writes it; the proposer reads it to decide when another generation is wanted.
+    """
 
     def __init__(
         self,
