@@ -4,7 +4,7 @@ When the network splits, each side asks this question with what its own members 
 "yes". The idea is a majority, not of all devices there ever were, but of those that took part last:
 
 1. Each generation has an *electorate*: the ranks that are counted in it. A part may follow that generation if it holds
-   more than half of its electorate, or half with its lowest rank (`_has_quorum`).
+   more than half of its electorate, or half with its lowest rank (`has_quorum`).
 2. Which generation is the newest? A member knows the newest one that it has *entered*. But it may also have *promised*
    a later one and not heard how that ended: somebody else may have entered it and gone on with its majority. So the
    part needs a quorum of the newest entered electorate and of every later one that any of its members has promised and
@@ -115,7 +115,7 @@ def is_entitled(part: Incarnations, standings: Mapping[int, Standing], gone: Col
     # Everything older than the root is settled by it; of the rest each needs a quorum, unless it came to nothing.
     asked = [vote for vote in (history, *votes) if vote.number >= root]
     return all(
-        _has_quorum(vote, part, gone) for vote in asked if vote.entered or not _came_to_nothing(vote, part, standings)
+        has_quorum(vote, part, gone) for vote in asked if vote.entered or not _came_to_nothing(vote, part, standings)
     )
 
 
@@ -133,7 +133,7 @@ def _names(standing: Standing) -> Iterator[int]:
     return (vote.generation for vote in standing.votes)
 
 
-def _has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]]) -> bool:
+def has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]] = ()) -> bool:
     """More than half of the electorate, or half with its lowest rank, or all that are not gone.
 
     Where all of the electorate is gone its members decide: nobody can be missed of none, so every part would have it.
