@@ -425,6 +425,23 @@ def test_who_only_gives_its_history_up_is_not_gone() -> None:
         assert (wish.kind, wish.returns) == ("leave", True)
 
 
+def test_what_went_on_apart_is_settled_by_the_next_generation() -> None:
+    """G4: with those that went on apart in it, it needs no other one after it."""
+    one = machine(0)
+    apart = provisional(2, 1)
+    one.handle(MessageFrom(TWO, Where(job=JOB, generation=apart, ancestors=(FIRST.hash64(),), samples=9)), 1.0)
+    assert "generation 2 went on apart" in one.why_proposed
+    together = following(7, 1)
+    one.handle(MessageFrom(TWO, Propose(generation=together)), 1.0)
+    one.handle(HELD, 1.0)
+    effects = one.handle(MessageFrom(TWO, enter_of(together)), 1.1)
+    assert EnterGeneration in kinds(effects)
+    for member in MEMBERS[1:]:
+        one.handle(MessageFrom(member.device, Entered(job=JOB, generation=together.hash64())), 1.2)
+    assert phase(one) is MembershipPhase.RUNNING
+    assert (one.waiting(), one.deadline()) == ("", None)
+
+
 def test_who_waits_joins_a_provisional_part_when_the_rest_does_not_come() -> None:
     """Liveness: it keeps its history for a patience, so that those that are entitled together can still find each
     other; then it asks in."""
