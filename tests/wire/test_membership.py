@@ -183,18 +183,18 @@ def test_who_cannot_reach_all_members_is_not_taken_in_and_disturbs_nobody() -> N
 
 def test_of_devices_that_ask_in_those_are_taken_that_reach_each_other() -> None:
     """G7."""
-    links, petitions, first, second = MemberLinks(MEMBERS[0]), MemberRequests(), guest(5), guest(6)
+    links, requests, first, second = MemberLinks(MEMBERS[0]), MemberRequests(), guest(5), guest(6)
     for member in (*MEMBERS, first, second):
         links.opened(member.device, member.incarnation)
 
     def ask(member: Member, *linked: str) -> tuple[Member, ...]:
-        petitions.ask(AskIn(job=JOB, member=member, linked=linked), 1.0)
-        return petitions.joining(links, MEMBERS, {ONE, TWO}, 5)
+        requests.ask(AskIn(job=JOB, member=member, linked=linked), 1.0)
+        return requests.joining(links, MEMBERS, {ONE, TWO}, 5)
 
     assert ask(first, ONE, TWO) == (first,)
     assert ask(second, ONE, TWO, first.device) == (first,)
     assert ask(first, ONE, TWO, second.device) == (first, second)
-    assert petitions.joining(links, MEMBERS, {ONE, TWO}, 4) == (first,), "there is room for one"
+    assert requests.joining(links, MEMBERS, {ONE, TWO}, 4) == (first,), "there is room for one"
 
 
 def test_who_says_that_it_reaches_all_and_does_not_is_listed_once() -> None:

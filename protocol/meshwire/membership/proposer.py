@@ -251,7 +251,7 @@ class Proposer:
             late = [members[rank] for rank in state.missing]
             self._overdue |= {member.device for member in late}
             reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
-        if state.phase is MembershipPhase.CATCHING_UP and not refused:  # petitions of before are being fulfilled
+        if state.phase is MembershipPhase.CATCHING_UP and not refused:  # what was asked for before is being fulfilled
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons

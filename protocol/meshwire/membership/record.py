@@ -36,19 +36,13 @@ class MembershipStart:
     members_max: int
 
     def machine(self) -> Membership:
-        """A new one. Raises ValueError where no member could begin so."""
-        generation = self.generation
-        if generation is not None:
-            if wrong := list_wrong(generation):
-                raise ValueError(f"the first generation: {wrong}")
-            if generation.job != self.job or self.me not in generation.live.values():
-                raise ValueError("the first generation is of another job, or without this device")
+        """A new one, which begins so."""
         return Membership(
             self.me,
             self.job,
             self.timeouts,
             self.now_s,
-            generation=generation,
+            generation=self.generation,
             known=self.known,
             members_max=self.members_max,
         )
@@ -78,7 +72,7 @@ def plain(value: Any) -> Any:
 
 
 def start_of(values: Any) -> MembershipStart:
-    """From its plain form. Raises ValueError, RecursionError."""
+    """From its plain form, checked as far as a machine relies on it. Raises ValueError, RecursionError."""
     names = {field.name for field in dataclasses.fields(MembershipStart)}
     if not isinstance(values, dict) or {*values} != names | {"type"}:
         raise ValueError(f"a beginning without one of {', '.join(sorted(names))}: of another version of meshtraind")
@@ -89,6 +83,11 @@ def start_of(values: Any) -> MembershipStart:
         raise ValueError(what_is_wrong(error)) from None
     if not 0 < start.members_max <= limits.MEMBERS_MAX:
         raise ValueError(f"a job takes up to {limits.MEMBERS_MAX} devices, not {start.members_max}")
+    if (generation := start.generation) is not None:
+        if wrong := list_wrong(generation):
+            raise ValueError(f"the first generation: {wrong}")
+        if generation.job != start.job or start.me not in generation.live.values():
+            raise ValueError("the first generation is of another job, or without this device")
     return start
 
 
