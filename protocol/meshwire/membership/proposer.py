@@ -1,4 +1,10 @@
-"""When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7)."""
+"""When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7 who changes it).
+
+After every input `consider` asks, in this order: does the own proposal still lead anywhere (`_watch`)? Is there a
+reason for another generation (`_reasons`)? Whom would it list (`_roll`)? Are those entitled to go on without the others
+(`_judge`, `entitled.py`)? And is it this member's turn (`_propose_at_s`)? All members ask the same with what they know,
+and mostly come to the same answer; the turns keep them from proposing all at once.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -228,6 +234,14 @@ class Proposer:
             self.again(f"no promise of {_names(waits_for)}", now_s)
 
     def _reasons(self, everyone: Roll, absent: set[int], now_s: float) -> list[str]:
+        """Why the generation of now cannot stay, for people; empty while it can.
+
+        What counts depends on how far the newest generation has come:
+
+        - promised: only that its proposer fails it, for nothing else is known of it yet;
+        - told to enter, and catching up: that somebody is lost or refused, or that the rounds do not come in time;
+        - entered or running: that, and who asks for a change (to come in, to compute, to rest, to leave).
+        """
         state = self._state
         members = everyone.members
         if state.phase is MembershipPhase.PROMISED:
@@ -308,7 +322,13 @@ class Proposer:
         return state.links.holds(member) and not any(elsewhere)
 
     def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float) -> float:
-        """After its turn (G7), not while somebody may be back within the grace."""
+        """When it is this member's turn (G7, the lowest rank proposes), if nobody else has proposed by then.
+
+        Each rank waits a turn for every lower one that is here: those would list the same, and one proposal is enough.
+        A member waits longer where its own view may be the wrong one: if somebody who is missed may be back within the
+        grace of a link; if it is alone because all others are refused; and if it reaches but the smaller part, two
+        turns, so that the larger part may propose first.
+        """
         state, timeouts = self._state, self._state.timeouts
         suspect_s = [state.links.suspect_at_s(everyone.members[rank]) for rank in absent]
         grace_s = min(since_s + timeouts.relink_grace_s, max(suspect_s, default=since_s))
@@ -324,7 +344,7 @@ class Proposer:
     # Who is entitled (`meshwire.membership.entitled`).
 
     def _judge(self, roll: Roll) -> bool:
-        """As far as is known here: their promises tell."""
+        """Whether those on the roll are entitled, as far as is known here; their promises tell (`_misjudged`)."""
         state = self._state
         told = {rank: self._told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in self._told}
         return is_entitled(_part(roll), {**told, state.rank: state.would_say()}, state.gone(roll.members))
@@ -347,7 +367,11 @@ class Proposer:
         return f"somebody has gone on in generation {history.number}"
 
     def _provisional_at_s(self, roll: Roll, turns_s: float, now_s: float) -> float:
-        """When those that are here go on though others may be together elsewhere, who then have more right to."""
+        """When those that are here go on provisionally: others may be together elsewhere, with more right to go on.
+
+        At once, if they did so before and have lost nobody since; after the partition's wait else; and not as long as
+        nobody is here who computes, for there would be nothing to go on with.
+        """
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
         here = {rank for rank, member in entered.live.items() if rank in roll.ranks and roll.members[rank] == member}
