@@ -34,7 +34,7 @@ class PackError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class PackProgress:
     """How far a scan is. While files are still being found, nothing has been read."""
 
     files_done: int
@@ -57,7 +57,7 @@ class Packed:
     notes: tuple[str, ...]
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[PackProgress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class _Walk:
             )
         self.found.append(_Found(path, status.st_size, bool(status.st_mode & stat.S_IXUSR)))
         self._bytes_found += status.st_size
-        self._report(Progress(0, len(self.found), 0, self._bytes_found))
+        self._report(PackProgress(0, len(self.found), 0, self._bytes_found))
 
 
 def _hash(root: Path, found: list[_Found], report: "_Reporter", hint: str) -> FileManifest:
@@ -285,7 +285,7 @@ def _hash(root: Path, found: list[_Found], report: "_Reporter", hint: str) -> Fi
                     size_bytes += len(block)
                     if size_bytes > file.size_bytes:
                         break
-                    report(Progress(len(entries), len(found), bytes_done + size_bytes, bytes_found))
+                    report(PackProgress(len(entries), len(found), bytes_done + size_bytes, bytes_found))
         except OSError as error:
             problems.append(f"{file.path}: cannot be read: {error.strerror}")
             continue
@@ -312,7 +312,7 @@ class _Reporter:
         self._on_progress = on_progress
         self._next_s = time.monotonic() + PROGRESS_EVERY_S
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: PackProgress) -> None:
         if self._on_progress is None or time.monotonic() < self._next_s:
             return
         self._on_progress(progress)

@@ -12,20 +12,20 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
-from meshtrain.train.environment import Environment
-from meshtrain.train.measure import Measuring
-from meshtrain.train.session import Session
-from meshtrain.train.single import Alone
+from meshtrain.train.link.environment import Environment
+from meshtrain.train.measure import MeasuringProcess
+from meshtrain.train.session import LearnerSession
+from meshtrain.train.single import SingleProcess
 
-_world: Alone | Session | None = None
+_world: SingleProcess | LearnerSession | None = None
 
 
-def world() -> Alone | Session:
-    """The world of this process, entered at the first call. Raises what `Session.attach` raises."""
+def world() -> SingleProcess | LearnerSession:
+    """The world of this process, entered at the first call. Raises what `LearnerSession.attach` raises."""
     global _world
     if _world is None:
         environment = Environment.take()
-        _world = (Measuring.take() or Alone()) if environment is None else _enter(environment)
+        _world = (MeasuringProcess.take() or SingleProcess()) if environment is None else _enter(environment)
     return _world
 
 
@@ -59,8 +59,8 @@ _ONE_OPTIMIZER = (
 )
 
 
-def _enter(environment: Environment) -> Session:
-    session = Session.attach(environment)
+def _enter(environment: Environment) -> LearnerSession:
+    session = LearnerSession.attach(environment)
     atexit.register(_at_exit, session)
     in_main = threading.current_thread() is threading.main_thread()
     if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -68,8 +68,8 @@ def _enter(environment: Environment) -> Session:
     return session
 
 
-def _at_exit(session: Session) -> None:
-    """A script that forgot mt.finish() has finished; one that raised has not: its step is in no round (V2)."""
+def _at_exit(session: LearnerSession) -> None:
+    """A script that forgot mt.finish() has finished; one that raised has not: its step is in no round (V2, cut off)."""
     if getattr(sys, "last_value", None) is not None:
         return
     try:

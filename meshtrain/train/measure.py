@@ -1,4 +1,4 @@
-"""The world of a script that `meshtrain submit --dry-run` runs: `mt.prepare` tells its size and ends it (M1)."""
+"""The world of a script that `meshtrain submit --dry-run` runs: `mt.prepare` writes its size down and ends it."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,9 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from meshtrain.train.model import optimizers, progressive, tensors
 from meshtrain.train.model.memory import model_size
-from meshtrain.train.optim import momentum_handover as handover
-from meshtrain.train.optim import sign_sgd as signs
-from meshtrain.train.single import Alone
+from meshtrain.train.single import SingleProcess
+from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import CodecSpec, parse_codec
 from meshwire.memory.footprint import Measurement
 from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
@@ -21,8 +19,8 @@ O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
 L = TypeVar("L")
 
 
-class Measuring(Alone):
-    """One machine, no daemon, no training.
+class MeasuringProcess(SingleProcess):
+    """A script runs up to `mt.prepare`, which writes down how large model and optimizer are, and ends it.
 
     Args:
         file: where the measurement is written, in a folder that this process may fill.
@@ -36,7 +34,7 @@ class Measuring(Alone):
         self._codec = codec
 
     @classmethod
-    def take(cls) -> "Measuring | None":
+    def take(cls) -> "MeasuringProcess | None":
         """The world that the environment asks for; None without such a wish."""
         told = os.environ.get(MEASURE_VARIABLE)
         if not told:
@@ -62,14 +60,8 @@ class Measuring(Alone):
         return folder
 
     def _end(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> NoReturn:
-        optimizers.check(optimizer)
-        if self._sync.signs:
-            signs.check(optimizer)
-        momentum = handover.momentum_of(optimizer) if self._codec.momentum else None
-        specs, places = tensors.collect(model)
-        growing = progressive.find(model)
-        travel = growing.travel(specs, places) if growing is not None else None
-        built = tensors.build(model, optimizers.describe(optimizer, specs, places), momentum, travel)
-        measurement = Measurement(manifest=built.manifest, size=model_size(built, optimizer))
+        check_optimizer(optimizer, self._sync)
+        tensors = describe_model(model, optimizer, self._sync, self._codec, None).tensors
+        measurement = Measurement(manifest=tensors.manifest, size=model_size(tensors, optimizer))
         self._file.write_text(measurement.model_dump_json(), encoding="utf-8")
         raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""A world of one: what the API does when the script runs without a job. Nothing is changed."""
+"""What `meshtrain`'s functions do when the script runs without a job: one process, in which nothing is changed."""
 
 import itertools
 import os
@@ -26,8 +26,8 @@ def local_data_dir() -> Path:
     return Path("data") if Path("data").is_dir() else Path()
 
 
-class Alone:
-    """One machine, no daemon."""
+class SingleProcess:
+    """One machine without a daemon, which trains alone."""
 
     rank = 0
     world_size = 1

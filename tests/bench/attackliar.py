@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgpack
+import psutil
 
 from meshtraind.storage.fetch import output_folder
 from meshtraind.trust.identity import FILE_NAME, FOLDER_NAME
@@ -67,9 +68,10 @@ INTERNAL = "meshtraind failed"  # how a daemon tells of an error of its own
 ANSWER_S = 5.0  # for a fetch of a few bytes, whatever else is asked
 PIPES_ASKED = 40  # more than asyncio's pool of threads has
 OFFERS = 400
+REFUSED_LINKS = 200
 OFFER_ARGS_BYTES = 60 * limits.KIB  # below JOB_SPEC_BYTES_MAX
-# As many as are remembered of those that never began, each as large as may be, and sqlite's journal.
-HISTORY_BYTES_MAX = limits.UNBEGUN_REMEMBERED_MAX * limits.JOB_SPEC_BYTES_MAX + 6 * limits.MIB
+# As many as are remembered of those that never began, with an error each and without arguments, and sqlite's journal.
+HISTORY_BYTES_MAX = limits.UNBEGUN_REMEMBERED_MAX * (limits.ERROR_CHARS_MAX + 4 * limits.KIB) + 4.5 * limits.MIB
 NEVER_JOB = "0" * 12
 
 Checked = TypeVar("Checked", bound=Wire)
@@ -556,7 +558,36 @@ async def jobs_that_it_is_not_in(scene: Scene) -> str:
     return f"{len(forbidden) + 1} requests refused, {len(words)} words ignored"
 
 
-@attack("liar", bounds=Bounds(log_bytes_per_s=8 * limits.KIB))
+@attack("liar")
+async def links_that_are_refused_and_stay(scene: Scene) -> str:
+    """200 links one after the other, each ended by a message that breaks the protocol, of which the liar closes none:
+    they may not take the daemon's descriptors"""
+    liar, victim = scene.liar(scene.anna), scene.anna
+    process = psutil.Process(victim.pid)
+    before, most = process.num_fds(), 0
+    links: list[LiarLink] = []
+    began_s = time.monotonic()
+    try:
+        for _ in range(max(20, int(REFUSED_LINKS * scene.share))):
+            link = await linked(liar, victim)
+            links.append(link)
+            link.stays = True
+            link.notify(liar.hello)  # the second one
+            most = max(most, process.num_fds() - before)
+    finally:
+        for link in links:
+            await link.end()
+    seen = f"{len(links)} links in {time.monotonic() - began_s:.1f} s, {most} more descriptors at the most"
+    if most > Bounds().descriptors:
+        raise NotHeldError(seen)
+    return seen
+
+
+# A link's backlog in TLS's buffer (`limits`), whose place the allocator may keep: more would be another link's.
+UNREAD = Bounds(log_bytes_per_s=8 * limits.KIB, memory_bytes=4 * limits.LINK_BACKLOG_BYTES_MAX)
+
+
+@attack("liar", bounds=UNREAD)
 async def floods_of_requests(scene: Scene) -> str:
     """requests as fast as the link takes them, whose answers are not read, and then whose answers are"""
     liar, victim = scene.liar(scene.anna), scene.anna

@@ -32,10 +32,14 @@ def frame(envelope: Envelope, *, job: int = 0, generation: int = 0) -> bytes:
 class LiarLink:
     """One link to a daemon.
 
+    It ends when the daemon has refused it, as every device ends such a link: who refuses reads on until then, for two
+    seconds at most.
+
     Attributes:
         hello: what the daemon said first.
         notices: the newest of what it said besides.
-        refused: why it was closed, if the daemon said so.
+        refused: why it was refused, if the daemon said so.
+        stays: it does not end, whatever the daemon says.
         fetches: how often it has asked for a piece of a blob.
     """
 
@@ -43,6 +47,7 @@ class LiarLink:
         self.hello: Hello
         self.notices: collections.deque[Wire] = collections.deque(maxlen=1000)
         self.refused = ""
+        self.stays = False
         self.fetches = 0
         self.writer = writer
         self._reader = reader
@@ -91,7 +96,7 @@ class LiarLink:
 
     async def _read(self) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ConnectionError):
-            while (envelope := await self._next()) is not None:
+            while (self.stays or not self.refused) and (envelope := await self._next()) is not None:
                 self._take(envelope)
         for answer in self._answers.values():
             if not answer.done():

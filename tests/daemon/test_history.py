@@ -1,5 +1,6 @@
 """The job history: survives restarts, tells prefixes apart, and never guesses about a file it does not know."""
 
+import asyncio
 import sqlite3
 import stat
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from meshtraind.api.peer_handler import PeerSide
 from meshtraind.jobs import admission as enlisting
 from meshtraind.jobs.admission import Enlisting
 from meshtraind.jobs.queries import RETURNS, Questions
@@ -25,7 +27,7 @@ from meshtraind.storage.job_record import Job, Way, summary_of
 from meshtraind.storage.resume_file import JobFile, load_all
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
-from meshwire.messages.job import BlobRef, GivenUp, JobSpec, Member, Metrics, RankReport
+from meshwire.messages.job import BlobRef, Find, Found, GivenUp, JobSpec, Member, Metrics, RankReport
 from meshwire.sync.mode import sync_settings
 
 DEVICE = "ab" * 32
@@ -250,6 +252,46 @@ def test_jobs_are_forgotten_by_number_age_and_bytes_and_never_one_that_has_not_e
     again = JobHistory(path, now_s=10_000.0)
     assert {job.state for job in again.newest()} == {JobState.LOST}, "they had not ended when the daemon did"
     again.close()
+
+
+def test_no_more_is_read_than_a_list_holds(history: JobHistory) -> None:
+    """A list of a thousand tracebacks took half a second of the daemon, and anybody who is paired may ask for it."""
+    for number in range(60):
+        history.put(ended(number, float(number), error="x" * 15_000))
+    listed = history.newest()
+    assert [job.created_s for job in listed] == [record(59 - at).created_s for at in range(len(listed))]
+    assert limits.JOBS_LISTED_BYTES_MAX - 32_000 < 15_000 * len(listed) < limits.JOBS_LISTED_BYTES_MAX
+    oldest = record(0).id
+    assert [job.id for job in history.newest(id_prefix=oldest)] == [oldest], "an id is found, however old"
+
+
+@pytest.mark.asyncio
+async def test_lists_that_peers_ask_for_leave_the_loop_to_others(history: JobHistory) -> None:
+    """Sixty-four at once: a heartbeat, a round or a person's `status` goes between any two."""
+    history.put(ended(1, 2.0))
+    node: Any = SimpleNamespace(history=history)
+    nobody_waits = SimpleNamespace(waiting=lambda _job: None)
+    coming = SimpleNamespace(returns_soon=lambda _job: False, revivals=nobody_waits)
+    board: Any = SimpleNamespace(jobs={}, enlisting=coming)
+    peers = PeerSide(board, Questions(node, board))
+    loop = asyncio.get_running_loop()
+    turns, listed_at = 0, []
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        handle[0] = loop.call_soon(turn)
+
+    async def ask() -> None:
+        reply = await peers.request(cast(Any, None), cast(Any, None), Find(prefix=""), cast(Any, None))
+        assert isinstance(reply, Found)
+        listed_at.append((turns, len(reply.jobs)))
+
+    handle = [loop.call_soon(turn)]
+    await asyncio.gather(*(ask() for _ in range(limits.REQUESTS_PER_CONNECTION_MAX)))
+    handle[0].cancel()
+    assert len(set(listed_at)) == limits.REQUESTS_PER_CONNECTION_MAX
+    assert {count for _, count in listed_at} == {1}
 
 
 def test_the_file_shrinks_when_most_of_it_was_forgotten(path: Path) -> None:

@@ -728,6 +728,36 @@ async def test_a_second_hello_is_a_violation(tmp_path: Path) -> None:
         assert bert.losses[0] == (anna.id, "a second hello")
 
 
+@pytest.mark.parametrize("how", ["refused", "replaced", "one too many"])
+@pytest.mark.asyncio
+async def test_who_is_sent_away_and_stays_holds_one_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A paired device comes again and again, and neither reads nor closes: it cannot take every descriptor so."""
+    monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 60.0)
+    came: list[Connection] = []
+    writers: list[asyncio.StreamWriter] = []
+    greeted = Links.greeted
+
+    def note(self: Links, connection: Connection, hello: Hello, dialled: Address | None) -> str:
+        came.append(connection)
+        return greeted(self, connection, hello, dialled)
+
+    monkeypatch.setattr(Links, "greeted", note)
+    async with devices(tmp_path, "anna", "bert") as (anna, bert), AsyncExitStack() as stack:
+        for number in range(6):
+            _, writer = await stack.enter_async_context(stranger(anna, bert))
+            cast(asyncio.ReadTransport, writer.transport).pause_reading()
+            incarnation = number if how == "replaced" else 1
+            said = frame(Envelope(Role.NOTICE, 0, bert.hello.model_copy(update={"incarnation": incarnation})))
+            writer.write(2 * said if how == "refused" else said)  # a second hello breaks the protocol
+            writers.append(writer)
+            await until(lambda: len(came) == len(writers), "its hello")
+        await until(lambda: sum(not one._ended.is_set() for one in came) <= 2, "those before to end")
+        assert not came[-1]._ended.is_set(), "the last one has its time for why"
+    assert not anna.links._leaving, "what has ended is forgotten"
+
+
 @pytest.mark.asyncio
 async def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:

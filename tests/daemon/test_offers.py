@@ -164,6 +164,14 @@ async def test_arguments_beyond_what_a_person_may_type_are_refused(bert: Bert) -
 
 
 @pytest.mark.asyncio
+async def test_arguments_are_not_remembered(bert: Bert) -> None:
+    """Nobody asks for them afterwards: a hundred offers left 6 MB, which each list of jobs read and threw away."""
+    offer = bert.anna.offer(1, args=("x" * 60_000,))
+    assert bert.offered(offer) is None
+    assert len(bert.history.find(offer.spec.job).pack()) < 2_000
+
+
+@pytest.mark.asyncio
 async def test_a_submission_repeats_its_offer_while_others_receive_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from meshtrain.cli.submission import measuring
-from meshtrain.cli.submission.dry_run import PARTS, Memory
+from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.shipping import data_place, pack
 from meshtrain.cli.ui.errors import CliError
@@ -317,7 +317,7 @@ def test_a_measured_script_gets_arguments_environment_and_data(project: Path) ->
 # --- what would fit ---
 
 
-def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") -> Memory:
+def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") -> MemoryNeeds:
     manifest = ModelManifest(
         tensors=(TensorSpec(name="w", shape=(VALUES,), dtype="float32", kind="parameter"),), optimizer=""
     )
@@ -330,7 +330,7 @@ def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") 
         optimizer_known=True,
     )
     members = MEMBERS[: len(available)]
-    return Memory(Measurement(manifest=manifest, size=size), codec, sync_settings(sync), members, tuple(available))
+    return MemoryNeeds(Measurement(manifest=manifest, size=size), codec, sync_settings(sync), members, tuple(available))
 
 
 def test_what_keeps_the_largest_bound_is_proposed_first() -> None:

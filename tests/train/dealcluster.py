@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader
-from meshtrain.train.step.step_samples import DrawnSamples
+from meshtrain.train.data.step_samples import StepSamples
 from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, StepLost
 from meshwire.messages.rounds import Bind, SampleBlock
@@ -40,7 +40,7 @@ class Learner:
     cluster: "Cluster"
     rank: int
     deal: Deal
-    drawn: DrawnSamples
+    drawn: StepSamples
     speed: float
     loader: DealtLoader = field(init=False)
     thread: threading.Thread = field(init=False)
@@ -102,7 +102,7 @@ class Learner:
 
     # What its loader calls
 
-    def on_batch(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
         self.drawn.add(blocks, samples)
         self.pending.append((blocks[0].epoch, []))
 
@@ -114,10 +114,13 @@ class Learner:
             self.take_in()
         self.until = None
 
-    def end_epoch(self, epoch: int) -> None:
+    def wait_samples(self, until: Callable[[], bool]) -> None:
+        self.wait(until, "samples")
+
+    def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
         self.idled += 1
         self.cluster.idle.add(self.rank)
-        self.wait(self.deal.settled, f"the end of epoch {epoch}")
+        self.wait(until, what)
         self.cluster.idle.discard(self.rank)
         self.base = self.cluster.completed
 
@@ -187,11 +190,9 @@ class Cluster:
 
     def _learner(self, rank: int) -> Learner:
         deal = Deal(self._loader, self._members, 7, self.sync)
-        drawn = DrawnSamples()
-        drawn.start_counting(deal.bind)
+        drawn = StepSamples(deal)
         learner = Learner(self, rank, deal, drawn, self._speeds[rank], decided=self.completed, base=self.completed)
-        waits = Waits(learner.wait, learner.end_epoch, learner.end_period)
-        learner.loader = DealtLoader(self._loader, deal, learner.on_batch, torch.device("cpu"), waits)
+        learner.loader = DealtLoader(self._loader, deal, learner, torch.device("cpu"), learner)
         return learner
 
     def run(self, script: Callable[[Learner], None]) -> None:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.environment import Environment
-from meshtrain.train.session import Session
+from meshtrain.train.link.environment import Environment
+from meshtrain.train.session import LearnerSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header, Kind
 from meshwire.frames.parser import Broken, ControlReceived, FrameParser
@@ -176,7 +176,7 @@ class LocalDaemon:
             kept_fd=self.kept[rank],
         )
 
-    def run(self, script: Callable[[Session, int], T]) -> list[T]:
+    def run(self, script: Callable[[LearnerSession, int], T]) -> list[T]:
         """Runs the script once per rank, each in a thread with a session that is finished at the end.
 
         When one fails the others are stopped, as a job would; the first error is raised.
@@ -184,7 +184,7 @@ class LocalDaemon:
         errors: list[Exception] = []
 
         def learner(rank: int) -> T:
-            session = Session.attach(self.environment(rank))
+            session = LearnerSession.attach(self.environment(rank))
             try:
                 result = script(session, rank)
                 session.finish()

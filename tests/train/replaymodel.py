@@ -15,11 +15,11 @@ from tests.train.localrounds import LocalRounds
 
 Batches = list[tuple[Tensor, Tensor]]
 Drawn = Mapping[tuple[int, int], Batches]  # by rank and step: the micro-batches
-Gradients = list[Tensor | None]
+GradientHooks = list[Tensor | None]
 Rates = Callable[[int, int], dict[str, Any]]  # by rank and calls of its scheduler: the options of all its groups
 
 
-def accumulate(model: nn.Module, batches: Batches) -> Gradients:
+def accumulate(model: nn.Module, batches: Batches) -> GradientHooks:
     """The gradients of a step: of the mean of the losses of its micro-batches."""
     model.zero_grad()
     for x, y in batches:
@@ -45,10 +45,10 @@ def replay(
         for rank, step in round_.steps.items()
         if round_.seals.get(rank) is not None  # else it was cut off, and its learner knows (V2)
     }
-    gradients: dict[tuple[int, int], Gradients] = {}
+    gradients: dict[tuple[int, int], GradientHooks] = {}
     bases = [copy.deepcopy((model, optimizer))]
 
-    def compute(rank: int, step: int) -> Gradients:
+    def compute(rank: int, step: int) -> GradientHooks:
         if (rank, step) not in gradients:
             base = base_of[rank, step]
             view, ahead = copy.deepcopy(bases[base])
@@ -82,7 +82,7 @@ def _step(optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
     optimizer.step()
 
 
-def _assign(model: nn.Module, parts: Sequence[Gradients], weights: Sequence[float]) -> None:
+def _assign(model: nn.Module, parts: Sequence[GradientHooks], weights: Sequence[float]) -> None:
     """sum(w*g) / sum(w) into p.grad; a part without a gradient counts as zero (O5)."""
     for index, p in enumerate(model.parameters()):
         given = [(part[index], weight) for part, weight in zip(parts, weights, strict=True)]

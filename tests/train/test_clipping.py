@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
-from meshtrain.train.optim.clipping import Clipping, Untouched, checked, covers, scale
+from meshtrain.train.optim.clipping import Clipping, UntouchedGradients, checked, covers, scale
 
 
 def with_gradients(seed: int = 0) -> nn.Sequential:
@@ -124,7 +124,7 @@ def dropped(model: nn.Module) -> None:
 def test_change_without_effect_is_an_error(change: Callable[[nn.Module], None]) -> None:
     """O4: also where torch's clipping multiplies by 1."""
     model = with_gradients()
-    untouched = Untouched(list(model.named_parameters()))
+    untouched = UntouchedGradients(list(model.named_parameters()))
     untouched.remember()
     untouched.check()
     change(model)
@@ -135,7 +135,7 @@ def test_change_without_effect_is_an_error(change: Callable[[nn.Module], None]) 
 def test_changes_that_are_allowed() -> None:
     """Reading, remembering again (after GradScaler's unscaling), and anything once the step has ended."""
     model = with_gradients()
-    untouched = Untouched(list(model.named_parameters()))
+    untouched = UntouchedGradients(list(model.named_parameters()))
     by_hand(model)
     untouched.check()
     untouched.remember()
@@ -153,7 +153,7 @@ def test_gradient_that_appears_is_seen() -> None:
     model = with_gradients()
     weight = next(model.parameters())
     weight.grad = None
-    untouched = Untouched(list(model.named_parameters()))
+    untouched = UntouchedGradients(list(model.named_parameters()))
     untouched.remember()
     weight.grad = torch.zeros_like(weight)
     with pytest.raises(UsageError, match="replaced"):

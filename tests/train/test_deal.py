@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
@@ -352,6 +352,30 @@ def batches(count: int, *, first: int = 0, epoch: int = 0) -> list[Batch]:
     return [(SampleBlock(epoch=epoch, first=index, end=index + 1),) for index in range(first, first + count)]
 
 
+class PromptLearner:
+    """What a loader wants of one: it never waits for samples, and `idle` is called at an epoch's end."""
+
+    def __init__(self, deal: Deal, idle: Callable[[Deal, int], None] | None) -> None:
+        self.deal = deal
+        self.idle = idle
+        self.handed_out: list[SampleBlock] = []
+
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+        assert samples >= 1
+        self.handed_out.extend(blocks)
+
+    def wait_samples(self, until: Callable[[], bool]) -> None:
+        assert until(), "it waits for samples"
+
+    def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
+        assert self.idle is not None, f"{reason}, it waits for {what}"
+        self.idle(self.deal, self.deal.epoch)
+        assert until()
+
+    def end_period(self) -> bool:
+        return False
+
+
 def dealt(
     count: int = 1000,
     sync: SyncSettings = LOCKSTEP,
@@ -360,22 +384,8 @@ def dealt(
 ) -> tuple[Deal, DealtLoader, list[SampleBlock]]:
     loader = loader or DataLoader(Numbers(count), batch_size=1)
     deal = Deal(loader, 2, 3, sync)
-    handed_out: list[SampleBlock] = []
-
-    def on_batch(more: Sequence[SampleBlock], samples: int) -> None:
-        assert samples >= 1
-        handed_out.extend(more)
-
-    def wait(until: Any, what: str) -> None:
-        assert until(), f"it waits for {what}"
-
-    def end_epoch(epoch: int) -> None:
-        assert idle is not None, "the epoch has ended"
-        idle(deal, epoch)
-        assert deal.settled()
-
-    waits = Waits(wait, end_epoch, lambda: False)
-    return deal, DealtLoader(loader, deal, on_batch, torch.device("cpu"), waits), handed_out
+    learner = PromptLearner(deal, idle)
+    return deal, DealtLoader(loader, deal, learner, torch.device("cpu"), learner), learner.handed_out
 
 
 @pytest.mark.parametrize("staleness", [0, 3])

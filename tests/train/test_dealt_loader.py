@@ -20,10 +20,10 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal
 from meshtrain.train.data.loader import DealtLoader
 from meshtrain.train.data.ordering import LoaderOrder
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from meshwire.samples.ledger import Ledger
@@ -79,26 +79,35 @@ def deals(loader: DataLoader[Any], members: int, seed: int = 3) -> list[Deal]:
     return made
 
 
+class Learner:
+    """What a loader wants of one that never waits."""
+
+    def __init__(self, blocks: list[SampleBlock], *, each_whole: bool) -> None:
+        self._blocks = blocks
+        self._each_whole = each_whole
+
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+        assert samples == sum(block.end - block.first for block in blocks) or self._each_whole
+        self._blocks.extend(blocks)
+
+    def wait_samples(self, until: Callable[[], bool]) -> None:
+        assert until(), "it waits for samples"
+
+    def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
+        raise AssertionError(f"{reason}: it waits for {what} until {until}")
+
+    def end_period(self) -> bool:
+        return False
+
+
 def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[DealtLoader], list[list[SampleBlock]]]:
     """Loaders of all ranks whose steps are never bound, and what they hand out."""
     blocks: list[list[SampleBlock]] = [[] for _ in range(members)]
 
-    def collect(rank: int) -> Callable[[Sequence[SampleBlock], int], None]:
-        def on_batch(handed_out: Sequence[SampleBlock], samples: int) -> None:
-            assert samples == sum(block.end - block.first for block in handed_out) or loader.batch_size is None
-            blocks[rank].extend(handed_out)
-
-        return on_batch
-
-    def wait(until: Callable[[], bool], what: str) -> None:
-        assert until(), what
-
-    def idle(epoch: int) -> None:
-        raise AssertionError(f"it waits for the end of epoch {epoch}")
-
+    learners = [Learner(taken, each_whole=loader.batch_size is None) for taken in blocks]
     loaders = [
-        DealtLoader(loader, each, collect(rank), torch.device("cpu"), Waits(wait, idle, lambda: False))
-        for rank, each in enumerate(deals(loader, members, seed))
+        DealtLoader(loader, each, learner, torch.device("cpu"), learner)
+        for learner, each in zip(learners, deals(loader, members, seed), strict=True)
     ]
     return loaders, blocks
 
@@ -210,7 +219,7 @@ class Stream(IterableDataset[Tensor]):
 def test_own_draws_differ_between_peers(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
     """X6: iterable data sets and hand-rolled batches get a rank-salted seed, and the log says so; W3: weight 1."""
 
-    def script(session: Session, rank: int) -> list[float]:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> list[float]:  # noqa: ARG001
         model = nn.Linear(6, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if stream:
@@ -225,7 +234,7 @@ def test_own_draws_differ_between_peers(stream: bool, caplog: pytest.LogCaptureF
     seeds = []
     for rank in range(2):  # one after the other: torch's generator is the process's
         with LocalDaemon(1) as daemon:
-            session = Session.attach(daemon.environment(0))
+            session = LearnerSession.attach(daemon.environment(0))
             session._welcome = session._welcome.model_copy(update={"rank": rank})
             seeds += script(session, rank)
             session.finish()

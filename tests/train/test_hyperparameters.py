@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.model.hyperparameters import Hyperparameters
-from meshtrain.train.session import Session
+from meshtrain.train.optim.hyperparameters import Hyperparameters
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 
@@ -65,7 +65,7 @@ class Counting(torch.optim.SGD):
 def test_what_a_step_writes_is_of_the_base(staleness: int) -> None:
     """O2: it advances with every round, also where binds carry what it was rounds ago and rates that differ."""
 
-    def script(session: Session, rank: int) -> int:
+    def script(session: LearnerSession, rank: int) -> int:
         model = nn.Linear(3, 1)
         optimizer = Counting(model)
         session.prepare(model, optimizer)

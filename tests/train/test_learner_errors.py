@@ -21,7 +21,7 @@ from meshtrain.errors import (
     UsageError,
 )
 from meshtrain.train.link import channel
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 X = torch.linspace(-1, 1, 24).view(4, 6)
@@ -36,17 +36,17 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def alone(script: Callable[[Session], Any], **spec: Any) -> Any:
+def alone(script: Callable[[LearnerSession], Any], **spec: Any) -> Any:
     with LocalDaemon(1, **spec) as daemon:
         return daemon.run(lambda session, rank: script(session))[0]  # noqa: ARG005
 
 
-def prepared(session: Session) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+def prepared(session: LearnerSession) -> tuple[nn.Sequential, torch.optim.Optimizer]:
     model = net()
     return session.prepare(model, sgd(model))
 
 
-def refused(script: Callable[[Session], Any], error: type[Exception], text: str, **spec: Any) -> None:
+def refused(script: Callable[[LearnerSession], Any], error: type[Exception], text: str, **spec: Any) -> None:
     with pytest.raises(error, match=text):
         alone(script, **spec)
 
@@ -57,7 +57,7 @@ def refused(script: Callable[[Session], Any], error: type[Exception], text: str,
 def test_second_backward_names_no_sync() -> None:
     """O6: a second backward without no_sync before step() is an error that names it."""
 
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model, _ = prepared(session)
         model(X).sum().backward()
         model(X).sum().backward()
@@ -66,7 +66,7 @@ def test_second_backward_names_no_sync() -> None:
 
 
 def test_step_on_unsynchronised_gradients() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model, optimizer = prepared(session)
         with session.no_sync():
             model(X).sum().backward()
@@ -89,7 +89,7 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("head", [False, True])
 def test_reentrant_checkpointing_is_refused_by_name(head: bool) -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model = Checkpointed(True, head)
         session.prepare(model, sgd(model))
         model(X).sum().backward()
@@ -98,7 +98,7 @@ def test_reentrant_checkpointing_is_refused_by_name(head: bool) -> None:
 
 
 def test_other_checkpointing_works() -> None:
-    def script(session: Session) -> Tensor:
+    def script(session: LearnerSession) -> Tensor:
         model = Checkpointed(False, True)
         session.prepare(model, sgd(model))
         model(X).sum().backward()
@@ -121,7 +121,7 @@ def test_backward_after_a_failed_one() -> None:
         def backward(ctx: Any, *gradients: Tensor) -> Tensor:  # noqa: ARG004
             raise RuntimeError("out of memory")
 
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model, _ = prepared(session)
         hidden = Broken.apply(model[0](X))  # type: ignore[no-untyped-call]
         with pytest.raises(RuntimeError, match="out of memory"):
@@ -132,7 +132,7 @@ def test_backward_after_a_failed_one() -> None:
 
 
 def test_sparse_gradients_are_refused_by_name() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model = nn.ModuleDict({"words": nn.Embedding(10, 4, sparse=True)})
         session.prepare(model, sgd(model))
 
@@ -142,7 +142,7 @@ def test_sparse_gradients_are_refused_by_name() -> None:
 # NaN (V1)
 
 
-def train_with_nan(session: Session, rank: int) -> list[float | None]:
+def train_with_nan(session: LearnerSession, rank: int) -> list[float | None]:
     model, optimizer = prepared(session)
     seen: list[float | None] = []
     for step in range(3):
@@ -160,7 +160,7 @@ def test_nan_stops_and_names_parameter_round_and_peer() -> None:
     """V1 with --on-nan stop, on every peer."""
     told = []
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         with pytest.raises(NonFiniteGradient) as caught:
             train_with_nan(session, rank)
         told.append(str(caught.value))
@@ -192,7 +192,7 @@ def test_closure_optimizers_are_refused_by_name() -> None:
 
 
 def test_grad_scaler_that_prepare_does_not_know_is_refused() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model, optimizer = prepared(session)
         scaler = torch.amp.GradScaler("cpu")
         scaler.scale(model(X).sum()).backward()
@@ -202,7 +202,7 @@ def test_grad_scaler_that_prepare_does_not_know_is_refused() -> None:
 
 
 def test_disabled_grad_scaler_works() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model, optimizer = prepared(session)
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         scaler.scale(model(X).sum()).backward()
@@ -212,7 +212,7 @@ def test_disabled_grad_scaler_works() -> None:
 
 
 def test_prepare_twice() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         prepared(session)
         prepared(session)
 
@@ -220,7 +220,7 @@ def test_prepare_twice() -> None:
 
 
 def test_parameter_outside_the_model_is_refused() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model = net()
         session.prepare(model, torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(3, 5))], lr=0.1))
 
@@ -228,7 +228,7 @@ def test_parameter_outside_the_model_is_refused() -> None:
 
 
 def test_thawing_after_prepare_names_the_parameter() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model = net()
         model[0].weight.requires_grad_(False)
         optimizer = sgd(model)
@@ -266,7 +266,7 @@ def test_model_of_too_many_tensors_is_refused() -> None:
 
 
 def test_finished_session_takes_no_part() -> None:
-    def script(session: Session) -> None:
+    def script(session: LearnerSession) -> None:
         model, _ = prepared(session)
         session.finish()
         model(X).sum().backward()  # an ordinary model again
@@ -281,7 +281,7 @@ def test_finished_session_takes_no_part() -> None:
 def test_models_that_differ() -> None:
     """Names the first differing tensor."""
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = nn.Linear(6, 2 + rank)
         session.prepare(model, sgd(model))
 
@@ -290,7 +290,7 @@ def test_models_that_differ() -> None:
 
 
 def test_data_sets_that_differ() -> None:
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = net()
         session.prepare_with_loader(model, sgd(model), DataLoader(TensorDataset(torch.zeros(20 + rank, 6))))
 
@@ -302,7 +302,7 @@ def test_data_sets_that_differ() -> None:
 def test_a_script_may_go_on_after_a_barrier_that_cannot_be_passed(sync: str) -> None:
     """It is told to start before it computes again: a step that the daemon has not begun is a breach (R1)."""
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = prepared(session)
         if rank == 1:
             return
@@ -322,7 +322,7 @@ def test_a_script_may_go_on_after_a_barrier_that_cannot_be_passed(sync: str) -> 
 def test_stop_is_raised_in_the_loop() -> None:
     with LocalDaemon(2) as daemon:
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             model, optimizer = prepared(session)
             if rank == 1:
                 daemon.stop("cancelled by anna")
@@ -342,7 +342,7 @@ def test_daemon_that_goes_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "LINGER_S", 0.1)
     with LocalDaemon(1) as daemon:
 
-        def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
             model, _ = prepared(session)
             daemon.silent = True
             model(X).sum().backward()
@@ -353,7 +353,7 @@ def test_daemon_that_goes_silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_daemon_that_dies() -> None:
     with LocalDaemon(1) as daemon:
-        session = Session.attach(daemon.environment(0))
+        session = LearnerSession.attach(daemon.environment(0))
         model, _ = prepared(session)
     with pytest.raises(ConnectionLost, match=r"closed|broke"):
         model(X).sum().backward()
@@ -397,7 +397,7 @@ DATASET = TensorDataset(torch.zeros(40, 6))
     ],
 )
 def test_loaders_that_cannot_be_dealt(loader: Any, error: type[MeshtrainError], text: str) -> None:
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = net()
         session.prepare_with_loader(model, sgd(model), loader)
 
@@ -441,7 +441,7 @@ def test_prepare_says_what_it_takes(what: str) -> None:
 def test_a_schedule_by_the_steps_of_one_machine_is_named(when: str, caplog: pytest.LogCaptureFixture) -> None:
     """It would end in the middle of its curve, in silence: each of two devices takes half of the steps."""
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model, optimizer = two()
         loader = DataLoader(TensorDataset(torch.zeros(40, 6)), batch_size=4)
         if when == "before":

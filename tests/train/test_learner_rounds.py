@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 
@@ -28,7 +28,7 @@ def test_buckets_leave_before_the_backward_pass_ends() -> None:
     with LocalDaemon(1, bucket_bytes=20_000) as daemon:
         seen: list[list[str]] = []
 
-        def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
             session.prepare(model, sgd(model))
 
             def last_gradient(_: Tensor) -> None:
@@ -47,7 +47,7 @@ def test_weight_is_the_samples_drawn_since_the_last_bind() -> None:
     """R2, X1: also over several micro-batches; a further step on the same batch covers no new samples."""
     with LocalDaemon(1, hash_every=0) as daemon:
 
-        def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
             model = net()
             loader = DataLoader(TensorDataset(torch.randn(20, 64)), batch_size=4)
             model, optimizer, loader = session.prepare_with_loader(model, sgd(model), loader)
@@ -96,7 +96,7 @@ def test_all_start_from_the_first_ones_state() -> None:
         models[0](torch.randn(4, 64)).square().sum().backward()
         optimizers[0].step()
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         session.prepare(models[rank], optimizers[rank])
         models[rank](torch.randn(4, 64)).square().sum().backward()
         optimizers[rank].step()
@@ -118,7 +118,7 @@ def test_all_start_from_the_first_ones_state() -> None:
 
 
 def test_equal_start_moves_nothing() -> None:
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = model_of[threading.get_ident()] = net()
         session.prepare(model, sgd(model))
 
@@ -135,7 +135,7 @@ def test_momentum_of_a_fresh_optimizer_is_not_kept_where_rank_0_has_none() -> No
     models[1](torch.randn(2, 64)).sum().backward()
     optimizers[1].step()
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         session.prepare(models[rank], optimizers[rank])
 
     with LocalDaemon(2) as daemon:
@@ -147,7 +147,7 @@ def test_momentum_of_a_fresh_optimizer_is_not_kept_where_rank_0_has_none() -> No
 def test_log_and_barrier() -> None:
     with LocalDaemon(2) as daemon:
 
-        def script(session: Session, rank: int) -> int:
+        def script(session: LearnerSession, rank: int) -> int:
             session.log({"loss": torch.tensor(1.5, requires_grad=True), "epoch": rank})
             session.barrier()
             session.barrier()
@@ -161,7 +161,7 @@ def test_log_and_barrier() -> None:
 
 
 def test_closure_that_is_called_once_works() -> None:
-    def script(session: Session, rank: int) -> float:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> float:  # noqa: ARG001
         model = net()
         optimizer = sgd(model)
         session.prepare(model, optimizer)
@@ -187,7 +187,7 @@ def test_closure_that_is_called_once_works() -> None:
 def test_one_learner_stops_early_and_the_other_goes_on() -> None:
     """R5: who has finished is idle; the rounds go on without it."""
 
-    def script(session: Session, rank: int) -> int:
+    def script(session: LearnerSession, rank: int) -> int:
         model = net()
         optimizer = sgd(model)
         session.prepare(model, optimizer)

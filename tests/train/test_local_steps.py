@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.errors import NonFiniteGradient, UsageError
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 
@@ -88,7 +88,7 @@ def epochs_of(make: Make, members: int, total: int, **spec: Any) -> tuple[LocalD
     dataset = TensorDataset(torch.arange(total), *batch(1, total))
     replicas = [net() for _ in range(members)]
 
-    def script(session: Session, rank: int) -> list[list[Any]]:
+    def script(session: LearnerSession, rank: int) -> list[list[Any]]:
         model, optimizer = replicas[rank], make(replicas[rank])
         loader = DataLoader(dataset, batch_size=4, shuffle=True)
         model, optimizer, loader = session.prepare_with_loader(model, optimizer, loader)
@@ -154,7 +154,7 @@ def test_equal_data_on_all_learners_is_one_learner(make: Make, norm: bool, perio
     gradient of the bias before it is rounding alone, whose sign AdamW follows.)"""
     replicas = [net(norm=norm) for _ in range(2)]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], make(replicas[rank]))
         for number in range(16):
             step(model, optimizer, batch(number))
@@ -174,7 +174,7 @@ def test_steps_count_rounds_and_a_barrier_ends_a_period() -> None:
     """X6: `mt.steps` ends after so many rounds. Behind a barrier all replicas hold the base."""
     replicas = [net() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> list[int]:
+    def script(session: LearnerSession, rank: int) -> list[int]:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         numbers = []
         for number in session.steps(3):
@@ -200,7 +200,7 @@ def test_the_base_is_shown_in_the_middle_of_a_period() -> None:
     replicas = [net(norm=True) for _ in range(2)]
     bases: list[nn.Sequential] = []
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(6):  # of periods of 4
             step(model, optimizer, batch(100 * rank + number))
@@ -223,7 +223,7 @@ def test_a_period_that_ends_while_the_base_is_shown_has_its_buffers() -> None:
     def job(*, inside: bool) -> list[nn.Sequential]:
         replicas = [net(norm=True) for _ in range(2)]
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
             for number in range(6):  # of periods of 4
                 step(model, optimizer, batch(100 * rank + number))
@@ -243,7 +243,7 @@ def test_a_void_round_gives_the_local_steps_up(on_nan: str) -> None:
     replicas = [net(norm=True) for _ in range(2)]
     bases: list[dict[str, Tensor]] = []
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], adamw(replicas[rank]))
         for number in range(8):
             x, y = batch(10 * rank + number)
@@ -268,7 +268,7 @@ def test_a_lost_period_is_given_up() -> None:
     """R5: its samples are dealt again, so nothing of it may stay in the weights."""
     replicas = [net() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         for number in range(6 if rank == 0 else 8):
             step(model, optimizer, batch(10 * rank + number))
@@ -297,7 +297,7 @@ def test_a_state_holds_what_belongs_to_the_base(sync: str, tmp_path: Path) -> No
     def run(daemon: LocalDaemon, first: int) -> list[nn.Sequential]:
         replicas = [net(norm=True) for _ in range(2)]
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
             if rank == 0 and not first:
                 daemon.save(0, 2, tmp_path)
@@ -321,7 +321,7 @@ def test_rounds_of_local_steps_are_not_clipped_after_a_job_whose_were(tmp_path: 
     replicas = [net(), net()]
     held: list[nn.Sequential] = []
 
-    def clipped(session: Session, rank: int) -> None:
+    def clipped(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[0], sgd(replicas[0]))
         daemon.save(rank, 2, tmp_path)
         for number in range(3):
@@ -333,7 +333,7 @@ def test_rounds_of_local_steps_are_not_clipped_after_a_job_whose_were(tmp_path: 
             if number == 1:
                 held.append(copy.deepcopy(model))
 
-    def local(session: Session, _: int) -> None:
+    def local(session: LearnerSession, _: int) -> None:
         model, optimizer = session.prepare(replicas[1], sgd(replicas[1]))
         for number in range(4):
             step(model, optimizer, batch(number))
@@ -355,7 +355,7 @@ def test_a_step_that_a_scaler_skips_is_one_of_its_period() -> None:
     """O6: every learner's periods take equally many batches; gradients and their scale are its own."""
     replicas = [net() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> float:
+    def script(session: LearnerSession, rank: int) -> float:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]), scaler)
         for number in range(4):
@@ -388,7 +388,7 @@ def test_what_a_script_does_to_its_gradients_is_its_own() -> None:
             assert float(clip(model.parameters(), 0.1)) > 0.1
             optimizer.step()
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(replicas[rank], sgd(replicas[rank]))
         train(model, optimizer, session.clip_grad_norm_, session.no_sync)
 

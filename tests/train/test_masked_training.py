@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.train.model.mask_choice import largest, moved
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from meshwire.model.masks import MaskSettings, split
 from tests.train.localdaemon import LocalDaemon
 
@@ -83,7 +83,7 @@ def train(
     names = masks_of(masks) if masks is not None else {}
     models = [net() for _ in range(MEMBERS)]
 
-    def script(session: Session, rank: int) -> Trained:
+    def script(session: LearnerSession, rank: int) -> Trained:
         model = models[rank]
         trained = Trained(model, make(model), [])
         session.prepare(model, trained.optimizer)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from meshtrain.packing import tree as packing
-from meshtrain.packing.tree import PackError, Progress, scan, scan_data
+from meshtrain.packing.tree import PackError, PackProgress, scan, scan_data
 from meshwire import limits
 from meshwire.jobs.files import check_manifest
 
@@ -358,8 +358,8 @@ def test_a_data_folder_ships_whole(tmp_path: Path) -> None:
 def test_progress_is_told_and_ends_within_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "PROGRESS_EVERY_S", 0.0)
     tree(tmp_path, {"a": "x" * 10, "b": "y" * 20})
-    told: list[Progress] = []
+    told: list[PackProgress] = []
     scan(tmp_path, on_progress=told.append)
     assert told[0].files_done == 0
-    assert told[-1] == Progress(files_done=1, files_found=2, bytes_done=30, bytes_found=30)
+    assert told[-1] == PackProgress(files_done=1, files_found=2, bytes_done=30, bytes_found=30)
     assert all(progress.bytes_done <= progress.bytes_found for progress in told)

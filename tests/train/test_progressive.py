@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import meshtrain as mt
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.model.progressive import Progressive
-from meshtrain.train.session import Session
-from meshtrain.train.single import Alone
+from meshtrain.train.session import LearnerSession
+from meshtrain.train.single import SingleProcess
 from meshwire.model.plan import aligned
 from tests.train.localdaemon import LocalDaemon
 
@@ -77,7 +77,7 @@ def test_alone_a_step_moves_what_is_trained_and_nothing_else(make: Any, keep: bo
     """No weight decay, momentum or statistics of what stands still, and state of new parts begins with them."""
     model = growing()
     optimizer = make(model)
-    Alone().prepare(model, optimizer)
+    SingleProcess().prepare(model, optimizer)
     for number in range(1, 4 * EVERY):
         before = state(model, optimizer)
         step(model, optimizer, number, keep=keep)
@@ -89,7 +89,7 @@ def job(make: Any, rounds: int, members: int = 2, **spec: Any) -> tuple[LocalDae
     models = [growing() for _ in range(members)]
     seen: list[list[Any]] = [[] for _ in range(members)]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], make(models[rank]))
         seen[rank].append(state(model, optimizer))
         for number in session.steps(rounds):
@@ -131,7 +131,7 @@ def test_a_run_goes_on_from_a_saved_state_across_a_growth(tmp_path: Path) -> Non
     def run(after: int = 0, before: Any = lambda _daemon: None, prepared: Any = lambda _daemon: None) -> Any:
         models = [growing() for _ in folders]
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             model, optimizer = session.prepare(models[rank], adamw(models[rank]))
             if rank == 0:
                 prepared(daemon)
@@ -193,7 +193,7 @@ def test_a_model_of_one_stage_is_the_baseline() -> None:
     sent = []
     for models in (plain, one):
 
-        def script(session: Session, rank: int, models: Any = models) -> None:
+        def script(session: LearnerSession, rank: int, models: Any = models) -> None:
             model, optimizer = session.prepare(models[rank], sgd(models[rank]))
             for number in session.steps(6):
                 step(model, optimizer, 10 * number + rank)
@@ -255,7 +255,7 @@ def test_modes_and_codecs_that_it_does_not_go_with_are_named(spec: dict[str, Any
 def test_two_of_them_in_one_model_are_refused() -> None:
     model = nn.ModuleList([growing(), growing()])
     with pytest.raises(NotSupported, match=r"2 parts that are mt\.Progressive"):
-        Alone().prepare(model, sgd(model))
+        SingleProcess().prepare(model, sgd(model))
 
 
 def test_it_is_part_of_the_package() -> None:

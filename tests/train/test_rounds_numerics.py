@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 STEPS = 8
@@ -95,7 +95,7 @@ class Case:
         dataset = TensorDataset(*data(1, total))
         replicas = [self.fresh() for _ in range(members)]
 
-        def script(session: Session, rank: int) -> list[list[tuple[Tensor, Tensor]]]:
+        def script(session: LearnerSession, rank: int) -> list[list[tuple[Tensor, Tensor]]]:
             model, optimizer = replicas[rank]
             loader = DataLoader(dataset, batch_size=BATCH, shuffle=True)
             model, optimizer, loader = session.prepare_with_loader(model, optimizer, loader)
@@ -245,7 +245,7 @@ def test_batch_norm_buffers_are_averaged() -> None:
     # one step: mean of what both ranks' own BatchNorm had made of it
     replicas = [Case(Normed, sgd).fresh() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> Tensor:
+    def script(session: LearnerSession, rank: int) -> Tensor:
         model, optimizer = replicas[rank]
         lone = copy.deepcopy(model)
         session.prepare(model, optimizer)
@@ -282,7 +282,7 @@ def test_unused_parameters() -> None:
     models[1].load_state_dict(models[0].state_dict())
     x, _ = data(3, 4)
 
-    def script(session: Session, rank: int) -> dict[str, Tensor | None]:
+    def script(session: LearnerSession, rank: int) -> dict[str, Tensor | None]:
         model = models[rank]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.5)
         session.prepare(model, optimizer)
@@ -309,7 +309,7 @@ def test_unused_parameters() -> None:
 def test_rate_set_after_backward_counts_at_once() -> None:
     """O3 at s=0: equal scripts set it equally on all peers, as in one process, although the bind has left before."""
 
-    def script(session: Session, rank: int) -> Tensor:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> Tensor:  # noqa: ARG001
         model = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=100.0)

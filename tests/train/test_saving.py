@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from meshtrain.errors import JobStopped, MeshtrainError
 from meshtrain.train.model import tensors
-from meshtrain.train.model.hyperparameters import RoundOptions
 from meshtrain.train.model.masks import Masks
-from meshtrain.train.model.state import Progress, ReplicaState
-from meshtrain.train.session import Session
+from meshtrain.train.model.state import ReplicaState, RoundProgress
+from meshtrain.train.optim.hyperparameters import RoundOptions
+from meshtrain.train.session import LearnerSession
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.messages.learner import LearnerSaved, RoundDone, StepLost
 from tests.tiers import mostly_slow
@@ -36,7 +36,7 @@ Make = Callable[[nn.Module], torch.optim.Optimizer]
 class Moment:
     """After one rank's step of this number."""
 
-    session: Session
+    session: LearnerSession
     optimizer: torch.optim.Optimizer
     rank: int
     number: int
@@ -104,7 +104,7 @@ def train(
     models = [Net(seed + rank) for rank in range(daemon.members)]
     optimizers = [make(model) for model in models]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], optimizers[rank])
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95) if decayed else None
         for number in numbers:
@@ -333,7 +333,7 @@ def test_state_lies_in_memory_as_its_parameter() -> None:
         step(one, first, number)
     with tempfile.TemporaryDirectory() as folder:
         saved = state(one, first)
-        saved.export_all(Path(folder), lambda _: None, Progress(round=3))
+        saved.export_all(Path(folder), lambda _: None, RoundProgress(round=3))
         state(other, second).load(range(saved.count), Path(folder), 3)
     for model, optimizer in ((one, first), (other, second)):
         step(model, optimizer, 3)
@@ -348,7 +348,7 @@ def test_not_between_backward_and_step(tmp_path: Path) -> None:
     optimizer = sgd(model)
     with LocalDaemon(1, sync="bsp") as daemon:
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             session.prepare(model, optimizer)
             for number in range(1, 5):
                 optimizer.zero_grad()
@@ -427,7 +427,7 @@ def test_a_scalers_scale_goes_with_the_state(tmp_path: Path) -> None:
         model = Net(0)
         optimizer, scaler = sgd(model), torch.amp.GradScaler("cpu", init_scale=initial, growth_interval=2)
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             session.prepare(model, optimizer, scaler=scaler)
             for number in numbers:
                 if number == 5:
@@ -483,5 +483,7 @@ def test_a_state_that_does_not_suit_is_refused(what: str, saved: tuple[Path, int
 
 def test_what_rounds_leave_is_told_as_it_was() -> None:
     """JSON has no infinity by the book; ours has."""
-    made = Progress(round=3, squared_norm=0.1, clip=float("inf"), clip_known=True, written=(("lr",), ()), scaler=None)
-    assert Progress.load(json.loads(json.dumps(made.model_dump()))) == made
+    made = RoundProgress(
+        round=3, squared_norm=0.1, clip=float("inf"), clip_known=True, written=(("lr",), ()), scaler=None
+    )
+    assert RoundProgress.load(json.loads(json.dumps(made.model_dump()))) == made

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 from tests.train.replaymodel import Batches, replay
@@ -81,7 +81,7 @@ class Run:
         sync = f"ssp:{self.staleness}"
         return LocalDaemon(self.members, sync=sync, own=self.own, straggler=self.straggler, visibility=visibility)
 
-    def script(self, session: Session, rank: int) -> None:
+    def script(self, session: LearnerSession, rank: int) -> None:
         model, optimizer = self.replicas[rank]
         scheduler = self.schedules[rank](optimizer) if self.before else None
         loader = DataLoader(data(self.total), batch_size=BATCH, shuffle=True)
@@ -207,3 +207,5 @@ def test_lost_step(retry: bool) -> None:
     daemon = run.train(plan)
     void = [number for number, round_ in daemon.rounds.rounds.items() if round_.done and round_.done.void]
     assert void == ([] if retry else [3])
+    third, fourth = (daemon.buckets[number][1][0].samples for number in (3, 4))
+    assert (third == fourth) is retry, "R5: what was dropped before it bound is handed out again"

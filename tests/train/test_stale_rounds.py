@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from meshtrain.errors import MeshtrainError, NonFiniteGradient, UsageError
-from meshtrain.train.session import Session
+from meshtrain.train.optim.hyperparameters import RoundOptions
+from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 
@@ -51,7 +53,7 @@ def descend(
     """Two learners, in the reproducible mode; `each(session, model, optimizer, rank, number)` after each step."""
     models = [Point() for _ in TARGETS]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], make(models[rank].parameters()))
         for number in range(1, steps + 1):
             step(model, optimizer, TARGETS[rank])
@@ -100,7 +102,7 @@ def trained_images(channels_last: bool, fused: bool) -> list[Tensor]:
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3))
     images = torch.randn(2, 3, 8, 8)
 
-    def script(session: Session, rank: int) -> list[Tensor]:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> list[Tensor]:  # noqa: ARG001
         if channels_last:
             for parameter in model.parameters():
                 if parameter.dim() == 4:
@@ -167,7 +169,7 @@ def test_view_of_plain_sgd_is_the_base_less_own_gradients(make: Make, own: str, 
     gradients: dict[int, list[Tensor]] = {0: [], 1: []}
     seen = []
 
-    def each(session: Session, model: Point, optimizer: torch.optim.Optimizer, rank: int, number: int) -> None:
+    def each(session: LearnerSession, model: Point, optimizer: torch.optim.Optimizer, rank: int, number: int) -> None:
         assert model.x.grad is not None
         gradients[rank].append(model.x.grad.clone())
         view = model.x.detach().clone()
@@ -191,7 +193,7 @@ def test_stability_bound(staleness: int, converges: bool) -> None:
     rate = bound * (0.95 if converges else 1.05)
     distances: list[float] = []
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = nn.Linear(1, 1, bias=False)
         nn.init.ones_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=rate)
@@ -213,7 +215,7 @@ def test_no_round_is_no_step() -> None:
     """O2: without a complete round `optimizer.step()` changes nothing: no weight decay, no momentum, no state."""
     with LocalDaemon(1, sync="ssp:2", own="0") as daemon:
 
-        def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
             model = nn.Linear(2, 2)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
             session.prepare(model, optimizer)
@@ -236,7 +238,7 @@ def test_several_rounds_at_one_boundary() -> None:
     orders = []
     with LocalDaemon(1, sync="ssp:2", own="1") as daemon:
 
-        def script(session: Session, rank: int) -> Tensor:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> Tensor:  # noqa: ARG001
             model = Point()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
             optimizer.register_step_post_hook(lambda *_: orders.append(len(daemon.applied)))
@@ -261,7 +263,7 @@ def test_passed_over_learner_lands_later() -> None:
     """R4, O2: a round without this learner is applied as any other; its own gradient comes with a later one."""
     with LocalDaemon(2, sync="ssp:2", own="1") as daemon:
 
-        def script(session: Session, rank: int) -> tuple[Tensor, Tensor]:
+        def script(session: LearnerSession, rank: int) -> tuple[Tensor, Tensor]:
             model = Point()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             session.prepare(model, optimizer)
@@ -283,7 +285,7 @@ def test_lost_step_leaves_the_view(retry: bool) -> None:
     """V2, R5: its gradient will never be in the base, and that is known before its round is."""
     with LocalDaemon(1, sync="ssp:3", own="1") as daemon:
 
-        def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
             model = Point()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             session.prepare(model, optimizer)
@@ -318,7 +320,7 @@ def test_base_shows_parameters_and_buffers_of_the_base() -> None:
     models = [Normed(), Normed()]
     models[1].load_state_dict(models[0].state_dict())
 
-    def script(session: Session, rank: int) -> list[dict[str, Tensor]]:
+    def script(session: LearnerSession, rank: int) -> list[dict[str, Tensor]]:
         model, seen = models[rank], []
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         session.prepare(model, optimizer)
@@ -353,7 +355,7 @@ def test_buffers_at_a_bound() -> None:
     models[1].load_state_dict(models[0].state_dict())
     x = torch.randn(2, 4, 3)
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = models[rank]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         session.prepare(model, optimizer)
@@ -378,7 +380,7 @@ def test_buffers_at_a_bound() -> None:
 def test_barrier_is_a_flush() -> None:
     """After it the view is the base and equal on all peers; then the steps go on."""
 
-    def each(session: Session, model: Point, _: torch.optim.Optimizer, rank: int, number: int) -> None:
+    def each(session: LearnerSession, model: Point, _: torch.optim.Optimizer, rank: int, number: int) -> None:
         if number % 3 == 0:
             session.barrier()
             flushed[rank].append(model.x.detach().clone())
@@ -396,7 +398,7 @@ def test_base_stays_shown_through_a_flush() -> None:
     """A barrier inside mt.base(): the new base is shown, and the view comes back only at the end."""
     with LocalDaemon(1, sync="ssp:2", visibility="fixed", own="0") as daemon:
 
-        def script(session: Session, rank: int) -> None:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
             model = Point()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             session.prepare(model, optimizer)
@@ -421,7 +423,7 @@ def test_nan_is_skipped_and_forgotten(own: str) -> None:
         def forward(self, target: Tensor) -> Tensor:
             return super().forward(target) * (math.nan if target.isnan().any() else 1.0)
 
-    def script(session: Session, rank: int) -> Tensor:
+    def script(session: LearnerSession, rank: int) -> Tensor:
         model = Broken()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
@@ -440,7 +442,7 @@ def test_nan_is_skipped_and_forgotten(own: str) -> None:
 def test_nan_stops_at_the_boundary() -> None:
     """V1 with stop."""
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = Point()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
@@ -462,7 +464,7 @@ def test_options_of_a_round_are_its_leaders(staleness: int) -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=0.1, betas=(0.8, 0.9))
 
-    def each(_: Session, __: Point, optimizer: torch.optim.Optimizer, rank: int, number: int) -> None:
+    def each(_: LearnerSession, __: Point, optimizer: torch.optim.Optimizer, rank: int, number: int) -> None:
         group = optimizer.param_groups[0]
         assert group["lr"] == (0.1 if number == 1 else 0.1 / (number - 1 + rank * 7)), "its own are back"
         group["lr"] = 0.1 / (number + rank * 7)
@@ -489,7 +491,7 @@ def test_schedulers_are_content(staleness: int, before: bool) -> None:
     """No warning of torch's that the optimizer has not stepped, whether the scheduler was made before or after."""
     with LocalDaemon(1, sync=f"ssp:{staleness}", visibility="fixed") as daemon:
 
-        def script(session: Session, rank: int) -> list[float]:  # noqa: ARG001
+        def script(session: LearnerSession, rank: int) -> list[float]:  # noqa: ARG001
             model = Point()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             kind = type(optimizer)
@@ -518,7 +520,7 @@ def test_clipping_by_the_norm_of_the_means(staleness: int) -> None:
     norms: dict[int, list[float]] = {0: [], 1: []}
     models = [Point() for _ in TARGETS]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model, optimizer = session.prepare(models[rank], torch.optim.SGD(models[rank].parameters(), lr=0.5))
         for _ in range(6):
             optimizer.zero_grad()
@@ -542,6 +544,8 @@ def test_clipping_by_the_norm_of_the_means(staleness: int) -> None:
     told = expected if staleness == 0 else ([0.0] * (staleness + 1) + expected)[:6]
     assert norms[0] == pytest.approx(told, rel=1e-5)
     assert norms[0] == norms[1]
+    binds = [RoundOptions.load(msgpack.unpackb(daemon.buckets[number][0][0].hyperparameters)) for number in range(1, 7)]
+    assert [(bind.clip_known, bind.clip) for bind in binds] == [(False, None)] + 5 * [(True, 0.5)]
 
 
 # Ends and errors
@@ -550,7 +554,7 @@ def test_clipping_by_the_norm_of_the_means(staleness: int) -> None:
 def test_finish_between_backward_and_step() -> None:
     """What was sent is in the base of all, and the model holds it."""
 
-    def script(session: Session, rank: int) -> Tensor:
+    def script(session: LearnerSession, rank: int) -> Tensor:
         model = Point()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
@@ -569,7 +573,7 @@ def test_finish_between_backward_and_step() -> None:
 def test_finish_between_backward_and_step_of_a_claimed_epoch() -> None:
     """With s=0 the script has not stepped on the round in hand: nothing more can be applied, and nobody waits."""
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = Mean()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
@@ -591,7 +595,7 @@ def test_script_that_raises_does_not_wait_for_the_others() -> None:
     """A flush would wait for peers that go on; finish() in a `finally` must not."""
     ended = threading.Event()
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = Point()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
@@ -614,7 +618,7 @@ def test_late_learner_takes_fewer_steps_than_there_are_rounds() -> None:
     """X6: mt.steps counts rounds, so all end together."""
     with LocalDaemon(2, sync="ssp:2") as daemon:
 
-        def script(session: Session, rank: int) -> list[int]:
+        def script(session: LearnerSession, rank: int) -> list[int]:
             model = Point()
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             session.prepare(model, optimizer)
@@ -630,8 +634,8 @@ def test_late_learner_takes_fewer_steps_than_there_are_rounds() -> None:
         assert daemon.run(script) == [[1, 2, 3, 4, 5], [1, 2, 3, 4]]
 
 
-def refused(script: Callable[[Session, Point, torch.optim.Optimizer], Any], text: str) -> None:
-    def prepared(session: Session, rank: int) -> None:  # noqa: ARG001
+def refused(script: Callable[[LearnerSession, Point, torch.optim.Optimizer], Any], text: str) -> None:
+    def prepared(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = Point()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
@@ -644,7 +648,7 @@ def refused(script: Callable[[Session, Point, torch.optim.Optimizer], Any], text
 def test_second_backward_names_no_sync() -> None:
     """O6."""
 
-    def script(_session: Session, model: Point, _optimizer: torch.optim.Optimizer) -> None:
+    def script(_session: LearnerSession, model: Point, _optimizer: torch.optim.Optimizer) -> None:
         model(TARGETS[0]).backward()
         model(TARGETS[0]).backward()
 
@@ -654,7 +658,7 @@ def test_second_backward_names_no_sync() -> None:
 def test_plain_clipping_names_mt_clip_grad_norm() -> None:
     """O4: it would change a gradient that has been sent already."""
 
-    def script(_session: Session, model: Point, optimizer: torch.optim.Optimizer) -> None:
+    def script(_session: LearnerSession, model: Point, optimizer: torch.optim.Optimizer) -> None:
         model(TARGETS[0]).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 100.0)
         optimizer.step()
@@ -663,7 +667,7 @@ def test_plain_clipping_names_mt_clip_grad_norm() -> None:
 
 
 def test_clipping_of_some_parameters_is_refused() -> None:
-    def script(session: Session, model: Point, _optimizer: torch.optim.Optimizer) -> None:
+    def script(session: LearnerSession, model: Point, _optimizer: torch.optim.Optimizer) -> None:
         model(TARGETS[0]).backward()
         session.clip_grad_norm_([], 1.0)
 
@@ -671,7 +675,7 @@ def test_clipping_of_some_parameters_is_refused() -> None:
 
 
 def test_step_on_the_base_is_refused() -> None:
-    def script(session: Session, model: Point, optimizer: torch.optim.Optimizer) -> None:
+    def script(session: LearnerSession, model: Point, optimizer: torch.optim.Optimizer) -> None:
         with session.base():
             step(model, optimizer, TARGETS[0])
 
@@ -679,7 +683,7 @@ def test_step_on_the_base_is_refused() -> None:
 
 
 def test_barrier_inside_a_step_is_refused() -> None:
-    def script(session: Session, model: Point, _optimizer: torch.optim.Optimizer) -> None:
+    def script(session: LearnerSession, model: Point, _optimizer: torch.optim.Optimizer) -> None:
         model(TARGETS[0]).backward()
         session.barrier()
 
@@ -687,7 +691,7 @@ def test_barrier_inside_a_step_is_refused() -> None:
 
 
 def test_rounds_without_a_prepared_model_are_not_counted() -> None:
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         list(session.steps(1))
 
     with LocalDaemon(1, sync="ssp:2") as daemon, pytest.raises(MeshtrainError, match=r"before mt\.prepare"):
@@ -715,7 +719,7 @@ def test_epoch_ends_with_the_rounds_of_others(staleness: int, own: str) -> None:
     models = [Mean() for _ in range(3)]
     drawn: list[float] = []
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         optimizer = torch.optim.SGD(models[rank].parameters(), lr=0.1, momentum=0.5)
         loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
         model, optimizer, loader = session.prepare_with_loader(models[rank], optimizer, loader)
@@ -740,7 +744,7 @@ def test_idle_learner_keeps_what_it_has_accumulated_and_sent(staleness: int) -> 
     """O1, O6: it fetches the next batch between backward() and step(), as prefetching loops do, at an epoch's end."""
     models = [Mean() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         optimizer = torch.optim.SGD(models[rank].parameters(), lr=0.1)
         loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)
         model, optimizer, loader = session.prepare_with_loader(models[rank], optimizer, loader)
@@ -764,7 +768,7 @@ def test_idle_learner_keeps_what_it_has_accumulated_and_sent(staleness: int) -> 
 def test_clipping_of_its_own_cannot_be_done_by_who_is_idle() -> None:
     """With s=0 torch's clipping works on the average in p.grad, which a learner without samples has not in hand."""
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = Mean()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = torch.utils.data.DataLoader(SAMPLES, batch_size=4)

@@ -51,7 +51,7 @@ class PeerSide:
             case AskCheckpoint():
                 return await self._questions.checkpoint(body)
             case Find():
-                return Found(jobs=self._questions.summaries(body.prefix))
+                return Found(jobs=await self._questions.known_here(body.prefix))
             case Cancel():
                 await self._questions.cancel(body, conn.name, forward=False)
                 return Done()

@@ -110,6 +110,7 @@ class Greeting:
         return self._links.speaks(self.connection, version)
 
     def lost(self, conn: Connection, reason: str) -> None:
+        self._links.left(conn)
         if not self._device.done():
             self._device.set_exception(ConnectionLost(reason))
             self._device.exception()  # nobody may be waiting

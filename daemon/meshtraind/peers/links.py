@@ -114,6 +114,7 @@ class Links:
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
         self._presence.on_away = self._was_away
         self._linked: dict[str, Link] = {}
+        self._leaving: dict[str, Connection] = {}  # by device: the last one that was to end, while it is there
         self._refused: dict[str, str] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
@@ -345,6 +346,7 @@ class Links:
             restarted = there.hello.incarnation != hello.incarnation
             if not restarted and (there.dialled_by == dialled_by or there.dialled_by < dialled_by):
                 connection.close("there is a link already")
+                self._let_leave(device, connection)
                 return
         host = connection.remote_host or "localhost"
         if dialled is not None:
@@ -356,14 +358,29 @@ class Links:
         connection.on_violated = functools.partial(self._violated, device)
         self._linked[device] = link
         self._refused.pop(device, None)
-        if there is not None and not there.connection.closing:
-            there.connection.close("a better link has replaced it")
+        if there is not None:
+            if not there.connection.closing:  # who is refused has still to read why
+                there.connection.close("a better link has replaced it")
+            self._let_leave(device, there.connection)
         log.info("linked with %s at %s", connection.name, address)
         self._tasks.spawn(self._keep_alive(link), f"heartbeat {hello.name}")
         self._give_up_dials(device, dialled)
         for other in self._linked.values():
             self._gossip(other)
         self.on_link(link)
+
+    def _let_leave(self, device: str, connection: Connection) -> None:
+        """This one is ending, and has CLOSE_TIMEOUT_S for its last words. Of each device one has, beside its link: else
+        who comes back at once and never closes its own end could take every descriptor."""
+        before = self._leaving.get(device)
+        if before is not None and before is not connection:
+            before.cut_short()
+        self._leaving[device] = connection
+
+    def left(self, connection: Connection) -> None:
+        """It has ended."""
+        if connection.device is not None and self._leaving.get(connection.device) is connection:
+            del self._leaving[connection.device]
 
     def _give_up_dials(self, device: str, winner: Address | None) -> None:
         """There is a link now. No other dial has one: this end has not said hello there."""
@@ -440,6 +457,7 @@ class Links:
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
+        self.left(link.connection)
         self._presence.look()
         newest = self._linked.get(link.device) is link
         now_s = time.monotonic()

@@ -352,7 +352,6 @@ class Job:
             name=self.spec.name,
             spec={
                 "script": self.spec.script,
-                "args": list(self.spec.args),
                 "sync": self.spec.sync.text(),
                 "codec": self.spec.codec,
                 "seed": self.spec.seed,

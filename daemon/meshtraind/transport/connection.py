@@ -236,6 +236,11 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is not None:
                 self._transport.abort()
 
+    def cut_short(self) -> None:
+        """One that is closing ends now: its last words have had their time."""
+        if self._transport is not None and self.closing:
+            self._transport.abort()
+
     def refuse(self, reason: str) -> None:
         """Tells the other side why, and ends the connection: when the other side has read it and closes, at the latest
         after CLOSE_TIMEOUT_S. What arrives meanwhile is dropped, but read: a socket that is closed with unread input

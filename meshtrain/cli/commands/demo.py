@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshtrain.cli.ui.errors import CliError, UsageError, reported
+from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.terminal import console, human_step, print_table, say
 from meshwire.sync.codec_for_mode import codec_of
 from meshwire.sync.mode import sync_settings
@@ -51,10 +51,10 @@ def demo(
         settings = sync_settings(sync)
         chosen = codec_of(settings, codec)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise BadCommandLine(str(error)) from None
     if settings.signs or chosen.momentum:
         asked = "--sync demo" if settings.signs else f"--codec {chosen}"
-        raise UsageError(
+        raise BadCommandLine(
             f"{asked} is for plain SGD, and the demo trains with AdamW", "meshtrain submit with a script of your own"
         )
     wanted = DemoSettings(peers=peers, steps=steps, sync=sync, codec=str(chosen), seed=seed)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.ui.connection import connected
-from meshtrain.cli.ui.errors import CliError, UsageError, reported
+from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.follow import follow_job
 from meshtrain.cli.ui.follow_view import View
 from meshtrain.cli.ui.job import find_job, has_ended
@@ -52,7 +52,7 @@ def _chosen(summary: JobSummary, rank: int | None) -> list[int]:
     if rank is None:
         return list(range(len(summary.members)))
     if rank >= len(summary.members):
-        raise UsageError(f"job {summary.job} has ranks 0 to {len(summary.members) - 1}, no rank {rank}")
+        raise BadCommandLine(f"job {summary.job} has ranks 0 to {len(summary.members) - 1}, no rank {rank}")
     return [rank]
 
 

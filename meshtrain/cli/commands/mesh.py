@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from meshtrain.cli.ui.connection import ask, connected
-from meshtrain.cli.ui.errors import UsageError, reported
+from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 from meshtrain.cli.ui.job import has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
@@ -161,12 +161,12 @@ def pair(
     """
     if code is None:
         if at is not None:
-            raise UsageError("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
+            raise BadCommandLine("--at goes with a code", "meshtrain pair CODE --at HOST[:PORT]")
         _pair_host(data_dir)
         return
     digits = re.sub(r"[\s-]", "", code)
     if not re.fullmatch(r"[0-9]{6}", digits):
-        raise UsageError(
+        raise BadCommandLine(
             f"{code!r} is not a pairing code; a code has six digits",
             "meshtrain pair, on the other device: it shows the code",
         )

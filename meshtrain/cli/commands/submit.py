@@ -8,14 +8,14 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.submission.dry_run import Memory, memory_of_members, show_dry_run
+from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.peers import peers_wanted
 from meshtrain.cli.submission.resume import check_alone, resume_from
 from meshtrain.cli.submission.shipping import DATA_FOLDER, data_place, pack, relative_script, write
 from meshtrain.cli.submission.started import send, started
 from meshtrain.cli.ui.connection import connected
-from meshtrain.cli.ui.errors import UsageError, reported
+from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.progress import Stages
 from meshwire import limits
@@ -199,11 +199,11 @@ def submit(
     """
     count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:
-        raise UsageError("--peers and --on exclude each other", "--on with as many names as you want")
+        raise BadCommandLine("--peers and --on exclude each other", "--on with as many names as you want")
     if script is None:
         raise typer.Exit(_resubmit(context, resume, _names(on), (count, count_max), data_dir, detach=detach, json=json))
     if resume is not None and seed is not None:
-        raise UsageError("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
+        raise BadCommandLine("--resume keeps the seed of its job, so that no sample is used twice", "it without --seed")
     settings, chosen_codec, chosen_masks = _settings(
         sync, straggler, visibility, own, shares, checkpoint_every, codec, masks
     )
@@ -212,14 +212,14 @@ def submit(
     relative = relative_script(root, script)
     job_name = name if name is not None else Path(relative).stem
     if not 1 <= len(job_name) <= limits.NAME_CHARS_MAX:
-        raise UsageError(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
+        raise BadCommandLine(f"a job's name has 1 to {limits.NAME_CHARS_MAX} characters, this one {len(job_name)}")
     if data is None and (root / DATA_FOLDER).is_dir():
         data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
     environment = _environment(env or ())
     chosen = _names(on)
     typed_bytes = sum(len(text.encode()) for text in (*(args or ()), *(env or ())))
     if typed_bytes > limits.JOB_SPEC_BYTES_MAX:
-        raise UsageError(
+        raise BadCommandLine(
             f"arguments and environment hold {human_bytes(typed_bytes)}, at most "
             f"{human_bytes(limits.JOB_SPEC_BYTES_MAX)} are sent",
             "a file beside the script",
@@ -266,7 +266,7 @@ def submit(
                     root, relative, args or (), dict(environment), data, settings, chosen_codec, stages
                 )
                 available = memory_of_members(client, submitted.members)
-                memory = Memory(
+                memory = MemoryNeeds(
                     measurement, str(chosen_codec), settings, submitted.members, available, count_max, chosen_masks
                 )
             except NotMeasured as problem:
@@ -291,7 +291,7 @@ def _resubmit(
     """A job goes on as it was. Returns the exit code."""
     count, count_max = peers
     if resume is None:
-        raise UsageError("which script?", "meshtrain submit train.py")
+        raise BadCommandLine("which script?", "meshtrain submit train.py")
     check_alone(context, resume)
     with connected(data_dir) as client, Stages() as stages:
         body = Resubmit(resume=resume_from(client, resume), on=on, peers=count, peers_max=count_max)
@@ -309,28 +309,32 @@ def _settings(
     codec: str | None,
     masks: str | None,
 ) -> tuple[SyncSettings, CodecSpec, MaskSettings | None]:
-    """How the members keep in step, and what travels. Raises UsageError, also for a schedule that does not exist."""
+    """How the members keep in step, and what travels.
+
+    Raises:
+        BadCommandLine: it does not fit together, or a schedule does not exist.
+    """
     try:
         schedule_of(checkpoint_every)
         settings = sync_settings(sync, straggler, visibility, own, shares)
         chosen_codec = codec_of(settings, codec)
         return settings, chosen_codec, masks_of(masks, settings, chosen_codec)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise BadCommandLine(str(error)) from None
 
 
 def _waits(typed: str | None) -> PartitionWait | None:
     try:
         return None if typed is None else partition_wait_of(typed)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise BadCommandLine(str(error)) from None
 
 
 def _environment(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
     split = [pair.partition("=") for pair in pairs]
     for pair, (key, equals, _) in zip(pairs, split, strict=True):
         if not key or not equals:
-            raise UsageError(f"-e {pair!r} is not of the form K=V")
+            raise BadCommandLine(f"-e {pair!r} is not of the form K=V")
     return tuple((key, value) for key, _, value in split)
 
 
@@ -339,5 +343,5 @@ def _names(on: str | None) -> tuple[str, ...]:
         return ()
     names = tuple(name.strip() for name in on.split(","))
     if not all(names):
-        raise UsageError(f"--on {on!r} has an empty name", "meshtrain peers")
+        raise BadCommandLine(f"--on {on!r} has an empty name", "meshtrain peers")
     return names

@@ -46,7 +46,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryNeeds:
     """What a job needs, and what its members have.
 
     Args:
@@ -144,7 +144,7 @@ def memory_of_members(client: Client, members: Sequence[Member]) -> tuple[int | 
 
 
 def show_dry_run(
-    submitted: Submitted, notes: Sequence[str], folders: Mapping[str, "Packed"], memory: Memory | None, json: bool
+    submitted: Submitted, notes: Sequence[str], folders: Mapping[str, "Packed"], memory: MemoryNeeds | None, json: bool
 ) -> None:
     """The files, who would take part, and what it takes there; without the latter when `memory` is None.
 
@@ -169,7 +169,7 @@ def show_dry_run(
         raise CliError("; ".join(reasons), " or ".join(memory.remedies()) or "a smaller model")
 
 
-def _show_memory(memory: Memory) -> None:
+def _show_memory(memory: MemoryNeeds) -> None:
     needed, size = memory.needed(), memory.measurement.size
     lacking = {at for at, _ in memory.too_small()}
     print()
@@ -194,7 +194,7 @@ def _show_memory(memory: Memory) -> None:
 
 
 def _document(
-    submitted: Submitted, notes: Sequence[str], folders: Mapping[str, "Packed"], memory: Memory | None
+    submitted: Submitted, notes: Sequence[str], folders: Mapping[str, "Packed"], memory: MemoryNeeds | None
 ) -> dict[str, Any]:
     document: dict[str, Any] = {"members": [plain(member) for member in submitted.members], "notes": list(notes)}
     for what, packed in folders.items():

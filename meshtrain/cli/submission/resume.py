@@ -2,7 +2,7 @@
 
 import typer
 
-from meshtrain.cli.ui.errors import UsageError
+from meshtrain.cli.ui.errors import BadCommandLine
 from meshtrain.cli.ui.job import find_job
 from meshtrain.client import Client
 from meshwire.checkpoints.manifest import CheckpointName
@@ -22,7 +22,7 @@ def resume_from(client: Client, text: str) -> ResumeFrom:
     except ValueError:
         name = None
     if name is None or name.round > ROUND_MAX:
-        raise UsageError(
+        raise BadCommandLine(
             f"--resume {text}: a round is a number, as in {prefix}@500; what was given up is named as it is listed",
             f"meshtrain checkpoints {prefix}",
         )
@@ -30,11 +30,11 @@ def resume_from(client: Client, text: str) -> ResumeFrom:
 
 
 def check_alone(context: typer.Context, resume: str) -> None:
-    """Without a script all is as it was. Raises UsageError for what would change it."""
+    """Without a script all is as it was. Raises BadCommandLine for what would change it."""
     for parameter in context.command.params:
         name = parameter.name or ""
         if name not in AS_BEFORE and _typed(context, name):
-            raise UsageError(
+            raise BadCommandLine(
                 f"{parameter.opts[-1]} changes the job, which without SCRIPT goes on as it was",
                 f"meshtrain submit --resume {resume} {parameter.opts[-1]} … SCRIPT",
             )

@@ -42,9 +42,9 @@ def pack(
 
     Raises CliError, also where the script itself would stay behind.
     """
-    from meshtrain.packing.tree import PackError, Progress, scan, scan_data
+    from meshtrain.packing.tree import PackError, PackProgress, scan, scan_data
 
-    def show(what: str, at: Progress) -> None:
+    def show(what: str, at: PackProgress) -> None:
         verb = "reading" if at.files_done or at.bytes_done else "looking through"
         stages.show(f"{verb} {what}", at.bytes_done, at.bytes_found)
 

@@ -25,7 +25,7 @@ class CliError(Exception):
         self.hint = hint
 
 
-class UsageError(CliError):
+class BadCommandLine(CliError):
     """The command line itself does not make sense."""
 
     exit_code = EXIT_USAGE

@@ -1,13 +1,17 @@
-"""This learner's granted batches, on their way into the script (X1, X2, X4).
+"""The batches that the daemon has granted to this learner, on their way into the script.
 
-They lie in a queue until the DataLoader draws them, which its workers' prefetch does early, and are in hand from then
-until the script gets them. The sampler never waits: it ends when the queue is empty, and the loader goes on with a new
-pass over it when there is more. So nobody ever waits while a batch is in hand.
+All members agree on who is granted which batch (X1, exactly once; X2, claims; X4, epochs). Here a batch is first
+queued; then in hand, from when the DataLoader draws it, which its workers' prefetch does early, until the script gets
+it; then unbound, until a step binds it, and with that a round covers it.
+
+The sampler never waits for the daemon: it ends when the queue is empty, and the loader starts another pass over it when
+there is more. If it waited inside the DataLoader, batches that its workers have prepared already would wait with it,
+and so would the peers whose round lacks them.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch.utils.data import DataLoader, Sampler
 
@@ -19,19 +23,23 @@ from meshwire.samples.pool import Batch
 from meshwire.sync.mode import SyncSettings
 
 
-class Waits(NamedTuple):
-    """How a learner waits for samples.
+class SampleWaits(Protocol):
+    """How the loader waits for the daemon when it has no batch to hand out. The learner's engine does it in a job."""
 
-    Attributes:
-        wait: takes in what the daemon says until a condition holds, at most until the next round is complete. It is
-            also told what for, in words.
-        idle: the same for an epoch's end, or more of it, which other peers' steps have to bring. Then a step may begin.
-        end_period: a round is made of local steps so far (R9). Returns whether there were any.
-    """
+    def wait_samples(self, until: Callable[[], bool]) -> None:
+        """Takes what the daemon says until `until()` is true. The learner counts as computing: rounds wait for it."""
 
-    wait: Callable[[Callable[[], bool], str], None]
-    idle: Callable[[int], None]
-    end_period: Callable[[], bool]
+    def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
+        """The same where only the other peers' steps can bring what is waited for: rounds go on without this learner
+        meanwhile, by R5 (absent), and are applied. Afterwards a step may begin.
+
+        Args:
+            reason: why this learner does nothing, for whoever watches the job.
+            what: is waited for, for the error.
+        """
+
+    def end_period(self) -> bool:
+        """Local steps that no round has covered become a round, by R9 (period). Returns whether there were any."""
 
 
 class _Bound(NamedTuple):
@@ -40,7 +48,7 @@ class _Bound(NamedTuple):
 
 
 class Deal(Sampler[list[Any]]):
-    """What this learner holds, epoch by epoch; for the DataLoader a batch sampler.
+    """The part of the samples that this learner is dealt, epoch by epoch. To the DataLoader it is a batch sampler.
 
     Args:
         seed: the job's.
@@ -70,11 +78,11 @@ class Deal(Sampler[list[Any]]):
         self.begun = False
 
     def describe(self) -> str:
-        """For the comparison between peers."""
+        """In words, for the comparison between peers."""
         return self._order.describe()
 
     def space(self) -> SampleSpace:
-        """What the daemon is told."""
+        """How many samples an epoch has, and in which batches: what the daemon must know to deal them."""
         return self._space
 
     # What the daemon says
@@ -87,11 +95,12 @@ class Deal(Sampler[list[Any]]):
             self._bound = None
 
     def epoch_over(self, epoch: int) -> None:
-        """X4: the blocks of this epoch, and of those before, are covered, those of all members."""
+        """All samples of this epoch, and of those before, are covered by rounds, on all members: X4 (epochs)."""
         self._over = max(self._over, epoch)
 
     def step_lost(self, step: int, retry: bool) -> None:
-        """The newest bound step is in no round. `retry`: it was in no bind either, so its samples come again (R5)."""
+        """The newest bound step is in no round. `retry`: it was in no bind either, so its samples come again, by R5
+        (absent)."""
         bound = self._bound
         if retry and bound is not None and bound.step == step:
             self._queue.extendleft(reversed(bound.batches))
@@ -100,7 +109,8 @@ class Deal(Sampler[list[Any]]):
     # What a step says
 
     def bind(self, step: int) -> int:
-        """A step binds, covering what was handed out. Returns how many batches are to be held after its round (X2).
+        """A step binds and covers what was handed out. Returns its claim, by X2 (claims): how many batches this learner
+        wants to hold once that round is complete.
 
         These are: what the loader prefetches; as many as the largest step so far has used, for each of the s+1 rounds
         that may be in flight and of the s+1 steps that may begin before the next round is complete; and one to begin
@@ -114,12 +124,12 @@ class Deal(Sampler[list[Any]]):
 
     # What the loader does
 
-    def more(self, waits: Waits) -> bool:
+    def more(self, waits: SampleWaits) -> bool:
         """Waits until there is a batch of this epoch to draw. False: there will be none.
 
         Nobody waits for the end of an epoch who owes a bind himself: batches handed out that no step has used yet are
         part of the next one. Nor with s>0 in lockstep: there, every learner steps on into the next epoch with the
-        others, and what a lost peer held comes first in it. A period of local steps ends with the epoch (R9).
+        others, and what a lost peer held comes first in it. A period of local steps ends with the epoch (R9, period).
 
         Raises:
             UsageError: when no batch is there and none will come before the next bind.
@@ -134,11 +144,13 @@ class Deal(Sampler[list[Any]]):
                 "its own"
             )
         if not self._drawable() and not self._is_over() and self._waits():
-            waits.idle(self.epoch)
+            waits.wait_idle(
+                f"the samples of epoch {self.epoch + 1} are used up", self.settled, f"the end of epoch {self.epoch + 1}"
+            )
         return self._drawable()
 
-    def _wait_for_grant(self, waits: Waits) -> None:
-        waits.wait(lambda: bool(self._queue) or self._is_over() or self._starves(), "samples")
+    def _wait_for_grant(self, waits: SampleWaits) -> None:
+        waits.wait_samples(lambda: bool(self._queue) or self._is_over() or self._starves())
 
     def settled(self) -> bool:
         """Whether there is more of this epoch, or it is over."""
@@ -152,7 +164,7 @@ class Deal(Sampler[list[Any]]):
         return batch, len(self._indices(batch))
 
     def give_back(self) -> None:
-        """What is in hand was drawn in vain: it comes first again."""
+        """What the DataLoader has drawn and the script did not get (an iteration that was left) comes first again."""
         self._queue.extendleft(reversed(self._in_hand))
         self._in_hand.clear()
 

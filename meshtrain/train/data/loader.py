@@ -1,13 +1,13 @@
-"""The prepared loader: a DataLoader over what this learner is dealt, which counts what it hands out (X1, X4)."""
+"""The loader that `mt.prepare` returns: a DataLoader over this learner's deal, which counts what it hands out."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.data.deal import Deal, Waits
+from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.device import moved
 from meshwire.messages.rounds import SampleBlock
 
@@ -25,34 +25,40 @@ KEPT = (
     "pin_memory_device",
 )
 
-OnBatch = Callable[[Sequence[SampleBlock], int], None]  # blocks, samples in them
+
+class CountsSamples(Protocol):
+    """Is told of each batch that the script gets: `StepSamples` in a job."""
+
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+        """A batch of these blocks, with so many samples in them."""
 
 
 class DealtLoader(DataLoader[Any]):
-    """A DataLoader over this learner's deal. An iteration is an epoch, and ends when there is no more of it.
+    """The loader that the script gets back from `mt.prepare`. An iteration over it is an epoch: it ends when all peers
+    together have used that epoch's samples.
 
-    One that was left early is gone on with by the next iteration; if nothing of it is left by then, that one is the
-    next epoch. An epoch that was over before this learner had any of it yields nothing: a script that begins again in
-    the middle of the job runs through the epochs that are past at once.
+    After a `break` the next iteration continues the same epoch; if nothing of it is left, it is the next epoch. An
+    epoch that was over before this learner had any of it yields nothing: so a script that starts again in the middle of
+    a job runs through the past epochs at once.
 
     Args:
-        on_batch: called with the samples of a batch when the script gets it.
+        samples: counts what the script gets.
         device: batches come on it.
-        waits: how it waits for more.
+        waits: waits for more.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
         deal: Deal,
-        on_batch: OnBatch,
+        samples: CountsSamples,
         device: torch.device,
-        waits: Waits,
+        waits: SampleWaits,
     ) -> None:
         kept = {name: getattr(loader, name) for name in KEPT}
         super().__init__(loader.dataset, batch_sampler=deal, **kept)
         self._deal = deal
-        self._on_batch = on_batch
+        self._samples = samples
         self._device = device
         self._waits = waits
         self._iterations = 0
@@ -70,7 +76,7 @@ class DealtLoader(DataLoader[Any]):
         try:
             while deal.more(self._waits):
                 for batch in super().__iter__():
-                    self._on_batch(*deal.handed_out())
+                    self._samples.add(*deal.handed_out())
                     yield batch if self._device.type == "cpu" else moved(batch, self._device)
                     self._check_newest(iteration)
             deal.next_epoch()

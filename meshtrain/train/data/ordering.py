@@ -1,4 +1,4 @@
-"""The order of an epoch's samples, equal on all peers: computed from the job's seed and the epoch's number (X4)."""
+"""The order of an epoch's samples, equal on all peers: it follows from the job's seed and the epoch's number."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -94,12 +94,12 @@ class LoaderOrder:
         return len(self._ordering)
 
     def describe(self) -> str:
-        """For the comparison between peers."""
+        """In words, for the comparison between peers: the same loader must be given on all of them."""
         unit = "batches of its own sampler" if self.whole_batches else f"samples in batches of {self.batch}"
         return f"{self.total} {unit}{', the last short one dropped' if self.drop_last else ''}"
 
     def space(self) -> SampleSpace:
-        """What the daemon is told."""
+        """How many samples an epoch has, and in which batches: what the daemon must know to deal them."""
         return SampleSpace(
             total=self.total, batch=self.batch, whole_batches=self.whole_batches, drop_last=self.drop_last
         )

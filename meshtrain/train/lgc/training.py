@@ -1,17 +1,23 @@
-"""LGC's autoencoder learns from values that were sent lately (`meshwire.layout.lgc_autoencoder`).
+"""Trains the autoencoder of LGC, when the daemon asks for it: the daemon has the values to learn from, and no torch.
 
-Nothing here must be bit-equal anywhere: only weights that all members were told count.
+Learned Gradient Compression (Abrahamyan et al. 2021, arXiv 2103.08870) sends the values that all members have chosen as
+the latents of a small convolutional autoencoder (`meshwire.layout.lgc_autoencoder` has its shape). Which weights it has
+follows from values that were sent lately. One member's learner trains it, at a boundary between two steps, and all are
+told the weights that it has found: so nothing here need be bit-equal to anything.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from meshwire import limits
 from meshwire.layout.lgc_autoencoder import GROUP_VALUES, HIDDEN, SLOPE, STRIDE, WEIGHT_MAX, Architecture
+from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
 TIME_LIMIT_S = 1.0  # every member waits for the one whose learner trains
 STEPS_MAX = 200
@@ -20,10 +26,22 @@ LEARNING_RATE = 3e-3  # of Adam
 FRESH_SCALE = 0.1  # of channels that pass nothing on at first
 SEED = 0
 MARGIN = STRIDE // 2
+LITTLE = np.dtype("<f4")  # as weights and values travel
 
 
 class EncoderTrainingError(Exception):
     """The values cannot be learnt from; says why."""
+
+
+def train_as_asked(task: EncoderTask) -> LearnerEncoder:
+    """Weights, or why there are none: training of the model goes on without, and the daemon says so in its log."""
+    weights = torch.from_numpy(np.frombuffer(task.weights, LITTLE).astype(np.float32))
+    rows = torch.from_numpy(np.frombuffer(task.rows, LITTLE).astype(np.float32))
+    try:
+        learnt = train_encoder(Architecture(task.channels), weights, rows.view(-1, limits.ENCODER_ROW_VALUES))
+    except (EncoderTrainingError, RuntimeError) as error:  # torch's are RuntimeErrors: no memory, no eigenvectors
+        return LearnerEncoder(number=task.number, error=str(error)[: limits.ERROR_CHARS_MAX])
+    return LearnerEncoder(number=task.number, weights=learnt.numpy().astype(LITTLE).tobytes())
 
 
 def train_encoder(
@@ -80,12 +98,17 @@ def encode(inputs: Tensor, kernels: list[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def principal_weights(architecture: Architecture, inputs: Tensor) -> Tensor:
-    """Those with which a group's latents are its parts along the principal directions of all groups."""
+    """Weights with which the autoencoder is principal component analysis of groups of 16 values, to begin with.
+
+    A group is STRIDE x STRIDE values: the outer layers take STRIDE values each, the inner ones STRIDE of their outputs.
+    The LeakyReLU between them is made linear by passing each value on twice, once with each sign: of x and -x it makes
+    x and -slope x, whose difference is (1 + slope) x. So first and fourth layer copy values in and out; the second
+    projects a group onto the largest eigenvectors of the groups' second moments, and the third, transposed, back.
+    """
     groups = inputs.reshape(-1, GROUP_VALUES).double()
     directions = torch.linalg.eigh(groups.T @ groups).eigenvectors.flip(1)[:, : architecture.channels].float()
     weights = torch.zeros(architecture.weight_count)
     first, second, third, fourth = kernels_of(architecture, weights)
-    # A value and its negative in two channels: what the LeakyReLU makes of both is (1 + slope) apart.
     passing = torch.eye(STRIDE).repeat_interleave(2, dim=0) * torch.tensor([1.0, -1.0]).repeat(STRIDE)[:, None]
     within = slice(MARGIN, MARGIN + STRIDE)
     first[: 2 * STRIDE, 0, within] = fourth[: 2 * STRIDE, 0, within] = passing

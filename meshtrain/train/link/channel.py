@@ -1,13 +1,15 @@
-"""What a learner and its daemon say to each other during the rounds."""
+"""The connection of a learner to its daemon: messages both ways, and the one loop in which a learner waits."""
 
+import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from meshtrain.client import Client
 from meshtrain.errors import ConnectionLost, JobStopped, MeshtrainError
 from meshwire.message_base import Wire
+from meshwire.messages.job import Member
 from meshwire.messages.learner import RoundDone, Stop, Waiting
 
 SILENCE_TIMEOUT_S = 30.0  # a daemon says about once a second for whom a learner waits
@@ -19,7 +21,13 @@ OnRound = Callable[[RoundDone], None]
 
 
 class Channel:
-    """The connection with the rules of a job: signs of life, stops, and a queue of rounds.
+    """What a learner tells its daemon, asks it and hears from it, over one connection.
+
+    The daemon sends rounds, which are queued; notices, which go to whoever has asked for their type; a sign of life
+    about once a second while the learner waits; and the word that the job ends.
+
+    Args:
+        members: of the job, by rank: reasons name ranks, and people want names.
 
     Attributes:
         rounds: that have arrived and are not taken yet, in order.
@@ -27,8 +35,9 @@ class Channel:
         stopped: whether the daemon has said that the job ends.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, members: Sequence[Member]) -> None:
         self._client = client
+        self._names = [member.name for member in members]
         self._handlers: dict[type[Wire], Callable[[Any], None]] = {}
         self.rounds: deque[RoundDone] = deque()
         self.waited_s = 0.0
@@ -85,6 +94,15 @@ class Channel:
             if isinstance(notice, Waiting):
                 reason = notice.reason
             self._take(notice)
+
+    def with_names(self, reason: str) -> str:
+        """A reason with the names of the peers whose ranks it tells: `rank 2:` as `rank 2 (anna):`."""
+
+        def named(match: re.Match[str]) -> str:
+            rank = int(match[1])
+            return f"rank {rank} ({self._names[rank]}):" if rank < len(self._names) else match[0]
+
+        return re.sub(r"\brank (\d+):", named, reason)
 
     def close(self) -> None:
         """Ends the connection once the daemon has read what was sent."""

@@ -1,4 +1,9 @@
-"""The learner's side of the shared memory: raw slots to write w*g into, one result slot to read the means from (M1)."""
+"""The learner's side of the memory that it shares with its daemon, so that vectors are never copied through a socket.
+
+Raw slots: the learner writes weight * gradient into one, in the order of the plan, and the daemon encodes it. The
+result slot: the daemon writes the means of a round into it, and the learner applies them. M1 (memory) says how many
+there are.
+"""
 
 import mmap
 import os
@@ -10,8 +15,8 @@ from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.model.plan import VALUE_BYTES, Plan, Span
 
 
-class Slots:
-    """fp32 tensors over the shared memory.
+class SharedSlots:
+    """The slots as fp32 tensors over the shared memory.
 
     Args:
         descriptor: of the file that the daemon has made; sized here.
@@ -40,6 +45,6 @@ class Slots:
 
 
 def view(slot: torch.Tensor, span: Span, shape: torch.Size) -> torch.Tensor:
-    """One tensor's place in a slot."""
+    """The part of a slot that belongs to one tensor, in its shape."""
     assert slot.element_size() == VALUE_BYTES
     return slot[span.start : span.start + span.count].view(shape)

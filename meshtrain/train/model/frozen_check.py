@@ -1,4 +1,4 @@
-"""Parameters that the mesh does not know: a step would change them on this peer alone."""
+"""Refuses parameters that came, or were unfrozen, after `mt.prepare`: a step would change them on this peer alone."""
 
 from torch.optim import Optimizer
 
@@ -6,8 +6,8 @@ from meshtrain.errors import UsageError
 from meshtrain.train.model.tensors import ModelTensors
 
 
-class KnownParameters:
-    """Those of the model as `mt.prepare` found it."""
+class FrozenCheck:
+    """Remembers the parameters that `mt.prepare` has found in model and optimizer, and compares at each step."""
 
     def __init__(self, tensors: ModelTensors, optimizer: Optimizer) -> None:
         self._optimizer = optimizer

@@ -1,15 +1,17 @@
-"""J3: the base and its optimizer's state in memory that outlives this process, and is marked while a round changes it.
+"""The base in memory that outlives this process: a script that is killed and started again goes on where it was.
 
-Parameters, the base beside them if there is one, buffers and the optimizer's tensors lie in a file without a name that
-the daemon keeps open. They are what the process computes with: nothing is copied from step to step. Who takes the
-place of a process that was killed between two rounds maps what it finds there.
+By J3 (kept base), on the CPU: parameters, the base beside them if there is one, buffers and the optimizer's tensors lie
+in a file without a name (a memfd) that the daemon keeps open. They are what the process computes with: nothing is
+copied from step to step. The file begins with a header: which round's base lies there, where, and a word that says
+"dirty" while a round changes it. After a kill between two rounds the next process maps what it finds; after a kill
+within one the header is dirty, and the state comes from another peer.
 """
 
 import json
 import mmap
 import os
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.model.optimizers import options, plain, set_option
-from meshtrain.train.model.state import PROGRESS, Progress
+from meshtrain.train.model.state import PROGRESS, RoundProgress
 from meshwire.memory.kept_state import (
     DIRTY,
     DIRTY_OFFSET,
@@ -40,24 +42,31 @@ PLAIN, GROUPS = "plain", "groups"
 Where = list[Any]  # offset, dtype, shape, stride
 
 
-class Unkept:
-    """Where nothing outlives the process."""
+class ProgressSource(Protocol):
+    """Knows what goes with the base besides tensors: `StateSaver` in a job."""
+
+    def progress(self) -> RoundProgress:
+        """What rounds have left so far."""
+
+
+class NoKeptState:
+    """For a learner whose base ends with its process: does nothing. `KeptState` says what each call is for."""
 
     def begin(
         self,
         beside: list[torch.Tensor],
         buffers: MutableMapping[int, torch.Tensor],
-        progress: Callable[[], Progress],
+        source: ProgressSource,
     ) -> None:
         """The model holds the base. From now on it lies in the file, and the optimizer's state does.
 
         Args:
             beside: the base beside the parameters, if it is there at times. Its tensors are replaced by others.
             buffers: the base's, by index; they are replaced, too.
-            progress: what goes with the base, besides.
+            source: tells what goes with the base besides.
         """
 
-    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> Progress:
+    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> RoundProgress:
         """Model and optimizer become what the process of before has left: the base after this round.
 
         Args:
@@ -90,12 +99,12 @@ class _File:
         self.size_bytes = 0
 
     def empty(self) -> None:
-        """Whatever is in it is of no use."""
+        """Begins anew: whatever is in the file is of no use."""
         os.ftruncate(self._descriptor, 0)
         self.take(HEADER_BYTES)
 
     def open(self) -> None:
-        """As another process has left it."""
+        """Maps the file as another process has left it."""
         self.size_bytes = os.fstat(self._descriptor).st_size
         self._maps.append((0, mmap.mmap(self._descriptor, self.size_bytes)))
 
@@ -129,7 +138,7 @@ class _File:
         return np.frombuffer(found, np.uint64, count=words, offset=at)[::step].tobytes()
 
     def tensor(self, where: Where) -> torch.Tensor:
-        """What lies there, with its strides."""
+        """The tensor that lies there, sharing the file's memory."""
         offset, dtype, shape, stride = where
         kind, count = getattr(torch, dtype), int(np.prod(shape, dtype=np.int64))
         if not count:
@@ -138,8 +147,11 @@ class _File:
         return torch.frombuffer(found, dtype=kind, count=count, offset=at).as_strided(shape, stride)
 
 
-class Kept(Unkept):
-    """What one learner keeps.
+class KeptState(NoKeptState):
+    """Keeps the base of one learner in the file, and knows at each moment whether a successor could use it.
+
+    If the script does what cannot be followed (it moves its model, or its optimizer keeps what is no tensor), the file
+    is marked as of no use, and training goes on without it.
 
     Args:
         descriptor: of the file.
@@ -164,12 +176,12 @@ class Kept(Unkept):
         self._addresses: list[int] = []  # of the parameters' values in the file
         self._header: KeptHeader | None = None
         self._taken = self._lost = self._is_beside = False
-        self._progress: Callable[[], Progress] = Progress
+        self._source: ProgressSource | None = None
 
     # From one process to the next
 
-    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> Progress:
-        """As `Unkept.take_over`."""
+    def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> RoundProgress:
+        """As `NoKeptState.take_over`."""
         self._file.open()
         header = KeptHeader.unpack(self._file.read(0, HEADER_BYTES))
         if header is None or header.dirty or header.round != round_:
@@ -193,7 +205,7 @@ class Kept(Unkept):
             tensor.data = value
         self._take_over_optimizer(record)
         self._header, self._taken = header, True
-        return Progress.load(record[PROGRESS])
+        return RoundProgress.load(record[PROGRESS])
 
     def _tensors(self, part: str, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         places = self._index[part]
@@ -220,10 +232,10 @@ class Kept(Unkept):
         self,
         beside: list[torch.Tensor],
         buffers: MutableMapping[int, torch.Tensor],
-        progress: Callable[[], Progress],
+        source: ProgressSource,
     ) -> None:
-        """As `Unkept.begin`."""
-        self._progress = progress
+        """As `NoKeptState.begin`."""
+        self._source = source
         own = all(_lies_alone(tensor) for tensor in (*self._parameters, *self._rest))
         if not own or not all(map(_is_dense, (*beside, *buffers.values()))):
             self._give_up()
@@ -248,7 +260,7 @@ class Kept(Unkept):
         except (OSError, ValueError):  # the system gives no such memory
             self._give_up()
             return
-        self.clean(progress().round)
+        self.clean(source.progress().round)
 
     # From round to round
 
@@ -287,7 +299,7 @@ class Kept(Unkept):
             self._write_header(self._header.round)
 
     def _give_up(self) -> None:
-        """What is in the file is no base, and will be none: this optimizer or script is not one to keep."""
+        """Marks the file as holding no base, for good: this optimizer or script cannot be followed."""
         self.dirty()
         self._lost = True
 
@@ -361,7 +373,8 @@ class Kept(Unkept):
         groups = [
             {name: plain(value) for name, value in options(group).items()} for group in self._optimizer.param_groups
         ]
-        record = {PROGRESS: self._progress().model_dump(), PLAIN: self._plain, GROUPS: groups}
+        assert self._source is not None
+        record = {PROGRESS: self._source.progress().model_dump(), PLAIN: self._plain, GROUPS: groups}
         data = json.dumps(record).encode()
         if len(data) > self._record_region[1]:
             self._record_region = self._file.take(2 * len(data))

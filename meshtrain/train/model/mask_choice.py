@@ -1,7 +1,8 @@
-"""Which weights are kept (`--masks`): chosen by comparisons of magnitudes alone, so that all peers choose the same.
+"""Chooses weights by their magnitude, so that all peers that hold the same values choose the same weights.
 
-Magnitudes are compared as the integers that their bits are: an order without exceptions, also for NaN, in which nothing
-is rounded. Of equal ones the first counts more. Places are indices into a tensor's values in row-major order, rising.
+Floating point numbers without their sign are in the same order as the integers with the same bits. Magnitudes are
+compared as these integers: an order without exceptions, also for NaN, in which nothing is rounded. Of two equal
+magnitudes the first counts as larger. Places are indices into a tensor's values in row-major order, rising.
 """
 
 import torch
@@ -16,9 +17,9 @@ def largest(values: Tensor, count: int) -> Tensor:
 
 
 def moved(places: Tensor, weights: Tensor, mean: Tensor, count: int) -> Tensor:
-    """The places that are kept after a change (RigL): the `count` kept weights of the smallest magnitudes leave, and as
-    many come in where the mean is largest outside of what stays. One that has just left can be among them: it has
-    stayed then.
+    """The places that are kept after a change, by RigL's drop and grow: the `count` kept weights of the smallest
+    magnitude leave, and as many come in where the mean is largest outside of what stays. A weight that has just left
+    can be among these: then it has stayed.
 
     Args:
         places: that are kept, at least `count`.

@@ -1,8 +1,14 @@
-"""The masks of one learner's model from round to round (`--masks`): dynamic sparse training, FedDST and RigL.
+"""`--masks`: which weights of a model are trained and exchanged, from round to round; all others are zero.
 
-A weight that is left out is zero in every base, and so is what optimizers keep of it. All members have the same masks:
-the first ones are of the weights of largest magnitude in the start state, each later one follows from the one before,
-the base and the mean of a round of which all values have travelled (`masks.py`). Masks are state of the base.
+This is dynamic sparse training as in RigL (Evci et al. 2020, arXiv 1911.11134, section 3), on all peers alike as in
+FedDST (Bibikar et al. 2022, arXiv 2112.09824). A mask is the set of places in a tensor whose weights are kept:
+
+- at the start these are the weights of the largest magnitude;
+- every so many rounds some of the smallest kept weights are dropped, and as many grow where the mean is largest; for
+  that, all values travel in such a round (`mask_choice.py` has the comparisons).
+
+Everything follows from the base and from means, which are equal on all members: so no mask is ever sent, but in a saved
+state. A weight that is left out is zero in every base, and so is what optimizers keep of it, by T3 (masks).
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +26,8 @@ from meshwire.model.schedule import Travel
 
 
 def travel(specs: Sequence[TensorSpec], settings: MaskSettings | None) -> Travel | None:
-    """What travels in which rounds (T1). Raises NotSupported when a tensor would keep nothing."""
+    """How many values of each tensor travel in which rounds (T1, travel). Raises NotSupported when none would
+    remain."""
     try:
         return travel_of(specs, settings)
     except ValueError as error:
@@ -28,10 +35,13 @@ def travel(specs: Sequence[TensorSpec], settings: MaskSettings | None) -> Travel
 
 
 class Masks:
-    """One model's.
+    """The masks of one model, and the zeros that they stand for in its parameters and its optimizers' state.
+
+    A change takes effect in two steps: `decide` computes the new places while the parameters hold the base before the
+    round, `hold` puts them in force once the optimizer has stepped.
 
     Args:
-        settings: None: every weight is kept, and nothing here does anything.
+        settings: of `--masks`. None: every weight is kept, and nothing here does anything.
     """
 
     def __init__(self, tensors: ModelTensors, settings: MaskSettings | None) -> None:
@@ -112,7 +122,7 @@ class Masks:
 
     @torch.no_grad()
     def hold_weights(self) -> None:
-        """What the masks leave out of the parameters is zero, whatever they hold."""
+        """Sets to zero what the masks leave out of the parameters, whatever these hold: base or local weights."""
         for index, places in self._places.items():
             tensor = self._tensor(index)
             tensor.copy_(only(tensor, places))

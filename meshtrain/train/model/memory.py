@@ -1,4 +1,4 @@
-"""How large a model and its optimizer are: for the sum of memory before a job runs (M1)."""
+"""How large a model and its optimizer are: for the sum of memory before a job runs (M1, memory)."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -57,10 +57,10 @@ def learner_bytes(
     sync: SyncSettings,
     masks: MaskSettings | None = None,
 ) -> int:
-    """What the learner will hold beside the shared memory.
+    """How many bytes the learner's process will hold beside the shared memory, for M1 (memory).
 
     Args:
-        coefficient: c, of what its own gradients that no round has covered would change (O2).
+        coefficient: c, of what its own gradients that no round has covered would change (O2, base and view).
     """
     size = model_size(tensors, optimizer)
     places_bytes = mask_bytes(tensors.manifest.tensors, masks, sync)

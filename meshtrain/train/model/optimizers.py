@@ -1,4 +1,4 @@
-"""What the mesh needs to know of a torch optimizer: whether it can take part, and how it is laid out."""
+"""Reads a torch optimizer: whether it can take part in a job, how it is laid out, its options as plain values."""
 
 import inspect
 import json
@@ -8,7 +8,7 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.model.tensors import Place
+from meshtrain.train.model.tensors import TensorPlace
 from meshwire import limits
 from meshwire.model.manifest import TensorSpec
 
@@ -18,7 +18,7 @@ SCALER_ATTRIBUTES = ("grad_scale", "found_inf")  # by which a GradScaler tells a
 
 
 def check(optimizer: Optimizer) -> None:
-    """O6: refuses by name what cannot work with averaged gradients. Raises NotSupported."""
+    """Refuses by name what cannot work with averaged gradients, by O6 (refusals). Raises NotSupported."""
     name = type(optimizer).__name__
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     needs_closure = closure is not None and closure.default is inspect.Parameter.empty
@@ -31,7 +31,7 @@ def check(optimizer: Optimizer) -> None:
         raise NotSupported(f"{name} is for sparse gradients, which cannot be averaged: use torch.optim.Adam")
 
 
-def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[Place, ...]) -> str:
+def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[TensorPlace, ...]) -> str:
     """Class and layout of the param groups; the values of the options belong to the start state instead.
 
     Raises UsageError when it holds a parameter that the model does not.

@@ -1,8 +1,8 @@
-"""ProgFed: a model that grows stage by stage, of which only the part that is trained is exchanged (T1).
+"""A model that grows stage by stage, of which only the part that is trained is computed and exchanged: ProgFed.
 
-Wang et al. 2022 (arXiv 2110.05323): sub-model b is the first b stages and head b. Every so many rounds it grows by one;
-for some rounds after that only the new stage and its head train, on what the others make of the input as they are. The
-last one is the whole model.
+As in Wang et al. 2022 (arXiv 2110.05323, section 3), sub-model b is the first b stages and head b; the last one is the
+whole model. Every so many rounds it grows by one. For some rounds after that (the warm-up) only the new stage and its
+head train, on what the frozen stages before it make of the input.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.model.tensors import Place
+from meshtrain.train.model.tensors import TensorPlace
 from meshwire import limits
 from meshwire.model.manifest import TensorSpec
 from meshwire.model.schedule import Stretch, Travel
@@ -100,8 +100,10 @@ class Progressive(nn.Module):
             yield from part.parameters()
             yield from part.buffers()
 
-    def travel(self, specs: Sequence[TensorSpec], places: Sequence[Place]) -> Travel | None:
-        """What of a model travels that this is, or is a part of; None: all of it in all rounds.
+    def travel(self, specs: Sequence[TensorSpec], places: Sequence[TensorPlace]) -> Travel | None:
+        """How many values of each tensor travel in which rounds, by T1 (travel); None: all of them in all rounds.
+
+        The model may be this one, or contain it.
 
         Args:
             specs, places: of all tensors of the model. Those of other parts of it are always trained.

@@ -1,7 +1,8 @@
-"""J1: the state of a replica between two rounds, in units that are compared, written to files and loaded from them.
+"""The state of a replica between two rounds: compared at the start, written for checkpoints and for other peers.
 
-A unit is one trainable parameter with the state of its optimizers, or one buffer; then all frozen tensors together, if
-there are any; last the values of the optimizer's options and, after round 0, what else rounds have left.
+It is cut into units, so that only those are sent that differ, by J1 (state in units). A unit is one trainable
+parameter with the state of its optimizers, or one buffer; then all frozen tensors together, if there are any; last the
+values of the optimizer's options and, after round 0, what else rounds have left.
 """
 
 import hashlib
@@ -34,15 +35,15 @@ PROGRESS = "progress"  # among those of the last unit
 BaseOf = Callable[[int], torch.Tensor | None]  # by the manifest's index; None: what the model holds is the base
 
 
-class Progress(Wire):
-    """What rounds leave in a learner beside its tensors and the optimizer.
+class RoundProgress(Wire):
+    """What a learner needs to go on after a round, besides its tensors and the optimizer's state.
 
     Attributes:
         round: the newest one in the base.
         squared_norm: of the means of the newest one that was not void.
-        clip: what the next bind says of clipping (O4).
+        clip: what the next bind says of clipping (O4, clipping).
         clip_known: whether it can say so: a step was taken.
-        written: by param group, the options that steps have written: state of the base (O3).
+        written: by param group, the options that steps have written: state of the base (O3, leader's options).
         scaler: of the learner's GradScaler. A boundary lies inside its `step`, before the `update` that follows: after
             an overflow one more round may overflow.
     """
@@ -57,7 +58,7 @@ class Progress(Wire):
 
 @dataclass(frozen=True)
 class _Content:
-    """Tensors by name, and plain values."""
+    """What one unit holds: tensors by name, and plain values."""
 
     tensors: dict[str, torch.Tensor]
     plain: dict[str, Any]
@@ -102,7 +103,7 @@ class ReplicaState:
         for unit in units:
             self._save(folder / unit_file(unit), self._read(unit))
 
-    def export_all(self, folder: Path, base: BaseOf, progress: Progress) -> int:
+    def export_all(self, folder: Path, base: BaseOf, progress: RoundProgress) -> int:
         """Writes all units, as they are after a round. The parameters hold the base.
 
         Args:
@@ -123,18 +124,18 @@ class ReplicaState:
             self._save(folder / unit_file(unit), content)
         return self.count
 
-    def load(self, units: Iterable[int], folder: Path, round_: int) -> Progress:
+    def load(self, units: Iterable[int], folder: Path, round_: int) -> RoundProgress:
         """Takes units over from FOLDER, of the start (round 0) or all of them after a round.
 
         Raises MeshtrainError for a file that does not suit the model or the round.
         """
-        progress = Progress()
+        progress = RoundProgress()
         for unit in units:
             try:
                 with safe_open(folder / unit_file(unit), framework="pt") as file:
                     tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                     values = json.loads((file.metadata() or {}).get(PLAIN, "{}"))
-                progress = Progress.load(values.pop(PROGRESS, progress.model_dump()))
+                progress = RoundProgress.load(values.pop(PROGRESS, progress.model_dump()))
             except (OSError, SafetensorError, ValueError, AttributeError, ValidationError) as error:
                 raise MeshtrainError(f"unit {unit} of the state in {folder} cannot be read: {error}") from error
             self._write(unit, _Content(tensors, values))

@@ -13,7 +13,7 @@ from meshwire.model.schedule import Travel
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """A tensor by its owner and attribute: a forward pass may replace a buffer by another tensor."""
 
     module: nn.Module
@@ -30,7 +30,7 @@ class ModelTensors:
     """`places[i]` holds what `manifest.tensors[i]` describes."""
 
     manifest: ModelManifest
-    places: tuple[Place, ...]
+    places: tuple[TensorPlace, ...]
 
     def kind(self, *kinds: str) -> Iterator[tuple[int, TensorSpec, torch.Tensor]]:
         """Index, description and tensor of all of these kinds, in the manifest's order."""
@@ -39,14 +39,14 @@ class ModelTensors:
                 yield index, spec, self.places[index].tensor()
 
 
-def collect(model: nn.Module) -> tuple[tuple[TensorSpec, ...], tuple[Place, ...]]:
+def collect(model: nn.Module) -> tuple[tuple[TensorSpec, ...], tuple[TensorPlace, ...]]:
     """Describes parameters, then buffers, in definition order; tied ones once, with their other names.
 
     Raises NotSupported for what cannot be shared, by name.
     """
     _refuse_sparse(model)
     specs: list[TensorSpec] = []
-    places: list[Place] = []
+    places: list[TensorPlace] = []
     for kind, named in (
         ("parameter", list(model.named_parameters(remove_duplicate=False))),
         ("buffer", list(model.named_buffers(remove_duplicate=False))),
@@ -61,7 +61,7 @@ def collect(model: nn.Module) -> tuple[tuple[TensorSpec, ...], tuple[Place, ...]
             seen.add(id(tensor))
             specs.append(_described(kind, name, tensor, names[id(tensor)][1:]))
             owner, _, attribute = name.rpartition(".")
-            places.append(Place(model.get_submodule(owner), attribute))
+            places.append(TensorPlace(model.get_submodule(owner), attribute))
     return tuple(specs), tuple(places)
 
 

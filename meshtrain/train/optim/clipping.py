@@ -1,4 +1,8 @@
-"""O4: clipping by the norm of a round's means, and the detection of clipping that would have no effect."""
+"""Clipping by the norm of a round's means, by O4 (clipping), and the detection of clipping that would have no effect.
+
+The norm of a mean over all peers' samples is known only when the round is there. Its owners compute it once for all,
+and it travels with the result: so every peer scales by the same number, to the bit.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,10 +29,12 @@ class Clipping:
 
     Attributes:
         bound: what the next bind carries: the limit of the step before, None if that was not clipped.
+        known: whether there was a step before, so that a bind can say so: false in a learner's first step.
     """
 
     def __init__(self) -> None:
         self.bound: float | None = None
+        self.known = False
         self._noted: float | None = None
 
     def note(self, max_norm: float) -> None:
@@ -106,7 +112,7 @@ def covers(parameters: torch.Tensor | Iterable[torch.Tensor], trained: Iterable[
     )
 
 
-class Untouched:
+class UntouchedGradients:
     """Sees that a script changes gradients between `backward()` and `optimizer.step()`, which only s=0 allows.
 
     Args:

@@ -1,4 +1,4 @@
-"""R9: the weights that a learner's own steps move, and the base beside them from which they began."""
+"""With `--sync local:H`: the weights that a learner's own steps move, and beside them the base where they began."""
 
 from collections.abc import Sequence
 from enum import Enum
@@ -6,7 +6,7 @@ from enum import Enum
 import torch
 
 
-class _Held(Enum):
+class _ParametersHold(Enum):
     """What the parameters hold, and what lies beside them."""
 
     BASE = "the base; what lies beside them counts for nothing"
@@ -24,32 +24,36 @@ class LocalWeights:
     def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
         self._parameters = list(parameters)
         self._beside = [p.detach().clone(memory_format=torch.preserve_format) for p in parameters]
-        self._held = _Held.BASE
+        self._held = _ParametersHold.BASE
 
     @torch.no_grad()
     def difference(self, position: int) -> torch.Tensor:
         """base - local weights of the parameter at `position`, at least in fp32: what a period contributes."""
         local, base = self._parameters[position], self._beside[position]
-        if self._held is _Held.LENT:
+        if self._held is _ParametersHold.LENT:
             local, base = base, local
         return _precise(base).sub(local)
 
     @torch.no_grad()
     def show_base(self) -> None:
         """The parameters hold the base, and may be stepped as such. Local weights are kept."""
-        if self._held is _Held.LOCAL:
+        if self._held is _ParametersHold.LOCAL:
             self._swap()
-            self._held = _Held.LENT
+            self._held = _ParametersHold.LENT
 
     @torch.no_grad()
     def show_view(self) -> None:
-        """The parameters hold the weights to compute with; those of a new period are the base that they hold."""
-        if self._held is _Held.LENT:
+        """The parameters hold the local weights; where a new period begins, these are equal to the base."""
+        if self._held is _ParametersHold.LENT:
             self._swap()
-        elif self._held is _Held.BASE:
+        elif self._held is _ParametersHold.BASE:
             for parameter, beside in zip(self._parameters, self._beside, strict=True):
                 beside.copy_(parameter)
-        self._held = _Held.LOCAL
+        self._held = _ParametersHold.LOCAL
+
+    def begin_step(self, newest_squared_norm: float) -> None:
+        """A period begins, on the base: what the one before has changed is in it, or lost."""
+        self.clear()
 
     def drop(self, step: int) -> None:
         """The period is in the base, or will never be: the parameters hold the base alone."""
@@ -58,7 +62,7 @@ class LocalWeights:
     def clear(self) -> None:
         """No period is on its way any more."""
         self.show_base()
-        self._held = _Held.BASE
+        self._held = _ParametersHold.BASE
 
     def _swap(self) -> None:
         for parameter, beside in zip(self._parameters, self._beside, strict=True):

@@ -1,8 +1,14 @@
-"""A codec that takes over the optimizer's momentum (DGC): whose momentum that can be, and how the optimizer then steps.
+"""DGC takes the optimizer's momentum over into its codec: which optimizers allow that, and how they step from then on.
 
-What arrives are means of velocities: momentum is in them. So the optimizer adds them as they are. Weight decay is
-different: it follows from the base, which all peers have alike, and its momentum stays with the optimizer. As both are
-linear, gradient and weight decay move the parameters as SGD with momentum would, if nothing were left out for later.
+Deep Gradient Compression (Lin et al. 2018, arXiv 1712.01887, section 3.2, "momentum correction") sends few values of a
+gradient at a time. Were momentum applied to what arrives, values that waited long would miss the momentum that they had
+gathered. So each peer applies momentum before it selects: its daemon keeps the velocity u = m u + g, and sends parts of
+what velocities add up to. What arrives are means of velocities, with momentum in them, and the optimizer only adds
+them.
+
+Weight decay is different: it follows from the base, which all peers have alike, so nothing of it has to travel, and its
+momentum stays with the optimizer. SGD's step is linear, so a gradient's part and weight decay's part can be kept in two
+places: together they move the parameters as SGD with momentum does, but for what the codec still holds back.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,6 +19,7 @@ from torch.optim import SGD, Optimizer
 
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.model.optimizers import Options
+from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshwire.model.manifest import Momentum
 
 CLIPPED_LATE = (
@@ -48,40 +55,32 @@ def momentum_of(optimizer: Optimizer) -> Momentum:
     return Momentum(factor=factor, nesterov=nesterov)
 
 
-class OptimizerStep:
-    """How an optimizer steps on the gradients in place: by itself."""
-
-    def take(self, optimizer: Optimizer, own: Callable[[], object]) -> None:
-        """One step.
-
-        Args:
-            own: the optimizer's.
-        """
-        own()
-
-
 class WithoutMomentum(OptimizerStep):
-    """SGD adds the gradients of some parameters without momentum, and steps on all others by itself: its hooks see the
-    gradients of those alone.
+    """SGD's step with `--codec dgc`: what arrives for the matrices is velocity already, so SGD's momentum must not be
+    applied to it a second time.
+
+    Those parameters are stepped here; SGD steps on all others by itself, and its hooks see the gradients of these
+    others alone.
 
     Args:
         parameters: whose momentum is the codec's. What `momentum_buffer` holds of them is that of weight decay.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], momentum: Momentum) -> None:
+    def __init__(self, optimizer: Optimizer, parameters: Sequence[torch.Tensor], momentum: Momentum) -> None:
+        super().__init__(optimizer)
         self._parameters = list(parameters)
         self._ids = {id(parameter) for parameter in parameters}
         self._momentum = momentum
 
     @torch.no_grad()
-    def take(self, optimizer: Optimizer, own: Callable[[], object]) -> None:
+    def around(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
         """Raises UsageError when the script has changed the momentum."""
         self._check(optimizer)
         gradients = [parameter.grad for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         try:
-            own()
+            step()
         finally:
             for parameter, gradient in zip(self._parameters, gradients, strict=True):
                 parameter.grad = gradient
@@ -100,7 +99,11 @@ class WithoutMomentum(OptimizerStep):
 
 
 def _add(parameter: torch.Tensor, state: dict[str, Any], group: Options) -> None:
-    """One parameter's step, as SGD's in all but the momentum of its gradient."""
+    """One parameter's step: p -= lr * (velocity + decay part), where only the second has a momentum buffer here.
+
+    With d = weight_decay * p, as in torch's SGD: buffer = m * buffer + d, and the decay part is that buffer, or
+    d + m * buffer with Nesterov.
+    """
     assert parameter.grad is not None
     rate, decay, momentum = float(group["lr"]), group["weight_decay"], group["momentum"]
     pull = parameter * decay

@@ -1,4 +1,4 @@
-"""A second optimizer in the state of the first: it steps ahead, and the first never knows."""
+"""A copy of an optimizer that steps on the same parameters, so that steps can be tried without touching its state."""
 
 import copy
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from meshtrain.train.model.optimizers import SCALER_ATTRIBUTES
 LEFT_OUT = frozenset({"step", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks", *SCALER_ATTRIBUTES})
 
 
-def twin(optimizer: Optimizer) -> Optimizer:
+def clone_optimizer(optimizer: Optimizer) -> Optimizer:
     """Another optimizer of the same parameters, whose state, options and attributes are copies of this one's.
 
     Its step does what this one's would do now, by the step of the class, and changes nothing else than the parameters.

@@ -1,4 +1,4 @@
-"""R9: the optimizer that takes the mean of what local steps have changed into the base."""
+"""With `--sync local:H`: the optimizer that takes the mean of what local steps have changed into the base."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,11 @@ NESTEROV_MOMENTUM = 0.9
 
 
 def outer_optimizer(outer: Outer, parameters: Sequence[torch.Tensor]) -> torch.optim.SGD:
-    """Its gradients are means of base - local weights.
+    """SGD whose gradients are means of base - local weights.
 
     Args:
-        outer: "average": the base becomes the mean of the local weights. "nesterov": DiLoCo's step.
+        outer: "average": lr 1, so base - mean(base - local) is the mean of the local weights. "nesterov": DiLoCo's
+        step.
         parameters: that are trained.
     """
     if outer == "average":

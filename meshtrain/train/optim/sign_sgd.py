@@ -1,7 +1,12 @@
-"""The optimizer of `--sync demo`: plain SGD on the signs of the mean (DeMo).
+"""`--sync demo`: plain SGD that steps on the signs of the mean, by O10 (signs).
 
-The momentum is what each member's codec has left out, in its daemon, so the script's optimizer must have none. It steps
-p = p * (1 - lr * weight_decay) - lr * sign(mean): torch adds the decay to the gradient, which the sign has gone before.
+DeMo (Peng, Quesnelle and Kingma 2024, arXiv 2411.19870, algorithm 1) keeps the momentum on each peer and sends its
+largest frequencies. Here the codec `dct` does that in each member's daemon, so the script's optimizer must have no
+momentum of its own. Its step is
+
+    p = p * (1 - lr * weight_decay) - lr * sign(mean)
+
+torch's SGD adds the weight decay to the gradient after the sign was taken, so the decay is not rounded to a sign.
 """
 
 from collections.abc import Callable
@@ -10,9 +15,10 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.optim.optimizer_step import OptimizerStep
 
 
-def check(optimizer: Optimizer) -> None:
+def check_signs_possible(optimizer: Optimizer) -> None:
     """Raises NotSupported for an optimizer that would not step so."""
     if type(optimizer) is not torch.optim.SGD:
         raise NotSupported(
@@ -31,11 +37,11 @@ def check(optimizer: Optimizer) -> None:
             )
 
 
-def on_signs(optimizer: Optimizer, step: Callable[[], object]) -> Callable[[], None]:
-    """That step, on the signs of the gradients, which stand in `p.grad` then. It raises UsageError when the script has
-    given the optimizer a momentum since."""
+class OnSigns(OptimizerStep):
+    """SGD's step on the signs of the gradients, which replace these in `p.grad`."""
 
-    def step_on_signs() -> None:
+    def around(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+        """Raises UsageError when the script has given the optimizer a momentum since `mt.prepare`."""
         for position, group in enumerate(optimizer.param_groups):
             if group["momentum"]:
                 raise UsageError(
@@ -46,5 +52,3 @@ def on_signs(optimizer: Optimizer, step: Callable[[], object]) -> Callable[[], N
                 if parameter.grad is not None:
                     parameter.grad.sign_()
         step()
-
-    return step_on_signs

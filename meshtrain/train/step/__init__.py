@@ -1,3 +1,1 @@
-"""From the hooks of `loss.backward()` to the round in the base: gradients leave, means come back, and the next step may
-start.
-"""
+"""From `mt.prepare` to the first step, and from the hooks of `loss.backward()` to the round in the base."""

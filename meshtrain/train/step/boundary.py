@@ -1,6 +1,8 @@
-"""The step boundary: rounds go into the base until the next step may start; idle times, barriers, the flush at the end.
+"""Between two steps of a learner: rounds go into the base until the daemon says that the next step may start.
 
-The daemon decides which rounds and when: the learner applies what it is given until it is told to start (R1).
+The daemon decides which rounds there are and when a step may start, by R1 (start). Here the learner obeys: it applies
+the rounds that it is given, in order, until it is told to start. Waiting for other peers, for samples or in a barrier,
+is the same loop with another end.
 """
 
 import time
@@ -10,12 +12,13 @@ from contextlib import contextmanager
 import torch
 
 from meshtrain.errors import MeshtrainError, RequestError, UsageError
-from meshtrain.train.lgc.tasks import train_as_asked
+from meshtrain.train.lgc.training import train_as_asked
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.optim.clipping import Untouched
-from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.contribution import Contribution
-from meshtrain.train.step.saving import Saving
+from meshtrain.train.model.progressive import Progressive
+from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.step.base import Base
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.saving import StateSaver
 from meshwire.messages.learner import (
     BarrierPassed,
     EncoderTask,
@@ -28,12 +31,14 @@ from meshwire.messages.learner import (
 )
 
 
-class Boundary:
-    """One learner's.
+class StepBoundary:
+    """Stands between the steps of one learner: `end_step` is called by what stands in place of `optimizer.step()`.
 
     Args:
         untouched: knows whether the script changes gradients between backward() and step(): only s=0 allows it.
-        before_view: called when a step may start, before the model holds what it computes with.
+        saver: writes checkpoints, for which a boundary is the moment.
+        growing: the part of the model that grows by rounds; it is told of the round that a step is for, before the step
+            begins. With s > 0 that is a guess.
         absent_in_barriers: whether rounds go on without a learner that waits for the others: its daemon then tells it
             to start again.
 
@@ -44,23 +49,21 @@ class Boundary:
 
     def __init__(
         self,
-        base: BaseParts,
-        applying: Applying,
-        contribution: Contribution,
-        untouched: Untouched,
-        saving: Saving,
+        base: Base,
+        contribution: StepContribution,
+        untouched: UntouchedGradients,
+        saver: StateSaver,
+        growing: Progressive | None,
         channel: Channel,
-        before_view: Callable[[], None],
         *,
         absent_in_barriers: bool,
     ) -> None:
         self._base = base
-        self._applying = applying
         self._contribution = contribution
         self._untouched = untouched
-        self._saving = saving
+        self._saver = saver
+        self._growing = growing
         self._channel = channel
-        self._before_view = before_view
         self._absent_in_barriers = absent_in_barriers
         self._started = 0
         self._passed: BarrierPassed | None = None
@@ -72,10 +75,10 @@ class Boundary:
         self._held: Mapping[int, torch.Tensor] = {}  # this learner's own buffers, while the model holds the base's
         channel.route(Start, self._on_start)
         channel.route(BarrierPassed, self._on_passed)
-        channel.route(EncoderTask, lambda task: channel.tell(train_as_asked(task)))
+        channel.route(EncoderTask, self._on_encoder_task)
 
     def close(self) -> None:
-        """What is open in `base` changes nothing any more."""
+        """When contexts of `base` that are still open end, they leave the model as it is."""
         self._closed = True
 
     def end_step(self) -> None:
@@ -95,29 +98,32 @@ class Boundary:
         )
         self._began_s, self._waited_before_s = now_s, self._channel.waited_s
         self._contribution.next_step()
+        self._base.options.clipping.known = True  # the next bind can tell how this step was clipped
 
     def wait_start(self) -> None:
         """Applies the rounds that the daemon gives until the step may start, then shows what it computes with."""
         step = self._contribution.step
         self._wait(lambda: self._started == step, f"step {step} for its start")
-        self._contribution.aim(self.decided + 1)
-        self._before_view()
+        self._contribution.aim_at(self.decided + 1)
+        if self._growing is not None:
+            self._growing.enter_round(self.decided + 1)
+        self._base.begin_step()
         self._show_view()
 
     def save_in_period(self) -> None:
-        """Between two local steps, of which a period may have many (R9): the base lies beside the weights, and these go
-        on as they were."""
-        if self._saving.due:
-            with self._saving.possible():
+        """Between two local steps, of which a period (R9) may have many: writes a checkpoint that is due. The base lies
+        beside the local weights, which go on as they were."""
+        if self._saver.due:
+            with self._saver.possible():
                 self._show_view()
 
     def idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
-        """Waits for other peers without being waited for, and applies rounds meanwhile (R5).
+        """Waits for other peers without being waited for, and applies rounds meanwhile, by R5 (absent).
 
         Args:
             what: is waited for, for the error.
         """
-        begins_again = self._leave()
+        begins_again = self._leave_step()
         self._channel.tell(LearnerIdle(reason=reason, finished=False))
         if self._contribution.done is None:
             self._wait(until, what)
@@ -138,19 +144,19 @@ class Boundary:
         """
         if self._contribution.sealed:
             raise UsageError("mt.barrier() between backward() and optimizer.step(): call it after the step")
-        self._leave()
+        self._leave_step()
         try:
-            self._enter(number)
+            self._enter_barrier(number)
         finally:  # told that some peer will never come, it goes on as well
             if self._passed is not None:
-                self._resume()
+                self._leave_barrier()
 
     def flush(self) -> None:
         """At the end: every round that anybody has contributed to is in the base, and the model holds it."""
         if self._contribution.sealed:
             self._tell_stepped()
-        self._leave()
-        self._enter(0)
+        self._leave_step()
+        self._enter_barrier(0)
         self.show_base_for_good()
 
     def show_base_for_good(self) -> None:
@@ -161,8 +167,8 @@ class Boundary:
 
     @contextmanager
     def base(self) -> Iterator[None]:
-        """O7: inside, the model holds the base."""
-        applied = self._applying.applied
+        """`mt.base()`, by O7 (base): inside, the model holds the base."""
+        applied = self._base.applied
         if not self.bases:
             self._base.view.show_base()
             self._held = self._base.buffers.show_base()
@@ -173,7 +179,7 @@ class Boundary:
             self.bases -= 1
             if not self.bases and not self._closed:
                 self._base.buffers.restore()
-                if self._applying.applied == applied:
+                if self._base.applied == applied:
                     self._base.buffers.show(self._held)
                 self._show_view()
 
@@ -183,9 +189,15 @@ class Boundary:
             self._base.buffers.show(self._held)
             self._held = {}
 
+    def check_step(self) -> None:
+        """When the script calls `optimizer.step()`. Raises UsageError where it must not, JobStopped."""
+        self._channel.look()
+        if self.bases:
+            raise UsageError("optimizer.step() inside `with mt.base():`, which is for evaluating and saving: leave it")
+
     def _wait(self, until: Callable[[], bool], what: str) -> None:
         """Between two steps: rounds are applied and the base is saved as the daemon says, until `until()` is true."""
-        with self._saving.possible():
+        with self._saver.possible():
             self._channel.wait(until, what, self._apply)
 
     def _apply(self, done: RoundDone) -> None:
@@ -195,17 +207,20 @@ class Boundary:
                 "gradients after backward(), which this peer cannot do alike: clip with mt.clip_grad_norm_, or submit "
                 "with --shares equal"
             )
-        self._applying.apply(done)
-        self._saving.do_due()
+        self._base.apply(done)
+        self._saver.save_due()
 
-    def _leave(self) -> bool:
-        """The daemon forgets a step that has begun and sent nothing. Returns whether it will be begun again."""
+    def _leave_step(self) -> bool:
+        """This learner is about to be absent: the daemon forgets a step that has begun and sent nothing.
+
+        Returns whether there is such a step, which will be begun again.
+        """
         begins_again = not self._contribution.sealed
         if begins_again:
             self._started = 0
         return begins_again
 
-    def _enter(self, number: int) -> None:
+    def _enter_barrier(self, number: int) -> None:
         self._passed = None
         self._channel.tell(LearnerBarrier(number=number))
         what = f"barrier {number}" if number else "the end of the job"
@@ -216,7 +231,7 @@ class Boundary:
         if self._passed.error is not None:
             raise RequestError(self._passed.error)
 
-    def _resume(self) -> None:
+    def _leave_barrier(self) -> None:
         if self._absent_in_barriers:
             self.wait_start()
         else:
@@ -228,6 +243,9 @@ class Boundary:
 
     def _on_start(self, start: Start) -> None:
         self._started, self.decided = start.step, start.decided
+
+    def _on_encoder_task(self, task: EncoderTask) -> None:
+        self._channel.tell(train_as_asked(task))
 
     def _on_passed(self, passed: BarrierPassed) -> None:
         self._passed = passed

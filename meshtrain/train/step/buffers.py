@@ -1,18 +1,20 @@
-"""O5: buffers in a round. Floats travel as weighted differences from the base, integers as their maximum."""
+"""BatchNorm's statistics and other buffers of a model in a round, by O5 (buffers).
 
-import hashlib
+Parameters follow from the rounds alone, but a forward pass moves buffers on each peer in its own way. So what each peer
+has moved travels in the vector, behind the gradients: floats as weight * (buffer - base), whose mean is added to the
+base; integers, which count things, as their maximum.
+"""
+
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from meshtrain.train.link.shared_slots import view
-from meshtrain.train.model.masks import Masks
-from meshtrain.train.model.state import feed
 from meshtrain.train.model.tensors import ModelTensors
 from meshwire.model.plan import Plan, Span
 
 
-class Buffers:
+class ModelBuffers:
     """The buffers of a model and their state after the last round.
 
     Args:
@@ -68,6 +70,12 @@ class Buffers:
     def _travelling(self, plan: Plan) -> Iterator[Span]:
         return (plan.spans[index] for index in self._floats if plan.spans[index].count)
 
+    def begin_step(self) -> None:
+        """A step begins. With s > 0 it does so from the base's buffers; with s=0 the model holds these already, but for
+        what a script has run through it since, which counts for the next step."""
+        if self._ascending:
+            self.restore()
+
     @torch.no_grad()
     def restore(self) -> None:
         """The base into the model, where the next step's differences are taken from it.
@@ -97,15 +105,3 @@ def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Elementwise, in Python: torch.maximum does not know all unsigned types."""
     values = list(map(max, a.flatten().tolist(), b.flatten().tolist()))
     return torch.tensor(values, dtype=a.dtype).view(a.shape)
-
-
-def base_hash(tensors: ModelTensors, buffers: Buffers, masks: Masks) -> bytes:
-    """O9: SHA-256 of the base after the last round: trainable parameters, which of their values are kept, and buffers,
-    in the manifest's order."""
-    digest = hashlib.sha256()
-    for index, _, tensor in tensors.kind("parameter", "buffer"):
-        base = buffers.base(index)
-        feed(digest, tensor if base is None else base)
-        if (places := masks.places(index)) is not None:
-            feed(digest, places)
-    return digest.digest()

@@ -1,29 +1,35 @@
-"""The contribution of the step at hand: from its first bucket in the raw slot to its round.
+"""What a learner contributes to a round: the values of one step, bucket by bucket, in shared memory.
 
-A step is what the round machine counts: one synchronised backward pass, or a period of local steps (R9). Buckets leave
-strictly in the plan's order: one that is full early waits for those before it.
+A step is here what the rounds count: one synchronised backward pass, or with a period (R9) H local steps. Its values
+are written into the raw slot, times the number of samples behind them. A bucket of the plan is announced to the daemon
+when it is full and all buckets before it have been: so all peers send their buckets in the same order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 
+from meshtrain.train.data.step_samples import BoundSamples, StepSamples
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.shared_slots import view
 from meshtrain.train.model.mask_choice import packed
-from meshtrain.train.step.buffers import Buffers
-from meshtrain.train.step.means import Means
-from meshtrain.train.step.step_samples import DrawnSamples, Taken
+from meshtrain.train.optim.leader_options import LeaderOptions
+from meshtrain.train.step.buffers import ModelBuffers
+from meshtrain.train.step.means import RoundMeans
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone, StepLost
 from meshwire.messages.rounds import Poison
 from meshwire.model.plan import Bucket
 
 
-class Contribution:
-    """One learner's, step after step.
+class StepContribution:
+    """The contribution at hand of one learner; after each step it begins anew.
+
+    Its life: `aim_at` a round, `begin` (the weight is fixed: R2, bind), `write` or `leave_out` each span, `send_full`
+    between them, `seal`, then with s=0 `wait_round`; `next_step`.
 
     Args:
-        pack: the options of the optimizer for the bind of a step (O3).
+        samples: what was handed to the script.
+        options: of the optimizer, which go with every bind (O3, leader's options); None: they do not.
         what: is contributed, for people: "gradient".
 
     Attributes:
@@ -33,39 +39,39 @@ class Contribution:
         samples: how many it covers.
         hyperparameters: what its bind said.
         filled: spans that hold something.
-        poisoned: whether any bucket was not finite (V1).
+        poisoned: whether any bucket was not finite (V1, non-finite values).
         sealed: whether all of it has left.
         done: s=0: its round, while it is in `p.grad` and not in the base; None before that, and for a lost step.
     """
 
     def __init__(
         self,
-        means: Means,
-        buffers: Buffers,
-        drawn: DrawnSamples,
-        pack: Callable[[int], bytes],
+        means: RoundMeans,
+        buffers: ModelBuffers,
+        samples: StepSamples,
+        options: LeaderOptions | None,
         channel: Channel,
         what: str,
     ) -> None:
         plan, specs = means.plan, means.tensors.manifest.tensors
         self._means = means
         self._buffers = buffers
-        self._drawn = drawn
-        self._pack = pack
+        self._drawn = samples
+        self._options = options
         self._channel = channel
         self._what = what
         self._buffer_spans = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "buffer"]
         self._raw = means.slots.raw(1)
-        self._taken = Taken(1.0, (), 0)
+        self._taken = BoundSamples(1.0, (), 0)
         self.trained = [index for index, span in enumerate(plan.spans) if specs[span.tensor].kind == "parameter"]
         self.step = 1
         self.hyperparameters = b""
         self._plan = plan
-        self.aim(1)
+        self.aim_at(1)
         self._reset()
 
-    def aim(self, round_: int) -> None:
-        """The step that begins is for this round, if no other length than its travels in a round before (T1)."""
+    def aim_at(self, round_: int) -> None:
+        """The step that begins is for this round, whose plan says what travels, by T1 (travel)."""
         plan = self._means.plans.of(round_)
         if plan is not self._plan:
             for step in range(self._means.slots.layout.raw_slots):
@@ -76,10 +82,10 @@ class Contribution:
         self._open = [len(bucket.spans) for bucket in plan.buckets]  # spans that are missing, by bucket
 
     def begin(self) -> None:
-        """The next write is the step's first: its weight and samples are what was drawn until now (R2)."""
+        """The next write is the step's first: its weight and samples are what was handed out until now (R2, bind)."""
         self._taken = self._drawn.take(self.step)
         self.samples = int(self._taken.weight) if self._taken.blocks else 0
-        self.hyperparameters = self._pack(self.step)
+        self.hyperparameters = self._options.pack() if self._options is not None else b""
         self._raw = self._means.slots.raw(self.step)
 
     def write(self, index: int, values: torch.Tensor, divisor: float = 1.0) -> None:
@@ -144,11 +150,12 @@ class Contribution:
         )
         return None if self._lost else rounds.popleft()
 
-    def lost(self, notice: StepLost) -> None:
-        """A step of this learner is in no round (V2, R5)."""
+    def step_lost(self, notice: StepLost) -> None:
+        """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
         if notice.step == self.step and notice.retry:
             self._lost = True
             self.samples = 0
+        self._drawn.step_lost(notice.step, retry=notice.retry)
 
     def next_step(self) -> None:
         """The step has ended."""
@@ -156,7 +163,7 @@ class Contribution:
         self._reset()
 
     def _poison(self, bucket: Bucket, overflows: bool) -> Poison | None:
-        """V1: the first tensor of the bucket that holds NaN or an infinity."""
+        """The first tensor of the bucket that holds NaN or an infinity, by V1 (non-finite values); None without one."""
         if _finite(self._raw[bucket.start : bucket.start + bucket.count]):
             return None
         for index in bucket.spans:

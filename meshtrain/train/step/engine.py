@@ -1,60 +1,23 @@
-"""What a prepared learner consists of, put together."""
+"""All that trains one prepared model in a job, behind one object: what `mt`'s functions and the loader ask for."""
 
+import math
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
 
+from meshtrain.errors import UsageError
 from meshtrain.train.link.channel import Channel
-from meshtrain.train.model.hyperparameters import Hyperparameters
-from meshtrain.train.model.kept_state import Unkept
-from meshtrain.train.model.state import Progress, ReplicaState
-from meshtrain.train.optim.amp import Scaling
-from meshtrain.train.optim.clipping import Clipping, Untouched
-from meshtrain.train.optim.local_weights import LocalWeights
-from meshtrain.train.optim.momentum_handover import OptimizerStep, WithoutMomentum
-from meshtrain.train.optim.sign_sgd import on_signs
-from meshtrain.train.optim.stale_view import Overlay
-from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.boundary import Boundary
-from meshtrain.train.step.buffers import Buffers, base_hash
-from meshtrain.train.step.contribution import Contribution
-from meshtrain.train.step.gradient_step import Stepping
-from meshtrain.train.step.gradients import Gradients, StepParts
-from meshtrain.train.step.local_step import PeriodParts, Periods
-from meshtrain.train.step.mask_growth import Growth
-from meshtrain.train.step.means import Means
-from meshtrain.train.step.saving import Saving
-from meshtrain.train.step.step_samples import DrawnSamples
-from meshwire.messages.learner import LearnerHash, StepLost
-
-
-@dataclass(frozen=True)
-class EngineSettings:
-    """How the members of the job keep in step.
-
-    Attributes:
-        staleness: the bound s.
-        absent_in_barriers: see `Boundary`.
-        coefficient: c, of what the learner's own gradients that no round has covered would change (O2).
-        hash_every: rounds between two hashes of the base; 0: at the end only.
-        period: H, local steps in a round (R9); 0: each step is a round of gradients.
-        signs: the optimizer steps on the signs of the means (O10).
-    """
-
-    staleness: int
-    absent_in_barriers: bool
-    coefficient: float
-    hash_every: int
-    period: int
-    signs: bool
+from meshtrain.train.optim.clipping import checked
+from meshtrain.train.step.base import Base
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.contribution import StepContribution
+from meshwire.messages.learner import StepLost
 
 
 class ScriptSteps(Protocol):
-    """What the script's steps are."""
+    """What stands in place of the script's `optimizer.step()`: `GradientStep`, or with a period `LocalStep`."""
 
     @property
     def number(self) -> int:
@@ -64,151 +27,64 @@ class ScriptSteps(Protocol):
         """Backward passes inside only accumulate (O6)."""
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """O4. Returns the norm before clipping."""
+        """O4 (clipping). Returns the norm before clipping."""
 
     def end_period(self) -> bool:
-        """Local steps that no round has covered become a round now. Returns whether there were any (R9)."""
+        """Local steps that no round has covered become a round now. Returns whether there were any (R9, period)."""
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
 
 
 class Engine:
-    """From the backward pass to the base, of one model and optimizer.
+    """From the backward pass to the base, of one model and optimizer. `step/README.md` has the way of a gradient.
 
     Args:
-        state: of this model and optimizer, which hold the base after `progress.round`.
-        named: adds the peers' names to a reason that names ranks.
-        enter_round: called with the round that a step is for, before it begins; with s>0 it is a guess.
-        kept: where the base lies, if it is to outlive this process (J3); where there is a period nothing is.
+        clip_refusal: why the means of the job's codec cannot be clipped, and what to do instead; None: they can be.
+        absent_in_barriers: whether rounds go on without a learner that waits for all others, as R5 (absent) has it.
+        base_apart: whether the model may hold something else than the base between two steps: with s > 0, or a period.
     """
 
     def __init__(
         self,
-        state: ReplicaState,
-        progress: Progress,
-        means: Means,
+        base: Base,
+        contribution: StepContribution,
+        boundary: StepBoundary,
+        steps: ScriptSteps,
         channel: Channel,
-        drawn: DrawnSamples,
-        scaling: Scaling,
-        settings: EngineSettings,
-        named: Callable[[str], str],
-        enter_round: Callable[[int], None],
-        kept: Unkept,
+        *,
+        clip_refusal: str | None,
+        absent_in_barriers: bool,
+        base_apart: bool,
     ) -> None:
+        self._base = base
+        self._contribution = contribution
         self._channel = channel
-        self._kept = kept
-        self._enter_round = enter_round
-        self._settings = settings
-        self._state = state
-        self._scaling = scaling
-        self._begun = progress
-        self._hashed = 0
-        self._means = means
-        self._masks = state.masks
-        self._masks.begin([state.optimizer] if state.outer is None else [state.optimizer, state.outer])
-        self._buffers = Buffers(means.tensors, means.plan, settings.staleness)
-        self._hyperparameters, self._clipping = Hyperparameters(state.optimizer), Clipping()
-        self._untouched = Untouched([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
-        self._steps: ScriptSteps
-        self._beside: list[torch.Tensor] | None = None
-        if settings.period:
-            self._put_together_periods(drawn, named)
-        else:
-            self._put_together_gradients(drawn, named)
-        self._go_on_from(progress)
-        if self._beside is not None:
-            kept.begin(self._beside, self._buffers.watched, self._progress)
+        self._clip_refusal = clip_refusal
+        self._absent_in_barriers = absent_in_barriers
+        self._base_apart = base_apart
+        self.boundary = boundary
+        self.steps = steps
+        channel.route(StepLost, self._on_step_lost)
 
-    def _put_together_gradients(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
-        """Each backward pass is a round."""
-        optimizer, means, channel, settings = self._state.optimizer, self._means, self._channel, self._settings
-        momentum = means.tensors.manifest.momentum
-        step = OptimizerStep() if momentum is None else WithoutMomentum(means.coded(), momentum)
-        overlay = Overlay(
-            means.parameters(), optimizer, self._hyperparameters, self._clipping, settings.coefficient, step
-        )
-        base = BaseParts(optimizer, means, self._buffers, overlay, self._hyperparameters, self._clipping)
-        self._contribution = Contribution(means, self._buffers, drawn, self._pack, channel, "gradient")
-        original = optimizer.step
-        stepped = on_signs(optimizer, original) if settings.signs else original
-        self._applying = Applying(base, lambda: step.take(optimizer, stepped), channel, named, self._after_round)
-        self._applying.kept = overlay.kept = self._kept
-        self._beside = overlay.beside
+    # For the script
 
-        def before_view() -> None:
-            self._enter_round(self.boundary.decided + 1)
-            if settings.staleness:
-                overlay.step_over(self._applying.squared_norm)
-                self._buffers.restore()
+    def show_base(self) -> AbstractContextManager[None]:
+        """`mt.base()`, by O7 (base): inside, the model holds the base."""
+        return self.boundary.base() if self._base_apart else nullcontext()
 
-        self.boundary = self._boundary(base, before_view)
-        parts = StepParts(
-            base=base,
-            overlay=overlay,
-            contribution=self._contribution,
-            applying=self._applying,
-            scaling=self._scaling,
-            untouched=self._untouched,
-            staleness=settings.staleness,
-        )
-        self._steps = Stepping(parts, original, Gradients(parts), self.boundary, channel)
-        self._base = base
+    def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
+        """`mt.clip_grad_norm_`, by O4 (clipping). Infinity only asks for the norm, which every codec allows.
 
-    def _put_together_periods(self, drawn: DrawnSamples, named: Callable[[str], str]) -> None:
-        """Rounds are of what local steps have changed (R9)."""
-        means, channel, outer = self._means, self._channel, self._state.outer
-        assert outer is not None
-        weights = LocalWeights(means.parameters())
-        base = BaseParts(outer, means, self._buffers, weights, self._hyperparameters, self._clipping)
-        # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
-        self._contribution = Contribution(means, self._buffers, drawn, lambda _: b"", channel, "change by local steps")
-        self._applying = Applying(base, outer.step, channel, named, self._after_round)
-
-        def before_view() -> None:
-            self._enter_round(self.boundary.decided + 1)
-            weights.clear()
-
-        self.boundary = self._boundary(base, before_view)
-        parts = PeriodParts(
-            optimizer=self._state.optimizer,
-            base=base,
-            contribution=self._contribution,
-            applying=self._applying,
-            weights=weights,
-            scaling=self._scaling,
-            period=self._settings.period,
-            masks=self._masks,
-            growth=Growth(self._masks, means.tensors, self._scaling, lambda: self._applying.applied + 1),
-        )
-        self._steps = Periods(parts, self._state.optimizer.step, self.boundary, channel)
-        self._base = base
-
-    def _boundary(self, base: BaseParts, before_view: Callable[[], None]) -> Boundary:
-        return Boundary(
-            base,
-            self._applying,
-            self._contribution,
-            self._untouched,
-            Saving(self._channel, lambda: self._applying.applied, self._save),
-            self._channel,
-            before_view,
-            absent_in_barriers=self._settings.absent_in_barriers,
-        )
-
-    @property
-    def steps(self) -> ScriptSteps:
-        """What stands in place of the optimizer's own."""
-        return self._steps
-
-    def lost(self, notice: StepLost) -> None:
-        """A step of this learner is in no round (V2, R5)."""
-        self._base.view.drop(notice.step)
-        self._contribution.lost(notice)
+        Raises UsageError where the codec keeps the momentum, or does not tell the norm.
+        """
+        if self._clip_refusal is not None and math.isfinite(checked(max_norm)):
+            raise UsageError(self._clip_refusal)
+        return self.steps.clip_grad_norm_(parameters, max_norm)
 
     def barrier(self, number: int) -> None:
-        """Waits for all peers' barriers of this number. Raises as `Boundary.barrier`."""
-        self._steps.end_period()
+        """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
+        self.steps.end_period()
         self.boundary.barrier(number)
 
     def flush(self) -> None:
@@ -217,56 +93,40 @@ class Engine:
         Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
         the script's, which will not step on it, and none can follow before.
         """
-        self._steps.end_period()
-        if self._settings.absent_in_barriers and self._contribution.done is None:
+        self.steps.end_period()
+        if self._absent_in_barriers and self._contribution.done is None:
             self.boundary.flush()
 
     def tell_last_hash(self) -> None:
         """Of the final base, which the model then holds."""
-        if self._settings.staleness or self._settings.period:
+        if self._base_apart:
             self.boundary.show_base_for_good()
         # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
-        if self._contribution.done is None and self._applying.applied > self._hashed:
-            self._tell_hash(self._applying.applied)
+        if self._contribution.done is None:
+            self._base.tell_last_hash()
 
     def close(self) -> None:
         """Model and optimizer are ordinary ones again."""
-        self._steps.close()
+        self.steps.close()
         self.boundary.close()
 
-    def _go_on_from(self, progress: Progress) -> None:
-        self._applying.applied = progress.round
-        self._applying.squared_norm = progress.squared_norm
-        if not self._settings.period:  # else what a script clips are its own gradients, never a round (O8)
-            self._clipping.bound = progress.clip
-        self._hyperparameters.written = progress.written
-        if progress.scaler is not None:
-            self._scaling.load(progress.scaler)
+    # For the prepared loader
 
-    def _progress(self) -> Progress:
-        return Progress(
-            round=self._applying.applied,
-            squared_norm=self._applying.squared_norm,
-            clip=self._clipping.newest,
-            clip_known=self._clip_known(self._contribution.step),
-            written=self._hyperparameters.written,
-            scaler=self._scaling.state(),
-        )
+    def wait_samples(self, until: Callable[[], bool]) -> None:
+        """Takes what the daemon says until `until()` is true. Rounds wait in their queue."""
+        self._channel.wait(until, "samples")
 
-    def _pack(self, step: int) -> bytes:
-        return self._hyperparameters.pack(self._clipping.bound, clip_known=self._clip_known(step))
+    def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
+        """Waits for what other peers' steps have to bring, and applies rounds meanwhile."""
+        self.boundary.idle(reason, until, what)
 
-    def _clip_known(self, step: int) -> bool:
-        return step > 1 or self._begun.clip_known
+    def end_period(self) -> bool:
+        """Local steps so far become a round (R9, period). Returns whether there were any."""
+        return self.steps.end_period()
 
-    def _save(self, folder: Path) -> int:
-        self._base.view.show_base()
-        return self._state.export_all(folder, self._buffers.base, self._progress())
+    # For the daemon
 
-    def _after_round(self, round_: int) -> None:
-        if self._settings.hash_every and round_ % self._settings.hash_every == 0:
-            self._tell_hash(round_)
-
-    def _tell_hash(self, round_: int) -> None:
-        self._hashed = round_
-        self._channel.tell(LearnerHash(round=round_, sha256=base_hash(self._means.tensors, self._buffers, self._masks)))
+    def _on_step_lost(self, notice: StepLost) -> None:
+        """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
+        self._base.view.drop(notice.step)
+        self._contribution.step_lost(notice)

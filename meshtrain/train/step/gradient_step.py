@@ -1,4 +1,9 @@
-"""What stands in place of `optimizer.step()` where each backward pass is a round: the step boundary."""
+"""What the script's `optimizer.step()` does where each backward pass is a round (`--sync bsp`, `ssp:S`, `demo`).
+
+With s=0 `p.grad` holds the means of the round, which `backward()` has waited for: the optimizer steps on them, as the
+script may have clipped them. With s > 0 `p.grad` is this learner's own and has left already: nothing is stepped on
+here, and rounds that have arrived are applied at the boundary that follows.
+"""
 
 import math
 import sys
@@ -9,44 +14,49 @@ from typing import Any
 import torch
 
 from meshtrain.errors import UsageError
-from meshtrain.train.link.channel import Channel
-from meshtrain.train.model.frozen_check import KnownParameters
+from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.optim import clipping
+from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
 from meshtrain.train.optim.step_patch import ReplacedStep
-from meshtrain.train.step.boundary import Boundary
-from meshtrain.train.step.gradients import Gradients, StepParts
+from meshtrain.train.step.base import Base
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.gradients import GradientHooks
 
 SCALER_CODE = torch.amp.GradScaler.step.__code__
 
 
-class Stepping:
-    """One learner's. From its creation on, `optimizer.step()` is this.
+class GradientStep:
+    """From its creation until `close`, the script's `optimizer.step()` is this object's.
 
     Args:
-        original: the optimizer's own `step`.
+        hooks: have handed the gradients of the step over.
+        staleness: the bound s.
     """
 
     def __init__(
         self,
-        parts: StepParts,
-        original: Callable[..., Any],
-        gradients: Gradients,
-        boundary: Boundary,
-        channel: Channel,
+        hooks: GradientHooks,
+        base: Base,
+        contribution: StepContribution,
+        boundary: StepBoundary,
+        scaling: LossScaling,
+        untouched: UntouchedGradients,
+        staleness: int,
     ) -> None:
-        self._parts = parts
-        self._original = original
-        self._contribution = parts.contribution
-        self._applying = parts.applying
-        self._gradients = gradients
+        self._hooks = hooks
+        self._base = base
+        self._contribution = contribution
         self._boundary = boundary
-        self._channel = channel
-        self._staleness = parts.staleness
-        self._optimizer = parts.base.optimizer
-        self._known = KnownParameters(parts.base.means.tensors, self._optimizer)
-        self._replaced = ReplacedStep(self._optimizer, self._step)
-        parts.scaling.watch(self._optimizer, self._after_scaler, parts.untouched.remember)
+        self._scaling = scaling
+        self._untouched = untouched
+        self._staleness = staleness
+        optimizer = base.step.optimizer
+        self._frozen = FrozenCheck(base.means.tensors, optimizer)
+        self._replaced = ReplacedStep(optimizer, self._step)
+        scaling.watch(optimizer, self._after_scaler, untouched.remember)
 
     @property
     def number(self) -> int:
@@ -54,8 +64,8 @@ class Stepping:
         return self._contribution.step
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """O6."""
-        return self._gradients.no_sync()
+        """Backward passes inside only accumulate, as O6 (accumulation) has it."""
+        return self._hooks.no_sync()
 
     def end_period(self) -> bool:
         """Each step is a round: there is never one under way."""
@@ -63,9 +73,9 @@ class Stepping:
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
-        self._gradients.close()
+        self._hooks.close()
         self._replaced.close()
-        self._parts.scaling.close()
+        self._scaling.close()
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
@@ -76,7 +86,7 @@ class Stepping:
         if self._contribution.sealed:
             self._end_step()
         elif self._staleness == 0:
-            self._original()  # without a backward pass there is no step of the mesh
+            self._base.step.original()  # without a backward pass there is no step of the mesh
         return loss
 
     def _after_scaler(self) -> None:
@@ -92,37 +102,33 @@ class Stepping:
             skip: the optimizer does not step on the round in `p.grad` (s=0).
         """
         done = self._contribution.done
-        self._parts.untouched.note()
+        self._untouched.note()
         if done is not None:
             if not skip:
                 # Equal options may have changed since the bind, alike on all peers, as in a script without a job.
                 equal = done.hyperparameters == self._contribution.hyperparameters
-                self._applying.step_under(None if equal else self._applying.options(done))
-            self._applying.conclude(done)
-        self._gradients.next_step()
+                self._base.step_under(None if equal else self._base.options.unpack(done.hyperparameters))
+            self._base.conclude(done)
+        self._hooks.next_step()
         self._boundary.end_step()
-        self._parts.base.clipping.step_ended()
+        self._base.options.clipping.step_ended()
 
     def _check(self) -> None:
-        self._channel.look()
-        if not self._parts.scaling.active and _called_by_scaler():
+        self._boundary.check_step()
+        if not self._scaling.active and _called_by_scaler():
             raise UsageError(
                 "the GradScaler is not known to the mesh: "
                 "mt.prepare(model, optimizer, loader, scaler=scaler), or without a loader, scaler=scaler"
             )
-        if self._boundary.bases:
-            raise UsageError("optimizer.step() inside `with mt.base():`, which is for evaluating and saving: leave it")
-        self._known.check()
-        self._gradients.check_synchronised()
+        self._frozen.check()
+        self._hooks.check_synchronised()
         if self._staleness:
-            self._parts.untouched.check()
-        elif self._parts.base.means.tensors.manifest.momentum is not None and (
-            changed := self._parts.untouched.changed()
-        ):
+            self._untouched.check()
+        elif self._base.means.tensors.manifest.momentum is not None and (changed := self._untouched.changed()):
             raise UsageError(f"{changed} between backward() and optimizer.step(): {CLIPPED_LATE}")
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
-        """O4. With s=0 clips `p.grad`, with s>0 the rounds to come.
+        """By O4 (clipping): with s=0 clips `p.grad`, with s > 0 all rounds to come.
 
         Returns:
             The norm before clipping: with s>0 of the newest round that was applied, 0 before the first one.
@@ -131,7 +137,7 @@ class Stepping:
             UsageError: with s>0, for some of the trained parameters only.
         """
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        trained = self._parts.base.means.parameters()
+        trained = self._base.means.parameters()
         covers, done = clipping.covers(given, trained), self._contribution.done
         if self._staleness:
             if not covers:
@@ -139,13 +145,13 @@ class Stepping:
                     "mt.clip_grad_norm_ of some parameters only: with a bound above 0 rounds are clipped by the norm "
                     "of all of them: give it model.parameters()"
                 )
-            self._parts.base.clipping.note(max_norm)
-            return torch.tensor(math.sqrt(self._applying.squared_norm))
-        if not covers or done is None or done.void or self._parts.untouched.changed() is not None:
+            self._base.options.clipping.note(max_norm)
+            return torch.tensor(math.sqrt(self._base.squared_norm))
+        if not covers or done is None or done.void or self._untouched.changed() is not None:
             return torch.nn.utils.clip_grad_norm_(given, max_norm)
-        self._parts.base.clipping.note(max_norm)
-        clipping.scale(given, self._parts.base.clipping.coefficient(done.squared_norm, max_norm))
-        self._parts.untouched.remember()
+        self._base.options.clipping.note(max_norm)
+        clipping.scale(given, self._base.options.clipping.coefficient(done.squared_norm, max_norm))
+        self._untouched.remember()
         return torch.tensor(math.sqrt(done.squared_norm))
 
 

@@ -1,14 +1,15 @@
-"""The backward pass: hooks fill the buckets. With s=0 its end waits for the round (O1).
+"""The backward pass: a hook on each parameter hands its gradient over as soon as autograd has accumulated it.
 
-Gradients are copied into shared memory as they become ready, and a bucket leaves as soon as it and all before it are
-full: the exchange runs while earlier layers are still computed (WFBP).
+A gradient is copied into its place in shared memory, and a bucket leaves as soon as it and all before it are full: the
+exchange of the last layers runs while gradients of earlier layers are still computed (wait-free backpropagation:
+Poseidon, Zhang et al. 2017, arXiv 1706.03292, section 3; DDP's bucketing is the same idea). With s=0 the end of
+`backward()` waits for the round, and `p.grad` holds the means when it returns, by O1 (s=0).
 """
 
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import CodeType
 
 import torch
@@ -16,41 +17,42 @@ from torch.autograd import Variable
 from torch.utils.checkpoint import CheckpointFunction
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.optim.amp import Scaling
-from meshtrain.train.optim.clipping import Untouched
-from meshtrain.train.optim.stale_view import Overlay
-from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.contribution import Contribution
+from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.stale_view import StaleView
+from meshtrain.train.step.base import Base
+from meshtrain.train.step.contribution import StepContribution
 
 REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
 
 
-@dataclass(frozen=True)
-class StepParts:
-    """What goes with the gradients of a step.
+class GradientHooks:
+    """Contributes the gradients of one model, one round per synchronised backward pass.
 
-    Attributes:
-        applying: takes rounds into the base.
+    Args:
+        view: keeps the gradients whose round is not applied yet (s > 0).
+        scaling: by what a GradScaler has multiplied them.
+        untouched: remembers them, to see whether the script changes them before `optimizer.step()`.
         staleness: the bound s.
     """
 
-    base: BaseParts
-    overlay: Overlay
-    contribution: Contribution
-    applying: Applying
-    scaling: Scaling
-    untouched: Untouched
-    staleness: int
-
-
-class Gradients:
-    """Contributes the gradients of one model, one round per synchronised backward pass."""
-
-    def __init__(self, parts: StepParts) -> None:
-        self._parts = parts
-        self._contribution = parts.contribution
-        self._spans = parts.base.means.plan.spans
-        self._places = parts.base.means.tensors.places
+    def __init__(
+        self,
+        base: Base,
+        contribution: StepContribution,
+        view: StaleView,
+        scaling: LossScaling,
+        untouched: UntouchedGradients,
+        staleness: int,
+    ) -> None:
+        self._base = base
+        self._contribution = contribution
+        self._view = view
+        self._scaling = scaling
+        self._untouched = untouched
+        self._staleness = staleness
+        self._spans = base.means.plan.spans
+        self._places = base.means.tensors.places
         self._lock = threading.RLock()  # a model on several devices has several backward threads
         self._paused = 0
         self._scale = 1.0
@@ -63,7 +65,7 @@ class Gradients:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """O6: backward passes inside only accumulate."""
+        """Backward passes inside only accumulate, as O6 (accumulation) has it."""
         self._paused += 1
         try:
             yield
@@ -82,7 +84,7 @@ class Gradients:
 
     def next_step(self) -> None:
         """The step has ended."""
-        self._parts.untouched.forget()
+        self._untouched.forget()
         self._task = None
         self._accumulated = False
 
@@ -106,7 +108,7 @@ class Gradients:
                     self._refuse_second()
                 if index in self._contribution.spans:
                     self._write(index, parameter)
-                self._contribution.send_full(overflows=self._parts.scaling.active)
+                self._contribution.send_full(overflows=self._scaling.active)
 
         return on_gradient
 
@@ -119,7 +121,7 @@ class Gradients:
                 "backward() of a step under `with mt.no_sync():`"
             )
         self._task = task
-        self._scale = self._parts.scaling.begin()
+        self._scale = self._scaling.current_scale()
         self._contribution.begin()
         Variable._execution_engine.queue_callback(self._finish)
 
@@ -145,19 +147,19 @@ class Gradients:
 
     @torch.no_grad()
     def _finish(self) -> None:
-        parts, contribution = self._parts, self._contribution
+        contribution = self._contribution
         with self._lock:
             for index in contribution.spans:
                 if index not in contribution.filled:
                     self._fill_unreached(index)
-            contribution.seal(overflows=parts.scaling.active)
-            if parts.staleness == 0:
+            contribution.seal(overflows=self._scaling.active)
+            if self._staleness == 0:
                 self._take_round()
             elif not contribution.poisoned:  # what is not finite would spread over the view, and from there for ever
-                parts.overlay.keep(contribution.step, self._scale, contribution.hyperparameters)
+                self._view.keep(contribution.step, self._scale, contribution.hyperparameters)
             self._task = None
             contribution.sealed = True
-            parts.untouched.remember()
+            self._untouched.remember()
 
     def _fill_unreached(self, index: int) -> None:
         """A parameter that this pass did not reach counts with what it has accumulated, else with zero."""
@@ -168,8 +170,8 @@ class Gradients:
             self._contribution.leave_out(index)
 
     def _take_round(self) -> None:
-        """O1: `p.grad` becomes the average; None after a void round, and in a lost step."""
-        base = self._parts.base
+        """By O1 (s=0) `p.grad` becomes the average; None after a void round, and in a lost step."""
+        base = self._base
         done = self._contribution.wait_round()
         if done is None:
             self._forget_gradients()
@@ -178,27 +180,27 @@ class Gradients:
         if done.void:
             base.buffers.restore()
             self._forget_gradients()
-        self._parts.applying.check(done)
+        base.check(done)
         if done.void:
             return
-        self._parts.applying.decide_masks(done)
+        base.decide_masks(done)
         if base.buffers.watched:
-            self._parts.applying.kept.dirty()  # they are of the new round from here on
-        for parameter, mean in base.means.of(done):
+            base.kept.dirty()  # they are of the new round from here on
+        for parameter, mean in base.means.by_parameter(done):
             if mean is None:
                 parameter.grad = None
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.empty_like(parameter)
             parameter.grad.copy_(mean)
-            if self._parts.scaling.active:
+            if self._scaling.active:
                 parameter.grad.mul_(self._scale)
         base.buffers.take(base.means.slots.result, done.integers, base.means.plans.of(done.round))
 
     def _forget_gradients(self) -> None:
         """A GradScaler must see an overflow on every peer, so that all of them skip the step and shrink alike."""
-        for parameter in self._parts.base.means.parameters():
-            parameter.grad = torch.full_like(parameter, float("inf")) if self._parts.scaling.active else None
+        for parameter in self._base.means.parameters():
+            parameter.grad = torch.full_like(parameter, float("inf")) if self._scaling.active else None
 
     def _parameter(self, index: int) -> torch.Tensor:
         return self._places[self._spans[index].tensor].tensor()

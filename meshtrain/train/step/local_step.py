@@ -1,83 +1,79 @@
-"""What stands in place of `optimizer.step()` where learners step on weights of their own between two rounds (R9).
+"""What the script's `optimizer.step()` does with `--sync local:H`, by R9 (period): a step on weights of its own.
 
-Each takes H steps with the script's own optimizer, whose state stays its own (O8). What they have changed, base minus
-local weights, is this learner's contribution to the next round, with the samples of all of these steps as its weight.
-The mean goes into the base by the outer optimizer, and the local weights begin again from there.
+Each learner takes H local steps with the script's own optimizer, whose state is its own, by O8 (inner state). Then
+base - local weights, what these steps have changed, is its contribution to a round, weighed by the samples of all of
+them. The outer optimizer takes the mean of all contributions into the base as if it were a gradient, and the local
+weights begin again from there: local SGD with plain averaging (Stich 2019, arXiv 1805.09767), DiLoCo with Nesterov
+momentum (Douillard et al. 2023, arXiv 2311.08105, algorithm 1).
 """
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
 
-from meshtrain.errors import UsageError
-from meshtrain.train.link.channel import Channel
-from meshtrain.train.model.frozen_check import KnownParameters
-from meshtrain.train.model.masks import Masks
-from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.optim.local_weights import LocalWeights
+from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.step_patch import ReplacedStep
-from meshtrain.train.step.apply import Applying, BaseParts
-from meshtrain.train.step.boundary import Boundary
-from meshtrain.train.step.contribution import Contribution
-from meshtrain.train.step.mask_growth import Growth
+from meshtrain.train.step.base import Base
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.mask_growth import MaskGrowth
 
 
-@dataclass(frozen=True)
-class PeriodParts:
-    """What goes with a period.
-
-    Attributes:
-        optimizer: the script's own.
-        base: with the outer optimizer.
-        applying: takes rounds into the base.
-        period: H, local steps in a round.
-        growth: what stands for the change of weights that are left out.
-    """
-
-    optimizer: Optimizer
-    base: BaseParts
-    contribution: Contribution
-    applying: Applying
-    weights: LocalWeights
-    scaling: Scaling
-    period: int
-    masks: Masks
-    growth: Growth
-
-
-class Periods:
-    """One learner's. From its creation on, `optimizer.step()` is a local step, and each H-th of them ends a period.
+class LocalStep:
+    """From its creation until `close`, the script's `optimizer.step()` is this object's; each H-th call ends a period.
 
     A step that a GradScaler skips is one too: every learner's periods take equally many batches.
+
+    Args:
+        step: of the script's optimizer, which moves the local weights.
+        base: with the outer optimizer, which rounds are applied with.
+        weights: the local weights, and the base beside them.
+        growth: what stands for the change of weights that are left out.
+        period: H, local steps in a round.
 
     Attributes:
         number: of the local step at hand, from 1.
     """
 
-    def __init__(self, parts: PeriodParts, original: Callable[..., Any], boundary: Boundary, channel: Channel) -> None:
-        self._parts = parts
-        self._original = original
+    def __init__(
+        self,
+        step: OptimizerStep,
+        base: Base,
+        contribution: StepContribution,
+        boundary: StepBoundary,
+        weights: LocalWeights,
+        growth: MaskGrowth,
+        scaling: LossScaling,
+        period: int,
+    ) -> None:
+        self._own = step
+        self._base = base
+        self._contribution = contribution
         self._boundary = boundary
-        self._channel = channel
-        self._known = KnownParameters(parts.base.means.tensors, parts.optimizer)
+        self._weights = weights
+        self._growth = growth
+        self._scaling = scaling
+        self._period = period
+        self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
         self._taken = 0  # steps of this period
         self._counted = False  # the optimizer has stepped, and its scaler has not returned yet
         self.number = 1
-        self._replaced = ReplacedStep(parts.optimizer, self._step)
-        parts.scaling.watch(parts.optimizer, self._after_scaler, lambda: None)
+        self._replaced = ReplacedStep(step.optimizer, self._step)
+        scaling.watch(step.optimizer, self._after_scaler)
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
         self._replaced.close()
-        self._parts.scaling.close()
-        self._parts.growth.close()
+        self._scaling.close()
+        self._growth.close()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """No backward pass is averaged in any case."""
+        """Gradients are never averaged with a period."""
         return nullcontext()
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
@@ -89,13 +85,13 @@ class Periods:
         samples, in a barrier, at the script's end. Returns whether there were any.
 
         Raises:
-            NonFiniteGradient: the round is void, with `--on-nan stop` (V1).
+            NonFiniteGradient: the round is void, with `--on-nan stop` (V1, non-finite values).
         """
         if not self._taken:
             return False
         self._taken = 0
-        contribution, weights, growth = self._parts.contribution, self._parts.weights, self._parts.growth
-        spans = self._parts.base.means.plan.spans
+        contribution, weights, growth = self._contribution, self._weights, self._growth
+        spans = self._base.means.plan.spans
         contribution.begin()
         for position, index in enumerate(contribution.trained):
             if index in contribution.spans:
@@ -107,40 +103,38 @@ class Periods:
         contribution.sealed = True
         done = contribution.wait_round()
         if done is not None:
-            self._parts.applying.apply(done)
+            self._base.apply(done)
         weights.drop(contribution.step)
         growth.forget()
         if done is None or done.void:
-            self._forget()
+            self._forget_local_steps()
         self._boundary.end_step()
         return True
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
-        self._channel.look()
-        if self._boundary.bases:
-            raise UsageError("optimizer.step() inside `with mt.base():`, which is for evaluating and saving: leave it")
-        self._known.check()
+        self._boundary.check_step()
+        self._frozen.check()
         self._boundary.save_in_period()
-        result = self._original(closure)
-        self._parts.masks.hold_weights()
-        self._counted = self._parts.scaling.active
-        self._count()
+        result = self._own.original(closure)
+        self._base.means.masks.hold_weights()
+        self._counted = self._scaling.active
+        self._count_step()
         return result
 
     def _after_scaler(self) -> None:
         if not self._counted:
-            self._count()
+            self._count_step()
         self._counted = False
 
-    def _count(self) -> None:
+    def _count_step(self) -> None:
         self.number += 1
         self._taken += 1
-        if self._taken == self._parts.period:
+        if self._taken == self._period:
             self.end_period()
 
-    def _forget(self) -> None:
-        """The local steps are lost. What has made the weights infinite or NaN is in the optimizer's state as well."""
-        parts = self._parts
-        parts.base.buffers.restore()
-        if parts.contribution.poisoned:
-            parts.optimizer.state.clear()
+    def _forget_local_steps(self) -> None:
+        """Those of a period that is in no round. What has made the weights infinite or NaN is in the optimizer's state
+        as well."""
+        self._base.buffers.restore()
+        if self._contribution.poisoned:
+            self._own.optimizer.state.clear()

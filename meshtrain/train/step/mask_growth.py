@@ -1,4 +1,10 @@
-"""R9 with masks: where weights that are left out would go, which local steps do not show, for they do not move."""
+"""Masks with local steps: which of the weights that are left out are worth having, by the gradients that they get.
+
+RigL (Evci et al. 2020, arXiv 1911.11134, section 3, "grow criterion") lets those weights come in whose gradients are
+largest. Without a period a round's mean is a gradient and shows it. A period (R9) contributes what local steps have
+changed instead, and weights that are left out do not move. So their gradients are summed here, and travel in their
+place.
+"""
 
 from collections.abc import Callable
 
@@ -6,28 +12,23 @@ import torch
 from torch import Tensor
 
 from meshtrain.train.model.mask_choice import only
-from meshtrain.train.model.masks import Masks
-from meshtrain.train.model.tensors import ModelTensors
-from meshtrain.train.optim.amp import Scaling
+from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.step.base import Base
 
 
-class Growth:
-    """Takes from each gradient of a local step what is of such weights, so that clipping and optimizer see the kept
-    ones alone. In periods that end in a change of masks it is summed, and takes the place of what these weights have
-    changed: by its mean some of them are chosen.
-
-    Args:
-        round_: number of the round that the period at hand ends in.
+class MaskGrowth:
+    """Hooks on the masked tensors set the gradients of weights that are left out to zero, so that clipping and the
+    optimizer see the kept ones alone; in a period whose round changes the masks they add them up first.
     """
 
-    def __init__(self, masks: Masks, tensors: ModelTensors, scaling: Scaling, round_: Callable[[], int]) -> None:
-        self._masks = masks
+    def __init__(self, base: Base, scaling: LossScaling) -> None:
+        self._base = base
+        self._masks = base.means.masks
         self._scaling = scaling
-        self._round = round_
         self._sums: dict[int, Tensor] = {}
         self._hooks = [
-            tensors.places[index].tensor().register_post_accumulate_grad_hook(self._hook(index))
-            for index in masks.masked
+            base.means.tensors.places[index].tensor().register_post_accumulate_grad_hook(self._hook(index))
+            for index in self._masks.masked
         ]
 
     def added_to(self, index: int, change: Tensor) -> Tensor:
@@ -50,13 +51,14 @@ class Growth:
             assert gradient is not None
             assert places is not None
             kept = only(gradient, places)
-            if self._masks.change_in(self._round()):
+            if self._masks.change_in(self._base.applied + 1):
                 self._add(index, gradient.sub(kept))
             gradient.copy_(kept)
 
         return on_gradient
 
     def _add(self, index: int, left_out: Tensor) -> None:
-        """An overflow, or what else is not finite, says nothing: the kept weights show whether it is one (V1)."""
-        finite = left_out.float().div_(self._scaling.begin()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        """An overflow, or what else is not finite, says nothing: the kept weights show whether it is one (V1,
+        non-finite values)."""
+        finite = left_out.float().div_(self._scaling.current_scale()).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         self._sums[index] = self._sums[index].add_(finite) if index in self._sums else finite

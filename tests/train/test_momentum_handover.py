@@ -10,8 +10,11 @@ from torch import nn
 from torch.optim import SGD
 
 from meshtrain.errors import NotSupported, UsageError
+from meshtrain.train.model.kept_state import NoKeptState
+from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.momentum_handover import WithoutMomentum, momentum_of
-from meshtrain.train.session import Session
+from meshtrain.train.optim.stale_view import StaleView
+from meshtrain.train.session import LearnerSession
 from meshwire.model.manifest import Momentum
 from tests.train.localdaemon import LocalDaemon
 from tests.train.test_rounds_numerics import BATCH, Case, assert_equal, distance, mlp
@@ -50,7 +53,7 @@ def test_if_all_of_every_velocity_is_sent_it_is_sgd_with_momentum(options: dict[
     ours, theirs = model(), model()
     optimizer = SGD(ours.parameters(), lr=0.1, momentum=0.9, **options)
     reference = SGD(theirs.parameters(), lr=0.1, momentum=0.9, **options)
-    without = WithoutMomentum(matrices(ours), momentum_of(optimizer))
+    without = WithoutMomentum(optimizer, matrices(ours), momentum_of(optimizer))
     velocity = [torch.zeros_like(parameter) for parameter in ours.parameters()]
     for step in range(STEPS):
         for group in (*optimizer.param_groups, *reference.param_groups):
@@ -67,7 +70,7 @@ def test_if_all_of_every_velocity_is_sent_it_is_sgd_with_momentum(options: dict[
             for buffer in velocity:
                 buffer.zero_()
         else:
-            without.take(optimizer, optimizer.step)
+            without.take()
         for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
             if mine.dim() == 1:
                 assert torch.equal(mine, other)
@@ -78,13 +81,13 @@ def test_a_parameter_that_nobody_used_stays_and_gradients_stay_in_place() -> Non
     """O5; and `p.grad` is the script's again."""
     ours = model()
     optimizer = SGD(ours.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-    without = WithoutMomentum(matrices(ours), momentum_of(optimizer))
+    without = WithoutMomentum(optimizer, matrices(ours), momentum_of(optimizer))
     first, *others = ours.parameters()
     before = copy.deepcopy(first)
     for parameter, gradient in zip(others, gradients(0)[1:], strict=True):
         parameter.grad = gradient
     held = [parameter.grad for parameter in ours.parameters()]
-    without.take(optimizer, optimizer.step)
+    without.take()
     assert torch.equal(first, before)
     assert all(parameter.grad is gradient for parameter, gradient in zip(ours.parameters(), held, strict=True))
 
@@ -92,10 +95,36 @@ def test_a_parameter_that_nobody_used_stays_and_gradients_stay_in_place() -> Non
 def test_a_momentum_that_is_changed_later_is_refused() -> None:
     ours = model()
     optimizer = SGD(ours.parameters(), lr=0.1, momentum=0.9)
-    without = WithoutMomentum(matrices(ours), momentum_of(optimizer))
+    without = WithoutMomentum(optimizer, matrices(ours), momentum_of(optimizer))
     optimizer.param_groups[0]["momentum"] = 0.5
     with pytest.raises(UsageError, match=r"momentum of param group 0 was changed to 0\.5 .* stays 0\.9"):
-        without.take(optimizer, optimizer.step)
+        without.take()
+
+
+def test_own_gradients_move_the_view_without_momentum_as_well() -> None:
+    """O2: what stands in for a mean is added as a mean would be; what SGD has gathered before goes on, and fades."""
+    ours = model()
+    optimizer = SGD(ours.parameters(), lr=0.1, momentum=0.9)
+    for parameter, gradient in zip(ours.parameters(), gradients(0), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+    step = WithoutMomentum(optimizer, matrices(ours), momentum_of(optimizer))
+    options = LeaderOptions(optimizer)
+    view = StaleView(list(ours.parameters()), step, options, 1.0, NoKeptState())
+    base = [parameter.detach().clone() for parameter in ours.parameters()]
+    for number in (1, 2):
+        for parameter, gradient in zip(ours.parameters(), gradients(number), strict=True):
+            parameter.grad = gradient
+        view.keep(number, 1.0, options.pack())
+        view.begin_step(0.0)
+    view.show_view()
+    given = (gradients(number) for number in range(3))
+    for parameter, before, gathered, first, second in zip(ours.parameters(), base, *given, strict=True):
+        kept = 0.0 if parameter.dim() > 1 else 0.9 * first
+        moved = first + 0.9 * gathered + second + kept + 0.81 * gathered
+        torch.testing.assert_close(parameter.detach(), before - 0.1 * moved)
+    view.show_base()
+    assert all(torch.equal(parameter, before) for parameter, before in zip(ours.parameters(), base, strict=True))
 
 
 class Ours(SGD):
@@ -158,7 +187,7 @@ def test_a_job_steps_with_the_momentum_that_is_left_to_it(
 def test_a_job_refuses_what_would_lose_momentum() -> None:
     """At mt.prepare, and clipping of means that hold what has gathered for a hundred rounds."""
 
-    def script(session: Session, _: int) -> None:
+    def script(session: LearnerSession, _: int) -> None:
         ours = model()
         with pytest.raises(NotSupported, match="AdamW has another"):
             session.prepare(ours, torch.optim.AdamW(ours.parameters()))

@@ -1,4 +1,4 @@
-"""O6: a GradScaler beside rounds: by what gradients are scaled, and a boundary also where it skips the optimizer."""
+"""torch's GradScaler in a job: gradients leave unscaled, and a step also ends where it skips the optimizer (O6)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from meshtrain.errors import UsageError
 WRAPPED = ("step", "unscale_")
 
 
-class Scaling:
+class LossScaling:
     """The scaler given to `mt.prepare`; without one, or with one that is not enabled, nothing is scaled.
 
     What is sent is divided by the scale, so that every learner may have its own. A scaler skips the steps in which
@@ -31,7 +31,7 @@ class Scaling:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.active = self._scaler is not None
 
-    def begin(self) -> float:
+    def current_scale(self) -> float:
         """When a backward pass begins: by what its gradients are multiplied. Waits for the device."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
@@ -44,7 +44,9 @@ class Scaling:
         if self._scaler is not None:
             self._scaler.load_state_dict(state)
 
-    def watch(self, optimizer: Optimizer, after_step: Callable[[], None], unscaled: Callable[[], None]) -> None:
+    def watch(
+        self, optimizer: Optimizer, after_step: Callable[[], None], unscaled: Callable[[], None] | None = None
+    ) -> None:
         """From now on the scaler's steps are the learner's steps.
 
         Args:
@@ -64,7 +66,7 @@ class Scaling:
 
         def watched_unscale(divided: Optimizer) -> None:
             unscale(divided)
-            if divided is optimizer:
+            if divided is optimizer and unscaled is not None:
                 unscaled()
 
         vars(self._scaler).update(step=watched_step, unscale_=watched_unscale)

@@ -1,7 +1,7 @@
-"""O3: the options of a round are those of its leader, so schedules may differ between peers without an error.
+"""The options of an optimizer (learning rates, weight decay, ...) that travel with binds, by O3 (leader's options).
 
-The leader of a round is the contributor with the largest step of its own (tie: the lowest rank). Its values travel
-with its bind, and are in force on all peers while they apply the round.
+A round is applied on all peers with the options of its leader, the contributor with the largest step of its own (tie:
+the lowest rank). So schedules may be ahead or behind on some peers without an error.
 """
 
 import math
@@ -28,11 +28,11 @@ GroupValues = dict[str, Number | tuple[Number, ...]]
 
 
 class RoundOptions(Wire):
-    """What a bind says of its learner's optimizer.
+    """The options of one learner's optimizer, as its bind tells them.
 
     Attributes:
         groups: the numbers among the options of each param group, as when `mt.prepare` was called.
-        clip: given to `mt.clip_grad_norm_` in the step before; None without it (O4).
+        clip: given to `mt.clip_grad_norm_` in the step before; None without it (O4, clipping).
         clip_known: false in a learner's first step, which has not come so far.
     """
 
@@ -42,7 +42,7 @@ class RoundOptions(Wire):
 
 
 class Hyperparameters:
-    """The options of one optimizer that travel."""
+    """Reads the options of one optimizer for binds, and puts those of a round in force while it is applied."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -60,7 +60,7 @@ class Hyperparameters:
             raise MeshtrainError(f"the options of {self._name} cannot be told to the other peers: {error}") from error
 
     def unpack(self, packed: Bytes) -> RoundOptions:
-        """What another peer has packed. Raises MeshtrainError when it does not suit this optimizer."""
+        """Reads what another peer has packed. Raises MeshtrainError when it does not suit this optimizer."""
         try:
             found = RoundOptions.load(msgpack.unpackb(packed))
         except (ValueError, msgpack.UnpackException, ValidationError) as error:

@@ -21,7 +21,7 @@ class Environment:
     Attributes:
         endpoint: unix:PATH or tcp:HOST:PORT.
         memory_fd: descriptor of the shared memory; the learner sizes it.
-        kept_fd: of the memory for what outlives this process (J3); None: there is none.
+        kept_fd: of the memory for what outlives this process (J3, kept base); None: there is none.
     """
 
     endpoint: str

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from meshtrain.errors import UsageError
-from meshtrain.train.lgc.tasks import train_as_asked
 from meshtrain.train.lgc.training import (
     EncoderTrainingError,
     decode,
@@ -17,9 +16,10 @@ from meshtrain.train.lgc.training import (
     kernels_of,
     left_out,
     principal_weights,
+    train_as_asked,
     train_encoder,
 )
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from meshtraind.projection.lgc.autoencoder import Autoencoder, check_weights, starting_weights
 from meshwire import limits
 from meshwire.layout.lgc_autoencoder import BLOCK_VALUES, Architecture
@@ -148,7 +148,7 @@ def test_a_learner_answers_at_its_boundary_and_goes_on() -> None:
     asked = task(skewed(limits.ENCODER_ROW_VALUES // 32).numpy().tobytes())
     with LocalDaemon(1, codec="lgc:conv") as daemon:
 
-        def script(session: Session, rank: int) -> None:
+        def script(session: LearnerSession, rank: int) -> None:
             model = torch.nn.Linear(3, 1)
             ours, optimizer = session.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
             for step in range(3):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import UsageError
-from meshtrain.train.optim.amp import Scaling
-from meshtrain.train.session import Session
+from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 STEPS = 8
@@ -39,7 +39,7 @@ class Loop:
         self.model = net()
         self.optimizer = make(self.model)
         self.scaler = scaler
-        self.scaling = Scaling(scaler)
+        self.scaling = LossScaling(scaler)
         self.boundaries = 0
         self.unscaled = 0
         self.steps = 0
@@ -61,7 +61,7 @@ class Loop:
 
     def step(self, number: int, *, clip: float | None = None, exchange: Callable[["Loop"], None] | None = None) -> None:
         loss = self.model(batch(number)).square().mean()
-        scale = self.scaling.begin()
+        scale = self.scaling.current_scale()
         self.scaler.scale(loss).backward()
         for p in self.model.parameters():
             assert p.grad is not None
@@ -115,16 +115,16 @@ def test_scale_is_that_of_the_step() -> None:
     assert loop.scaling.active
     seen = []
     for number in range(3):
-        seen.append(loop.scaling.begin())
+        seen.append(loop.scaling.current_scale())
         loop.step(number)
     assert seen == [1024.0, 2048.0, 4096.0]
 
 
 @pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", enabled=False)])
 def test_without_a_scaler(scaler: torch.amp.GradScaler | None) -> None:
-    scaling = Scaling(scaler)
+    scaling = LossScaling(scaler)
     assert not scaling.active
-    assert scaling.begin() == 1.0
+    assert scaling.current_scale() == 1.0
     scaling.watch(momentum(net()), pytest.fail, pytest.fail)
     scaling.close()
 
@@ -134,7 +134,7 @@ def test_scaler_of_a_gpu() -> None:
     model = net().cuda()
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**127)
     optimizer = momentum(model)
-    scaling, boundaries = Scaling(scaler), [0]
+    scaling, boundaries = LossScaling(scaler), [0]
 
     def boundary() -> None:
         boundaries[0] += 1
@@ -149,7 +149,7 @@ def test_overflow_is_a_boundary_too() -> None:
     """The scaler skips optimizer.step(), shrinks, and the loop goes on: only the overflowing steps are missing."""
     loop = Loop(cpu_scaler(init_scale=2.0**127, backoff_factor=2.0**-100))
     loop.step(0, exchange=overflow)
-    assert (loop.boundaries, loop.skips, loop.scaling.begin()) == (1, 1, 2.0**27)
+    assert (loop.boundaries, loop.skips, loop.scaling.current_scale()) == (1, 1, 2.0**27)
     for number in (1, 2):
         loop.step(number)
     assert (loop.boundaries, loop.skips) == (3, 1)
@@ -167,7 +167,7 @@ def test_overflow_of_another_peer_shrinks_all_scalers_alike() -> None:
     for loop in loops:
         for number in range(3):
             loop.step(number, exchange=overflow if number == 1 else None)
-    assert [loop.scaling.begin() for loop in loops] == [512.0, 512.0]
+    assert [loop.scaling.current_scale() for loop in loops] == [512.0, 512.0]
     assert_close(loops[0].model, plain([0, 2]))
 
 
@@ -212,7 +212,7 @@ def test_closed_scaler_is_an_ordinary_one() -> None:
 
 def test_what_is_no_scaler() -> None:
     with pytest.raises(UsageError, match=r"takes a torch\.amp\.GradScaler, not a float"):
-        Scaling(2.0)  # type: ignore[arg-type]
+        LossScaling(2.0)  # type: ignore[arg-type]
 
 
 # In a job
@@ -224,7 +224,7 @@ def train(
     """Two learners; the loss of (rank, step) `infinite` overflows once it is scaled."""
     models = [net() for _ in range(2)]
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         optimizer = momentum(models[rank])
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
         model, optimizer = session.prepare(models[rank], optimizer, scaler=scaler)

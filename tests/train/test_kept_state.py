@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.model.kept_state import Kept
-from meshtrain.train.model.state import Progress
+from meshtrain.train.model.kept_state import KeptState
+from meshtrain.train.model.state import RoundProgress
 from meshwire.memory.kept_state import HEADER_BYTES, KeptHeader, kept_round
 from tests.train.localdaemon import LocalDaemon
 from tests.train.test_saving import (
@@ -194,17 +194,22 @@ def test_a_model_that_the_script_moves_elsewhere_is_kept_no_more() -> None:
     assert seen[2:] == [None, None]
 
 
+class AfterRoundFour:
+    def progress(self) -> RoundProgress:
+        return RoundProgress(round=4)
+
+
 def test_memory_of_another_model_is_refused() -> None:
     descriptor = os.memfd_create("kept")
     one, other = nn.Linear(3, 3), nn.Linear(3, 4)
     optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
-    Kept(descriptor, list(one.parameters()), [], optimizer).begin([], {}, lambda: Progress(round=4))
+    KeptState(descriptor, list(one.parameters()), [], optimizer).begin([], {}, AfterRoundFour())
     assert held(bytes_of(descriptor)) == 4
-    taker = Kept(descriptor, list(other.parameters()), [], torch.optim.SGD(other.parameters(), lr=0.1))
+    taker = KeptState(descriptor, list(other.parameters()), [], torch.optim.SGD(other.parameters(), lr=0.1))
     with pytest.raises(MeshtrainError, match="another model"):
         taker.take_over(lambda _: torch.zeros(1), 4)
     with pytest.raises(MeshtrainError, match="memory does not hold the base after round 5"):
-        Kept(descriptor, list(one.parameters()), [], optimizer).take_over(lambda _: torch.zeros(1), 5)
+        KeptState(descriptor, list(one.parameters()), [], optimizer).take_over(lambda _: torch.zeros(1), 5)
     os.close(descriptor)
 
 

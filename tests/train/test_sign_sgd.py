@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.session import Session
+from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
 
 RATE, DECAY, STEPS, MEMBERS = 0.01, 0.1, 4, 2
@@ -34,7 +34,7 @@ def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
 def test_members_step_on_the_signs_of_the_mean_and_decay_apart_from_it() -> None:
     """p = p * (1 - lr * wd) - lr * sign(mean), whatever the script clips."""
 
-    def script(session: Session, rank: int) -> list[torch.Tensor]:
+    def script(session: LearnerSession, rank: int) -> list[torch.Tensor]:
         model = net()
         model, optimizer = session.prepare(model, sgd(model, weight_decay=DECAY))
         for step in range(STEPS):
@@ -75,7 +75,7 @@ class Lookahead(torch.optim.SGD):
     ],
 )
 def test_other_optimizers_are_refused_by_name(made: Any, complaint: str) -> None:
-    def script(session: Session, _rank: int) -> None:
+    def script(session: LearnerSession, _rank: int) -> None:
         model = net()
         session.prepare(model, made(model))
 
@@ -86,7 +86,7 @@ def test_other_optimizers_are_refused_by_name(made: Any, complaint: str) -> None
 def test_a_momentum_that_is_set_later_is_refused() -> None:
     """It would be a second one, beside that which the daemon keeps."""
 
-    def script(session: Session, _rank: int) -> None:
+    def script(session: LearnerSession, _rank: int) -> None:
         model = net()
         model, optimizer = session.prepare(model, sgd(model))
         optimizer.param_groups[0]["momentum"] = 0.5

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from meshtrain.errors import NotSupported
-from meshtrain.train.optim.optimizer_clone import twin
-from meshtrain.train.session import Session
+from meshtrain.train.optim.optimizer_clone import clone_optimizer
+from meshtrain.train.session import LearnerSession
 from tests.tiers import mostly_slow
 from tests.train.localdaemon import LocalDaemon
 
@@ -71,7 +71,7 @@ def late(make: Make, staleness: int, gamma: float) -> tuple[list[list[Tensor]], 
     """The views and the bases after each step of a single learner, all of whose rounds are late by `staleness`."""
     views, bases = [], []
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = network()
         optimizer = make(model.parameters())
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
@@ -110,7 +110,7 @@ def test_own_gradients_are_clipped_by_the_norm_of_the_newest_round(limit: float)
     """
     norms: list[float] = []
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         session.prepare(model, optimizer)
@@ -138,7 +138,7 @@ def test_the_coefficient_is_of_what_the_optimizer_would_change(name: str, own: s
     """O2: view = base + c * (ahead - base), where `ahead` is made by the optimizer; two learners, late by one."""
     made = {rank: network() for rank in range(2)}
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = made[rank]
         optimizer = OPTIMIZERS[name](model.parameters())
         session.prepare(model, optimizer)
@@ -168,7 +168,7 @@ def test_the_base_never_knows(name: str) -> None:
     calls = {0: 0, 1: 0}
     lock = threading.Lock()
 
-    def script(session: Session, rank: int) -> None:
+    def script(session: LearnerSession, rank: int) -> None:
         model = network()
         optimizer = OPTIMIZERS[name](model.parameters())
 
@@ -204,7 +204,7 @@ def test_the_base_never_knows(name: str) -> None:
 def test_inside_a_step_the_view_does_not_move() -> None:
     """O7: the gradients of the step at hand count from the next one on."""
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = network()
         optimizer = OPTIMIZERS["adamw"](model.parameters())
         session.prepare(model, optimizer)
@@ -238,7 +238,7 @@ def test_a_twin_has_copies_of_all_but_the_parameters() -> None:
     optimizer = Extra(model.parameters(), [])
     backward(model, optimizer, 0)
     optimizer.step()
-    ahead = twin(optimizer)
+    ahead = clone_optimizer(optimizer)
     ahead.step()
     assert optimizer.extra == [0]
     assert ahead.extra == [0, 1]  # type: ignore[attr-defined]
@@ -249,7 +249,7 @@ def test_a_twin_has_copies_of_all_but_the_parameters() -> None:
 def test_an_optimizer_that_cannot_be_copied_is_refused_by_name() -> None:
     """With c=0 nothing is copied, and it may train."""
 
-    def script(session: Session, rank: int) -> None:  # noqa: ARG001
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
         model = network()
         session.prepare(model, Extra(model.parameters(), threading.Lock()))
 

@@ -1,0 +1,58 @@
+"""Which samples stand behind the next contribution of this learner: its weight, its blocks, and the claim with them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from meshtrain.train.data.deal import Deal
+from meshwire.messages.learner import SampleSpace
+from meshwire.messages.rounds import SampleBlock
+
+
+class BoundSamples(NamedTuple):
+    """What the bind of one step says of its samples: R2 (bind), X1 (blocks), X2 (claim)."""
+
+    weight: float  # in samples
+    blocks: tuple[SampleBlock, ...]
+    claim: int  # in batches
+
+
+class StepSamples:
+    """Counts what the prepared loader hands to the script, until the next step takes it as its own.
+
+    Args:
+        deal: what the loader reads from. None: no loader was prepared, or one that cannot be dealt; then nothing is
+            counted, every step weighs 1, and claims nothing.
+    """
+
+    def __init__(self, deal: Deal | None) -> None:
+        self._deal = deal
+        self._blocks: list[SampleBlock] = []
+        self._samples = 0
+        self._last_weight = 1.0
+
+    @property
+    def space(self) -> SampleSpace | None:
+        """What is dealt in each epoch; None without a deal."""
+        return self._deal.space() if self._deal is not None else None
+
+    def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
+        """The loader hands a batch of so many samples to the script."""
+        self._blocks.extend(blocks)
+        self._samples += samples
+
+    def step_lost(self, step: int, *, retry: bool) -> None:
+        """This step is in no round. `retry`: it was in no bind either, so its samples are handed out again, by
+        R5 (absent)."""
+        if self._deal is not None:
+            self._deal.step_lost(step, retry)
+
+    def take(self, step: int) -> BoundSamples:
+        """All that was handed out since the step before belongs to this one, which binds now.
+
+        A further step on the same batch weighs as much as the one before, and covers no new samples.
+        """
+        blocks, samples = tuple(self._blocks), self._samples
+        self._blocks, self._samples = [], 0
+        if samples:
+            self._last_weight = float(samples)
+        return BoundSamples(self._last_weight, blocks, self._deal.bind(step) if self._deal is not None else 0)

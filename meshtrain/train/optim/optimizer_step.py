@@ -1,0 +1,34 @@
+"""How the optimizer that changes the base takes one step on the gradients in `p.grad`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+class OptimizerStep:
+    """One optimizer with its own `step`, remembered before the job puts another function in its place.
+
+    Plainly, the optimizer steps as it is. The heirs do what a codec or a mode of `--sync` asks for besides:
+    `WithoutMomentum` (`--codec dgc`) and `OnSigns` (`--sync demo`).
+
+    Attributes:
+        optimizer: whose parameters are the base.
+        original: its own `step`, with the closure that a script may give.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.original: Callable[..., Any] = optimizer.step
+
+    def take(self) -> None:
+        """One step of the optimizer: the base is changed."""
+        self.around(self.optimizer, self.original)
+
+    def take_with(self, clone: Optimizer) -> None:
+        """The same step by a clone (`clone_optimizer`), which goes ahead of the base."""
+        self.around(clone, lambda: type(clone).step(clone))
+
+    def around(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
+        """One call of `step`, which steps this optimizer, and what belongs before and after it."""
+        step()

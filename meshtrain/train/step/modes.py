@@ -1,0 +1,161 @@
+"""Puts an engine together: the parts that every mode of `--sync` has, and those of its own.
+
+Two kinds of mode exist. With `bsp`, `ssp:S` and `demo` each backward pass is a round of gradients; with `local:H` a
+round is of what H local steps have changed (R9, period). Each function below makes the parts in the order in which
+values pass through them: into the contribution, into the base, then the boundary, then what the script calls.
+"""
+
+from dataclasses import dataclass
+
+from meshtrain.train.data.step_samples import StepSamples
+from meshtrain.train.link.channel import Channel
+from meshtrain.train.model.kept_state import NoKeptState
+from meshtrain.train.model.progressive import Progressive
+from meshtrain.train.model.state import ReplicaState, RoundProgress
+from meshtrain.train.optim.clipping import UntouchedGradients, refusal_to_clip
+from meshtrain.train.optim.leader_options import LeaderOptions
+from meshtrain.train.optim.local_weights import LocalWeights
+from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.momentum_handover import WithoutMomentum
+from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.sign_sgd import OnSigns
+from meshtrain.train.optim.stale_view import StaleView
+from meshtrain.train.step.base import Base
+from meshtrain.train.step.boundary import StepBoundary
+from meshtrain.train.step.buffers import ModelBuffers
+from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.engine import Engine
+from meshtrain.train.step.gradient_step import GradientStep
+from meshtrain.train.step.gradients import GradientHooks
+from meshtrain.train.step.local_step import LocalStep
+from meshtrain.train.step.mask_growth import MaskGrowth
+from meshtrain.train.step.means import RoundMeans
+from meshtrain.train.step.saving import StateSaver
+from meshwire.codecs.spec import CodecSpec
+from meshwire.sync.mode import SyncSettings
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine is made of, whatever its mode.
+
+    Attributes:
+        state: of model and optimizer, which hold the base.
+        means: where the means of rounds are.
+        samples: what the loader has handed out.
+        scaling: of the script's GradScaler.
+        growing: the part of the model that grows; None without one.
+        kept: where the base lies, if it is to outlive this process (J3, kept base).
+        channel: to the daemon.
+        sync: how the members of the job keep in step.
+        coefficient: c, of what the learner's own gradients that no round has covered would change (O2, base and view).
+        codec: of the job.
+        hash_every: rounds between two hashes of the base; 0: at the end only.
+    """
+
+    state: ReplicaState
+    means: RoundMeans
+    samples: StepSamples
+    scaling: LossScaling
+    growing: Progressive | None
+    kept: NoKeptState
+    channel: Channel
+    sync: SyncSettings
+    coefficient: float
+    codec: CodecSpec
+    hash_every: int
+
+
+def build_engine(parts: EngineParts, progress: RoundProgress) -> Engine:
+    """The engine of a learner whose model and optimizer hold the base after `progress.round`.
+
+    From now on the hooks are in place, `optimizer.step()` is the engine's, and what the daemon says is heard.
+    """
+    state = parts.state
+    state.masks.begin([state.optimizer] if state.outer is None else [state.optimizer, state.outer])
+    return _local_rounds(parts, progress) if parts.sync.period else _gradient_rounds(parts, progress)
+
+
+def _gradient_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
+    """Each backward pass is a round of gradients, which the script's own optimizer takes into the base."""
+    means, staleness, scaling = parts.means, parts.sync.staleness, parts.scaling
+    step = _base_step(parts)
+    buffers = ModelBuffers(means.tensors, means.plan, staleness)
+    options = LeaderOptions(step.optimizer)
+    view = StaleView(means.parameters(), step, options, parts.coefficient, parts.kept)
+    contribution = StepContribution(means, buffers, parts.samples, options, parts.channel, "gradient")
+    base = Base(step, means, buffers, view, options, parts.kept, parts.channel, parts.hash_every)
+    untouched = _untouched(means)
+    saver = StateSaver(parts.state, base, scaling, parts.channel)
+    boundary = _boundary(parts, base, contribution, untouched, saver)
+    hooks = GradientHooks(base, contribution, view, scaling, untouched, staleness)
+    steps = GradientStep(hooks, base, contribution, boundary, scaling, untouched, staleness)
+    saver.go_on_from(progress)
+    parts.kept.begin(view.beside, buffers.watched, saver)
+    return _engine(parts, base, contribution, boundary, steps)
+
+
+def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
+    """The script's optimizer steps on local weights; the outer one takes the mean of their changes into the base."""
+    means, scaling, outer = parts.means, parts.scaling, parts.state.outer
+    assert outer is not None
+    buffers = ModelBuffers(means.tensors, means.plan, 0)
+    weights = LocalWeights(means.parameters())
+    # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
+    contribution = StepContribution(means, buffers, parts.samples, None, parts.channel, "change by local steps")
+    options = LeaderOptions(parts.state.optimizer)
+    base = Base(OptimizerStep(outer), means, buffers, weights, options, parts.kept, parts.channel, parts.hash_every)
+    saver = StateSaver(parts.state, base, scaling, parts.channel)
+    boundary = _boundary(parts, base, contribution, _untouched(means), saver)
+    growth = MaskGrowth(base, scaling)
+    own = OptimizerStep(parts.state.optimizer)
+    steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync.period)
+    saver.go_on_from(progress)
+    return _engine(parts, base, contribution, boundary, steps)
+
+
+def _base_step(parts: EngineParts) -> OptimizerStep:
+    """How the script's optimizer steps on a mean."""
+    optimizer, momentum = parts.state.optimizer, parts.means.tensors.manifest.momentum
+    if momentum is not None:
+        return WithoutMomentum(optimizer, parts.means.coded_parameters(), momentum)
+    return OnSigns(optimizer) if parts.sync.signs else OptimizerStep(optimizer)
+
+
+def _untouched(means: RoundMeans) -> UntouchedGradients:
+    return UntouchedGradients([(spec.name, tensor) for _, spec, tensor in means.tensors.kind("parameter")])
+
+
+def _absent_in_barriers(parts: EngineParts) -> bool:
+    """Whether rounds go on without a learner that waits for the others."""
+    return parts.sync.staleness > 0 or (parts.samples.space is not None and not parts.sync.lockstep)
+
+
+def _boundary(
+    parts: EngineParts,
+    base: Base,
+    contribution: StepContribution,
+    untouched: UntouchedGradients,
+    saver: StateSaver,
+) -> StepBoundary:
+    absent = _absent_in_barriers(parts)
+    return StepBoundary(base, contribution, untouched, saver, parts.growing, parts.channel, absent_in_barriers=absent)
+
+
+def _engine(
+    parts: EngineParts,
+    base: Base,
+    contribution: StepContribution,
+    boundary: StepBoundary,
+    steps: GradientStep | LocalStep,
+) -> Engine:
+    return Engine(
+        base,
+        contribution,
+        boundary,
+        steps,
+        parts.channel,
+        clip_refusal=refusal_to_clip(parts.codec),
+        absent_in_barriers=_absent_in_barriers(parts),
+        base_apart=bool(parts.sync.staleness or parts.sync.period),
+    )

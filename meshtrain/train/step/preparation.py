@@ -1,0 +1,77 @@
+"""What `mt.prepare` was given, described as peers compare it, and refused by name where it cannot be trained in a job.
+
+A job's session does this before it asks the others, a dry run (`meshtrain submit --dry-run`) to refuse what they would.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from meshtrain.errors import NotSupported
+from meshtrain.train.model import masks as masked
+from meshtrain.train.model import optimizers, progressive, tensors
+from meshtrain.train.model.progressive import Progressive
+from meshtrain.train.model.tensors import ModelTensors
+from meshtrain.train.optim.momentum_handover import momentum_of
+from meshtrain.train.optim.sign_sgd import check_signs_possible
+from meshwire import limits
+from meshwire.codecs.spec import CodecSpec
+from meshwire.model.masks import NOT_BOTH, MaskSettings
+from meshwire.model.schedule import refusal
+from meshwire.sync.mode import SyncSettings
+
+
+@dataclass(frozen=True)
+class PreparedModel:
+    """A model and its optimizer that can take part in a job.
+
+    Attributes:
+        tensors: of the model, with the manifest that must be equal on all peers.
+        growing: the part of the model that grows; None without one.
+    """
+
+    tensors: ModelTensors
+    optimizer: torch.optim.Optimizer
+    growing: Progressive | None
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, sync: SyncSettings) -> None:
+    """Raises NotSupported for an optimizer that cannot work with averaged gradients, or not with this `--sync`."""
+    optimizers.check(optimizer)
+    if sync.signs:
+        check_signs_possible(optimizer)
+
+
+def describe_model(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    sync: SyncSettings,
+    codec: CodecSpec,
+    masks: MaskSettings | None,
+    loader: str = "",
+) -> PreparedModel:
+    """Describes tensors, optimizer and loader, and which values travel in which rounds.
+
+    Args:
+        loader: its description, which is compared with the optimizer's.
+
+    Raises:
+        NotSupported, UsageError: naming what cannot be trained, and what to do instead.
+    """
+    specs, places = tensors.collect(model)
+    layout = optimizers.describe(optimizer, specs, places) + (f"; loader: {loader}" if loader else "")
+    momentum = momentum_of(optimizer) if codec.momentum else None
+    growing = progressive.find(model)
+    if growing is not None and masks is not None:
+        raise NotSupported(NOT_BOTH)
+    travel = masked.travel(specs, masks) if growing is None else growing.travel(specs, places)
+    if growing is not None and (reason := refusal(sync, codec)):
+        raise NotSupported(f"mt.Progressive with {reason}")
+    built = tensors.build(model, layout, momentum, travel)
+    size_bytes = len(built.manifest.pack())
+    if size_bytes > limits.MODEL_BYTES_MAX:
+        raise NotSupported(
+            f"the description of this model's {len(built.manifest.tensors)} tensors has {size_bytes} bytes, "
+            f"at most {limits.MODEL_BYTES_MAX} are possible: use fewer tensors, or shorter names of modules"
+        )
+    return PreparedModel(built, optimizer, growing)

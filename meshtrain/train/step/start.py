@@ -1,0 +1,125 @@
+"""From `mt.prepare` to the first step: the peers compare model and start state, and the engine is put together.
+
+Each question to the daemon is answered when all members have asked it, so that an error on one peer ends all of them
+there, with its reason, instead of in the middle of a round.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshtrain.errors import ConnectionLost
+from meshtrain.train.data.step_samples import StepSamples
+from meshtrain.train.link.channel import Channel
+from meshtrain.train.link.environment import Environment
+from meshtrain.train.link.shared_slots import SharedSlots
+from meshtrain.train.model.kept_state import KeptState, NoKeptState
+from meshtrain.train.model.masks import Masks
+from meshtrain.train.model.memory import learner_bytes
+from meshtrain.train.model.state import ReplicaState, RoundProgress
+from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.optim.outer_optimizer import outer_optimizer
+from meshtrain.train.step.engine import Engine
+from meshtrain.train.step.means import RoundMeans
+from meshtrain.train.step.modes import EngineParts, build_engine
+from meshtrain.train.step.preparation import PreparedModel
+from meshwire.codecs.registry import parse_codec
+from meshwire.messages.job import JobSpec
+from meshwire.messages.learner import LearnerModel, LearnerReady, LearnerState, LearnerWelcome, StateTask
+from meshwire.model.plan import plan_buckets
+from meshwire.model.plans_by_round import RoundPlans
+from meshwire.sync.mode import own_coefficient
+
+log = logging.getLogger("meshtrain")
+
+
+def start_engine(
+    prepared: PreparedModel,
+    scaler: torch.amp.GradScaler | None,
+    samples: StepSamples,
+    welcome: LearnerWelcome,
+    environment: Environment,
+    channel: Channel,
+) -> Engine:
+    """Returns when the first step may begin, with the model as it is to compute with.
+
+    Args:
+        prepared: what takes part.
+        scaler: given to `mt.prepare`.
+        samples: counts what the prepared loader hands out.
+        welcome: the job, and who takes part.
+        environment: the shared memory.
+
+    Raises:
+        RequestError: a peer has another model, or a peer has failed.
+        ConnectionLost, JobStopped, MeshtrainError.
+    """
+    spec, tensors = welcome.spec, prepared.tensors
+    sync = spec.sync
+    coefficient = own_coefficient(sync.own, len(welcome.members)) if sync.staleness else 0.0
+    codec = parse_codec(spec.codec)
+    plan = plan_buckets(tensors.manifest, spec.bucket_bytes, codec)
+    slots = SharedSlots(environment.memory_fd, plan, sync.staleness)
+    model = LearnerModel(
+        manifest=tensors.manifest,
+        memory_bytes=slots.layout.total_bytes,
+        learner_bytes=learner_bytes(tensors, prepared.optimizer, coefficient, sync, spec.masks),
+        samples=samples.space,
+    )
+    _ask(channel, model, "agreement on the model")
+    means = RoundMeans(tensors, RoundPlans(plan), slots, Masks(tensors, spec.masks))
+    outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
+    state = ReplicaState(tensors, prepared.optimizer, means.masks, outer)
+    kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
+    progress = _agree_on_state(channel, state, kept)
+    parts = EngineParts(
+        state=state,
+        means=means,
+        samples=samples,
+        scaling=LossScaling(scaler),
+        growing=prepared.growing,
+        kept=kept,
+        channel=channel,
+        sync=sync,
+        coefficient=coefficient,
+        codec=codec,
+        hash_every=spec.hash_every,
+    )
+    engine = build_engine(parts, progress)
+    engine.boundary.wait_start()
+    return engine
+
+
+def _agree_on_state(channel: Channel, state: ReplicaState, kept: NoKeptState) -> RoundProgress:
+    """Model and optimizer become what all peers have in common: rank 0's at the start, or where the job is now, by J1
+    (unit of transfer)."""
+    task = _ask(channel, LearnerState(units=state.digests()), "comparison of the start states")
+    if not isinstance(task, StateTask):
+        raise ConnectionLost(f"the daemon answered with {type(task).__name__}: it is of another version")
+    progress = RoundProgress()
+    if task.kept:
+        progress = kept.take_over(state.tensor, task.round)
+    elif task.write:
+        state.export(task.units, Path(task.folder))
+    else:
+        progress = state.load(task.units, Path(task.folder), task.round)
+    _ask(channel, LearnerReady(), f"the start of round {task.round + 1}")
+    return progress
+
+
+def _kept_state(
+    descriptor: int | None, spec: JobSpec, means: RoundMeans, optimizer: torch.optim.Optimizer
+) -> NoKeptState:
+    """On the CPU the base can outlive this process, by J3 (kept base), but for masks and the weights of a period."""
+    parameters = means.parameters()
+    on_cpu = all(tensor.device.type == "cpu" for tensor in parameters)
+    if descriptor is None or not on_cpu or spec.sync.period or spec.masks is not None:
+        return NoKeptState()
+    frozen = [tensor for _, _, tensor in means.tensors.kind("frozen")]
+    return KeptState(descriptor, parameters, frozen, optimizer)
+
+
+def _ask(channel: Channel, body: Any, name: str) -> Any:
+    return channel.ask(body, name, lambda reason: log.debug("%s: %s", name, reason))
