@@ -74,9 +74,9 @@ def main(arguments: list[str] | None = None) -> int:
     _add_replay(commands)
     options = parser.parse_args(arguments)
     if options.command == "replay":
-        from meshtraind.replay.replay import run as run_replay
+        from meshtraind.replay.command import replay
 
-        return run_replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
+        return replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
     try:
         handler = open_log(options.log_file, options.log_level)
@@ -107,12 +107,13 @@ def _add_replay(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     data = default_data_dir()
     replay = commands.add_parser(
         "replay",
-        help="a job's trace: the same decisions again, and a summary of its rounds",
-        description="Feeds every input in a job's trace to a new round machine and compares each of its decisions with "
-        "the recorded one. Needs no daemon.",
+        help="a job's trace: the same decisions again, and a summary of its rounds or of who took part",
+        description="Feeds every input in a job's trace to a new round machine or membership machine and compares "
+        "each of its decisions with the recorded one. Needs no daemon.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="`meshtrain submit --trace` makes each member of the job write a trace in its own data folder:\n"
-        "  DATA/jobs/ID/trace.jsonl\n"
+        "  DATA/jobs/ID/trace.jsonl       its rounds\n"
+        "  DATA/jobs/ID/membership.jsonl  who was lost, who proposed what and why, what was entered\n"
         f"DATA is {data}, or what was given as --data-dir or {DATA_DIR_VARIABLE}.\n\n"
         "example:\n"
         f"  meshtraind replay {data}/jobs/3f9c2a1b04de/trace.jsonl\n\n"

@@ -18,7 +18,7 @@ from meshtraind.jobs.registry import Board
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.member_handler import MemberSide
-from meshtraind.session.membership_host import LearnerWishes, Passage
+from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
@@ -158,15 +158,14 @@ class Peer:
         quiet = SimpleNamespace(
             entered=nothing, round_complete=nothing, forget=nothing, newest=None, newest_round=lambda: None
         )
-        wishes = LearnerWishes(
-            begin=nothing, end=nothing, comes=lambda: True, changed=self._changed, fail=self.failed.append,
-            why_none=lambda: "nobody learns", turned_away=self.failed.append,
+        keeper = SimpleNamespace(
+            begin_learner=nothing, end_learner=nothing, learner_comes=True, generation_changed=self._changed,
+            fail=self.failed.append, why_none_learns=lambda: "nobody learns", turned_away=self.failed.append,
         )  # fmt: skip
-        any_: Any = cast(Any, node)
-        self.passage = Passage(
-            any_, self.job, connections, cast(Any, self.learner), cast(Any, agreement), cast(Any, quiet),
-            cast(Any, quiet), memory, 0.001, self.tasks, wishes,
-        )  # fmt: skip
+        place = JobPlace(cast(Any, node), self.job, connections, 0.001, self.tasks)
+        self.passage = MembershipHost(
+            place, cast(Any, self.learner), cast(Any, agreement), cast(Any, quiet), cast(Any, quiet), memory, keeper
+        )
         maker = self.passage._maker
         self.rounds = self.learner.rounds = maker.first(MANIFEST, PLAN, None, memory, mesh.generation)
         self.rounds._stall = StallWatch(STALL_S)

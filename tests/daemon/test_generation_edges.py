@@ -24,15 +24,16 @@ from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_driver as generations_module
 from meshtraind.session import membership_host as passage_module
-from meshtraind.session.membership_driver import Generations
-from meshtraind.session.membership_host import Passage
+from meshtraind.session.membership_driver import MembershipDriver
+from meshtraind.session.membership_host import MembershipHost
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.job_record import Job, Way
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobEvent, JobState
-from meshwire.membership.effects import CatchUpFrom, Effect, LeftOut
+from meshwire.membership.effects import CatchUpFrom, Effect, HistoryLeft
+from meshwire.membership.inputs import CannotCatchUp, CaughtUpToCut, Input, PeerGone, ViolationSeen, WasAway
 from meshwire.memory import footprint
 from meshwire.message_base import Wire
 from meshwire.messages.generation import (
@@ -473,34 +474,28 @@ class Machine:
         self.away_s: list[float] = []
         self.promised: Generation | None = None
 
-    def caught_up(self, _now_s: float) -> list[Effect]:
-        self.answers.append("caught up")
-        return []
-
-    def cannot_catch_up(self, reason: str, _now_s: float) -> list[Effect]:
-        self.answers.append(reason)
-        return []
-
-    def gone(self, device: str, incarnation: int, _now_s: float) -> list[Effect]:
-        self.gone_ones.append((device, incarnation))
-        return []
-
-    def away(self, now_s: float) -> list[Effect]:
-        self.away_s.append(now_s)
-        return []
-
-    def refuse(self, device: str, reason: str, _now_s: float) -> list[Effect]:
-        self.answers.append(f"refuses {device}: {reason}")
+    def handle(self, input_: Input, now_s: float) -> list[Effect]:
+        match input_:
+            case CaughtUpToCut():
+                self.answers.append("caught up")
+            case CannotCatchUp(reason):
+                self.answers.append(reason)
+            case PeerGone(device, incarnation):
+                self.gone_ones.append((device, incarnation))
+            case WasAway():
+                self.away_s.append(now_s)
+            case ViolationSeen(device, reason):
+                self.answers.append(f"refuses {device}: {reason}")
         return []
 
     def deadline(self) -> None:
         return None
 
 
-def generations(host: object, links: dict[str, Any]) -> tuple[Generations, Machine, TaskSet]:
+def generations(host: object, links: dict[str, Any]) -> tuple[MembershipDriver, Machine, TaskSet]:
     tasks, job = TaskSet("test"), cast(Any, job_of("ab", 0))
     node = SimpleNamespace(member=job.members[0], device=job.members[0].device, patience_s=5.0, links=links)
-    shell = Generations(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)
+    shell = MembershipDriver(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)
     machine = Machine()
     shell._machine = cast(Any, machine)
     return shell, machine, tasks
@@ -538,10 +533,10 @@ async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
     """G1: of which device, in which incarnation; and that this machine was away itself (G4)."""
     shell, machine, tasks = generations(SimpleNamespace(rounds=None), {})
     running, ended = (SimpleNamespace(job=SimpleNamespace(ended=over)) for over in (False, True))
-    running.passage = passage = cast(Any, object.__new__(Passage))
+    running.passage = passage = cast(Any, object.__new__(MembershipHost))
     passage.generations = shell
     board = SimpleNamespace(_sessions={"a": running, "b": ended, "c": SimpleNamespace(job=running.job)})
-    board._sessions["c"].passage = early = cast(Any, object.__new__(Passage))
+    board._sessions["c"].passage = early = cast(Any, object.__new__(MembershipHost))
     early.generations = None
     Board.peer_gone(cast(Any, board), "b" * 64, 7)
     Board.was_away(cast(Any, board))
@@ -575,7 +570,7 @@ async def test_a_part_waits_as_long_as_its_job_says(chosen: Any, meant_s: float)
     job = cast(Any, job_of("ab", 0))
     job.spec.partition_wait = chosen
     node = SimpleNamespace(member=job.members[0], patience_s=5.0, links={})
-    shell = Generations(cast(Any, node), job, {}, cast(Any, SimpleNamespace(rounds=None)), 0.01, TaskSet("test"))
+    shell = MembershipDriver(cast(Any, node), job, {}, cast(Any, SimpleNamespace(rounds=None)), 0.01, TaskSet("test"))
     assert shell._machine._state.timeouts.provisional_s == meant_s
 
 
@@ -633,7 +628,7 @@ async def test_who_is_left_out_stops_catching_up(monkeypatch: pytest.MonkeyPatch
     shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
     shell._perform([catch_up(reload=True)])
     await turns()
-    shell._perform([LeftOut("the others went on")])
+    shell._perform([HistoryLeft("the others went on")])
     goes_on.set()
     await turns()
     assert not begun
@@ -655,7 +650,7 @@ async def test_who_was_asleep_gives_nothing_up() -> None:
     first = shell._job.generation
     assert first is not None
     other = first.model_copy(update={"number": 2, "ranks": (1,), "learning": (1,)})
-    shell._perform([LeftOut("generation 2 went on without this device", where(other, first))])
+    shell._perform([HistoryLeft("generation 2 went on without this device", where(other, first))])
     assert told == []
     await tasks.close()
 
@@ -663,7 +658,7 @@ async def test_who_was_asleep_gives_nothing_up() -> None:
 @pytest.mark.asyncio
 async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
     """It cannot take part, and says so; the others go on."""
-    passage = cast(Any, object.__new__(Passage))
+    passage = cast(Any, object.__new__(MembershipHost))
     passage._node = SimpleNamespace(name="anna")
     passage._drop_rounds = lambda: None
     passage._job = SimpleNamespace(take=lambda _generation: None)
@@ -681,7 +676,7 @@ async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
 @pytest.mark.asyncio
 async def test_the_deal_of_another_cut_is_not_given() -> None:
     """A member that begins at one cut with the deal of samples of a later one would take rounds for wrong (X1)."""
-    passage = cast(Any, object.__new__(Passage))
+    passage = cast(Any, object.__new__(MembershipHost))
     crossing = SimpleNamespace(deal=None, samples=3)
     rounds = SimpleNamespace(sample_space=None, crossing=crossing)
     passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
@@ -816,7 +811,7 @@ async def test_a_checkpoint_that_is_gone_is_no_way_back() -> None:
 @pytest.mark.asyncio
 async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """J3: the deal of samples of a later round would be another one."""
-    passage = cast(Any, object.__new__(Passage))
+    passage = cast(Any, object.__new__(MembershipHost))
     rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
     passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
     passage._agreement = SimpleNamespace(passed=2)
@@ -838,7 +833,7 @@ class Bereaved:
 
     def __init__(self, kept: int | None, *, comes: bool = True, complete: int = 8) -> None:
         self.done: list[str] = []
-        self.passage = passage = cast(Any, object.__new__(Passage))
+        self.passage = passage = cast(Any, object.__new__(MembershipHost))
         learner = SimpleNamespace(could_hold=lambda round_: 6 <= round_ <= complete, dead=self._dead)
         self.rounds = SimpleNamespace(learner=learner, hold_others_up=False)
         passage._learner = SimpleNamespace(
@@ -848,7 +843,7 @@ class Bereaved:
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
         passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB))
         passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
-        passage._wishes = SimpleNamespace(comes=lambda: comes)
+        passage._keeper = SimpleNamespace(learner_comes=comes)
         passage.generations = SimpleNamespace(
             wish=self.done.append,
             look_again=lambda: self.done.append("look again"),

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from meshtraind.rounds.driver import Rounds
-from meshtraind.session.membership_driver import Generations
+from meshtraind.session.membership_driver import MembershipDriver
 from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Holding
 from meshwire.messages.job import Generation, Member
@@ -22,7 +22,8 @@ def test_waits_follow_the_round_trip_of_now() -> None:
     told: list[float] = []
     rounds = SimpleNamespace(history_samples=1, note_round_trip=told.append)
     links = {MEMBERS[1].device: SimpleNamespace(rtt_s=0.25), MEMBERS[2].device: SimpleNamespace(rtt_s=None)}
-    shell = cast(Any, Generations.__new__(Generations))
+    shell = cast(Any, MembershipDriver.__new__(MembershipDriver))
+    shell._closed, shell._loop, shell._timer = False, SimpleNamespace(time=lambda: 0.0), None
     shell._machine, shell._host = machine, SimpleNamespace(rounds=rounds, holding=lambda: Holding(loads_after=3))
     shell._node, shell._job = SimpleNamespace(links=links), SimpleNamespace(members=MEMBERS)
     shell.progress()

@@ -15,7 +15,7 @@ from meshtraind.jobs.registry import Board
 from meshtraind.peers.selection import choose_members
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import invitations as inviting
-from meshtraind.session.invitations import Inviting
+from meshtraind.session.invitations import Inviter
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.job_history import UnknownJobError
 from meshtraind.storage.job_record import Job, Way
@@ -338,7 +338,7 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
         complete=0, sample_space=SampleSpace(total=3, batch=9, whole_batches=False, drop_last=False)
     )
     tasks = TaskSet("test")
-    asking = Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks)
+    asking = Inviter(cast(Any, node), job, 3, cast(Any, SimpleNamespace(rounds=rounds)), tasks)
 
     async def after(seconds: float) -> None:
         clock.now_s += seconds
@@ -386,7 +386,7 @@ async def test_a_job_takes_no_more_devices_than_its_data_is_enough_for(
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(loop, "time", _shifted(loop.time, clock))
     tasks = TaskSet("test")
-    tasks.spawn(Inviting(cast(Any, node), job, 3, lambda: cast(Any, rounds), tasks).run(), "invite")
+    tasks.spawn(Inviter(cast(Any, node), job, 3, cast(Any, SimpleNamespace(rounds=rounds)), tasks).run(), "invite")
     for _ in range(2):
         await asyncio.sleep(0.02)
         clock.now_s += 100.0

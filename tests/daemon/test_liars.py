@@ -13,7 +13,7 @@ from meshtraind.codecs import codec_named
 from meshtraind.executor.gather import GatherArithmetic
 from meshtraind.parts.received import BrokenPartError
 from meshtraind.parts.segments import Segment
-from meshtraind.session.membership_host import Passage
+from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.session import Session
 from meshwire.collectives.exchange import Work
 from meshwire.frames.header import Header
@@ -217,7 +217,7 @@ def test_a_sum_that_is_not_finite_names_the_part_that_was_not() -> None:
 
 def test_who_was_refused_is_heard_no_more_in_that_generation() -> None:
     """G10: at once, though the change of generation comes a turn of the loop later."""
-    passage = Passage.__new__(Passage)
+    passage = MembershipHost.__new__(MembershipHost)
     refused: list[str] = []
     members = (SimpleNamespace(device="a"), SimpleNamespace(device="b"))
     passage._job = cast(Any, SimpleNamespace(members=members, rank=0, ending=False))

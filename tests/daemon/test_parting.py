@@ -22,7 +22,7 @@ from meshtraind.recovery import parting
 from meshtraind.recovery.parting import TOO_LATE
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_host as passage
-from meshtraind.session.membership_driver import Generations
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.session import Session
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
@@ -35,7 +35,7 @@ from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
 from meshwire.membership import lineage
-from meshwire.membership.effects import EnterGeneration, Fence, LeftOut, Send
+from meshwire.membership.effects import EnterGeneration, Fence, HistoryLeft, Send
 from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskIn, Where, Wish
@@ -248,7 +248,7 @@ class Parted:
         self.shell._perform([EnterGeneration(alone, enter)])
         home.rounds.complete, home.rounds.history_samples = 1100, 38400
         self.ask = AskIn(job=job.spec.job, member=job.members[0], linked=())
-        self.shell._perform([LeftOut("parted", where(other, first)), Send("b", self.ask)])
+        self.shell._perform([HistoryLeft("parted", where(other, first)), Send("b", self.ask)])
 
     async def close(self) -> None:
         self.shell.close()
@@ -274,8 +274,8 @@ async def test_a_device_asks_in_when_its_learner_has_written_what_is_given_up() 
     await turns()
     assert device.told == [LOST.model_copy(update={"saved": (1100, "ab12cd34")})]
     home.rounds = SimpleNamespace(complete=1100, history_samples=38400)
-    device.shell._perform([LeftOut("parted again", where(cast(Any, device.shell._job).generation))])
-    device.shell._perform([LeftOut("its own failure")])
+    device.shell._perform([HistoryLeft("parted again", where(cast(Any, device.shell._job).generation))])
+    device.shell._perform([HistoryLeft("its own failure")])
     await turns()
     assert len(device.told) == 1, "it is told once"
     await device.close()
@@ -404,7 +404,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     plan = await train_alone(session, told, 3)
     await until(lambda: any(isinstance(body, Start) for body in told))
     generations_ = session.passage.generations
-    assert isinstance(generations_, Generations)
+    assert isinstance(generations_, MembershipDriver)
     generations_._path = lineage.Path()
     generations_._path.entered(both, 0, 0)
     generations_._path.entered(alone, 1, 1)

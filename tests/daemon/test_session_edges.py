@@ -143,7 +143,7 @@ def job_of(names: str, rank: int) -> Job:
     """What an agreement looks at."""
     members = tuple(Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(names))
     generation = Generation.first(JOB, members[0].device, members)
-    spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None)
+    spec = SimpleNamespace(job=JOB, peers_max=None, partition_wait=None, trace=False)
     return cast(Job, SimpleNamespace(spec=spec, rank=rank, members=members, generation=generation))
 
 

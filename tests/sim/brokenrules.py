@@ -8,9 +8,9 @@ import pytest
 from meshtraind.rounds.effects import Stage
 from meshwire.membership import proposals as proposing
 from meshwire.membership.entitled import electorate_of
-from meshwire.membership.own_request import OwnWish, Seat
-from meshwire.membership.requests import Kind
-from meshwire.membership.state import State
+from meshwire.membership.inputs import CannotCatchUp
+from meshwire.membership.requests import Kind, OwnRequest, Seat
+from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Standing, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.rounds import Bind, Seal
@@ -43,17 +43,17 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
 
     It brings it once, as one of an older generation; if it cannot be caught up any more it loads anew.
     """
-    leave, stand = State.leave, State.stand
+    leave, stand = MembershipState.leave, MembershipState.stand
     leave_out, take_rounds = Daemon._leave_out, Daemon._take_rounds
     brought: dict[str, Generation] = {}
 
-    def left(self: State, reason: str, now_s: float, kept: Where | None = None) -> None:
+    def left(self: MembershipState, reason: str, now_s: float, kept: Where | None = None) -> None:
         before = self.entered
         leave(self, reason, now_s, kept)
         if before is not None:
             brought[self.me.device] = before
 
-    def stands(self: State, held: Standing) -> Standing:
+    def stands(self: MembershipState, held: Standing) -> Standing:
         standing = stand(self, held)
         before = brought.get(self.me.device)
         if self.entered is None and before is not None and held.generation is not None:
@@ -79,10 +79,10 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
         except AssertionError as error:
             if "of another history" not in str(error):
                 raise
-            self._perform(self.machine.cannot_catch_up(str(error), self.world.now_s))
+            self._perform(self.machine.handle(CannotCatchUp(str(error)), self.world.now_s))
 
-    patch.setattr(State, "leave", left)
-    patch.setattr(State, "stand", stands)
+    patch.setattr(MembershipState, "leave", left)
+    patch.setattr(MembershipState, "stand", stands)
     patch.setattr(Daemon, "_leave_out", keeps)
     patch.setattr(Daemon, "_take_rounds", takes)
 
@@ -205,11 +205,11 @@ def calls_remembered(patch: pytest.MonkeyPatch) -> None:
 
 def rest_not_owed(patch: pytest.MonkeyPatch) -> None:
     """X3: the next learner takes the place of the one before as soon as it is ready."""
-    say = OwnWish.say
+    say = OwnRequest.say
 
-    def newest_only(self: OwnWish, kind: Kind) -> None:
+    def newest_only(self: OwnRequest, kind: Kind) -> None:
         say(self, kind)
         if kind == "learn":
             self._seat = Seat.VACANT
 
-    patch.setattr(OwnWish, "say", newest_only)
+    patch.setattr(OwnRequest, "say", newest_only)

@@ -15,14 +15,28 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
+    MessageIgnored,
     NobodyLearns,
-    Phase,
-    Refusal,
     Resume,
     Send,
     Shunned,
-    Waiting,
+    WaitingFor,
+)
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    FarthestRoundTrip,
+    HoldingLost,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    RoundsCounted,
+    TimerDue,
+    WasAway,
 )
 from meshwire.membership.lineage import Ballot, Path, ballot, rank_of
 from meshwire.membership.machine import Membership
@@ -143,7 +157,7 @@ class Daemon(Node):
     def wake(self, order: Wake) -> None:
         """It knows that it slept before it hears anything."""
         if self.asleep:
-            self._perform(self.machine.away(self.world.now_s))
+            self._perform(self.machine.handle(WasAway(), self.world.now_s))
         super().wake(order)
 
     # Links
@@ -151,21 +165,21 @@ class Daemon(Node):
     def linked(self, peer: Node, link: Link) -> None:
         assert isinstance(peer, Daemon)
         self.world.tell(self.name, f"is linked to {peer.name}")
-        self._perform(self.machine.linked(peer.member.device, peer.member.incarnation, self.world.now_s))
+        self._perform(self.machine.handle(LinkUp(peer.member.device, peer.member.incarnation), self.world.now_s))
 
     def unlinked(self, peer: Node, link: Link, reason: str) -> None:
         assert isinstance(peer, Daemon)
         self.requests.lost(link)
         if peer.number not in self.links:
             self.world.tell(self.name, f"has lost its link to {peer.name}: {reason}")
-            self._perform(self.machine.unlinked(peer.member.device, reason, self.world.now_s))
+            self._perform(self.machine.handle(LinkDown(peer.member.device, reason), self.world.now_s))
             if reason == "closed":
                 self.later(DIAL_S, partial(self._dial_again, peer))
 
     def _dial_again(self, peer: "Daemon") -> None:
         """Whoever closed, this side did not: if nobody listens there any more, that process is gone."""
         if peer.number not in self.links and self.world.network.refuses(self.number, peer):
-            self._perform(self.machine.gone(peer.member.device, peer.member.incarnation, self.world.now_s))
+            self._perform(self.machine.handle(PeerGone(peer.member.device, peer.member.incarnation), self.world.now_s))
 
     def received(self, peer: Node, link: Link, body: object) -> None:
         assert isinstance(peer, Daemon)
@@ -181,7 +195,7 @@ class Daemon(Node):
             case Request() | Reply():
                 self.requests.received(link, body)
             case _:
-                self._perform(self.machine.receive(peer.member.device, body, self.world.now_s))  # type: ignore[arg-type]
+                self._perform(self.machine.handle(MessageFrom(peer.member.device, body), self.world.now_s))  # type: ignore[arg-type]
         if self.rounds is not None:
             self.life.base_changed(self.rounds)
         self.world.check(self)
@@ -195,10 +209,10 @@ class Daemon(Node):
         self._report()
         self.world.note_base(self)
         if self.rounds is not None:
-            self.machine.note_progress(self.rounds.history.samples)
-            self.machine.note_holding(self.life.holding())
+            self.machine.handle(RoundsCounted(self.rounds.history.samples), self.world.now_s)
+            self.machine.handle(self.life.holding(), self.world.now_s)
         if self.world.setting.measured_s is not None:
-            self.machine.note_round_trip(self.world.setting.measured_s)
+            self.machine.handle(FarthestRoundTrip(self.world.setting.measured_s), self.world.now_s)
         self.later(REPORT_S, self._report_regularly)
 
     def _report(self) -> None:
@@ -211,11 +225,11 @@ class Daemon(Node):
 
     def wish(self, kind: Kind) -> None:
         """Of the learner, or of whoever lets this device go."""
-        self._perform(self.machine.wish(kind, self.world.now_s))
+        self._perform(self.machine.handle(RequestMade(kind), self.world.now_s))
 
     def look_again(self) -> None:
         """Its learner's base may be lost."""
-        self._perform(self.machine.look_again(self.world.now_s))
+        self._perform(self.machine.handle(HoldingLost(), self.world.now_s))
 
     def wish_leave(self) -> None:
         """`meshtrain leave`, where somebody else can go on."""
@@ -240,7 +254,7 @@ class Daemon(Node):
     def _timer(self, deadline_s: float) -> None:
         if self._armed_s == deadline_s:
             self._armed_s = None
-            effects = self.machine.timer(max(self.world.now_s, deadline_s))
+            effects = self.machine.handle(TimerDue(), max(self.world.now_s, deadline_s))
             assert effects or self.machine.deadline() != deadline_s, f"no timer is idle: {self.machine.waiting()}"
             self._perform(effects)
             self.world.check(self)
@@ -265,19 +279,19 @@ class Daemon(Node):
                     self.rounds.take_in()
                 self._report()
                 self.world.resumed(self, generation)
-            case LeftOut(reason, kept):
+            case HistoryLeft(reason, kept):
                 if kept is not None and self.holds_base:
                     self.world.leaves_base(self, kept)
                 self._note_given_up(kept)
                 self._leave_out(reason)
             case NobodyLearns():
                 self.world.fail("no peer can run the script any more")
-            case Refusal(device, text):
+            case MessageIgnored(device, text):
                 raise AssertionError(f"{self.name}: honest daemons break no rule: peer{int(device, 16) - 1}: {text}")
             case Shunned(device, reason, accuser):
                 accused = f"peer{int(device, 16) - 1}: {reason}, says peer{int(accuser, 16) - 1}"
                 raise AssertionError(f"{self.name}: honest daemons break no rule: {accused}")
-            case Waiting(reason):
+            case WaitingFor(reason):
                 if reason.startswith("a new generation"):
                     self.world.tell(self.name, f"wants {reason}")
 
@@ -295,7 +309,7 @@ class Daemon(Node):
         held = f"holding {standing.complete} rounds" if self.rounds is not None else "without a history"
         self.world.tell(self.name, f"promises generation {generation.number}, {held}")
         self.world.moments.come(Moment.PROMISES, self.number)
-        self._perform(self.machine.standing(standing, self.world.now_s))
+        self._perform(self.machine.handle(standing, self.world.now_s))
 
     def _catch_up(self, effect: CatchUpFrom) -> None:
         self._catching_up += 1
@@ -307,7 +321,7 @@ class Daemon(Node):
             assert (saved.complete, saved.chain) == (effect.enter.cut, effect.enter.chain)
             self._begin_loading(effect, saved, self._path.tell())
         elif link is None:
-            self._perform(self.machine.cannot_catch_up("it is not linked any more", self.world.now_s))
+            self._perform(self.machine.handle(CannotCatchUp("it is not linked any more"), self.world.now_s))
         elif effect.reload or self.rounds is None:
             took = partial(self._take_beginning, self._catching_up, effect)
             self.requests.ask(link, CatchUp(None, effect.enter.cut), CATCH_UP_TIMEOUT_S, took)
@@ -324,7 +338,7 @@ class Daemon(Node):
             return  # of a source that is gone the machine hears by itself
         if isinstance(answer, CannotAnswer):
             assert answer.generation != enter.generation, f"G5: {self.name} lacks a round, and nobody has kept it"
-            self._perform(self.machine.cannot_catch_up(answer.reason, self.world.now_s))
+            self._perform(self.machine.handle(CannotCatchUp(answer.reason), self.world.now_s))
             return
         assert isinstance(answer, ServedRounds)
         for served, results in answer.rounds:
@@ -332,13 +346,13 @@ class Daemon(Node):
         if self.rounds.machine.complete < enter.cut:
             self._ask_rounds(catching_up, link, enter)
         else:
-            self._perform(self.machine.caught_up(self.world.now_s))
+            self._perform(self.machine.handle(CaughtUpToCut(), self.world.now_s))
 
     def _take_beginning(self, catching_up: int, effect: CatchUpFrom, answer: Answer) -> None:
         if catching_up != self._catching_up or answer is None:
             return
         if isinstance(answer, CannotAnswer):
-            self._perform(self.machine.cannot_catch_up(answer.reason, self.world.now_s))
+            self._perform(self.machine.handle(CannotCatchUp(answer.reason), self.world.now_s))
             return
         assert isinstance(answer, Deal)
         enter = effect.enter
@@ -357,7 +371,7 @@ class Daemon(Node):
         self.generation = effect.generation
         self.rounds = self._make_rounds(effect.generation, entry, loading=True)
         self.life.load_next()
-        self._perform(self.machine.caught_up(self.world.now_s))
+        self._perform(self.machine.handle(CaughtUpToCut(), self.world.now_s))
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
         assert self.rounds is not None
@@ -442,7 +456,11 @@ class Daemon(Node):
     def computes(self) -> bool:
         """It runs in a generation in which its learner computes."""
         generation = self.machine.generation
-        running = self.machine.phase is Phase.RUNNING and generation is not None and self.rank in generation.learning
+        running = (
+            self.machine.phase is MembershipPhase.RUNNING
+            and generation is not None
+            and self.rank in generation.learning
+        )
         return running and self.learner is not None and self.learner.rounds is not None
 
     @property

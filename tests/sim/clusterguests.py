@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from meshwire.membership.effects import Effect, TurnedAway
-from meshwire.membership.invitations import Guests
+from meshwire.membership.invitations import Invitations
 from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation
@@ -110,7 +110,7 @@ class InvitingCluster(Cluster):
     ) -> None:
         super().__init__(seed, setting, recording=recording)
         self.members_max = members_max
-        self._guests: dict[Daemon, Guests] = {}
+        self._guests: dict[Daemon, Invitations] = {}
         for daemon in self.daemons:
             daemon.machine._state.members_max = members_max
         for number in range(setting.founders, setting.founders + strangers):
@@ -138,7 +138,7 @@ class InvitingCluster(Cluster):
         self.clock.at(LOOK_S, self._look)
 
     def _invite(self, daemon: Daemon, generation: Generation) -> None:
-        guests = self._guests.setdefault(daemon, Guests(self.members_max, self.timeouts))
+        guests = self._guests.setdefault(daemon, Invitations(self.members_max, self.timeouts))
         peers = {number: link.other(daemon) for number, link in daemon.links.items()}
         links = {device_of(n): peer.member.incarnation for n, peer in peers.items() if isinstance(peer, Daemon)}
         for device in guests.due(generation, links, self.now_s):
@@ -146,7 +146,7 @@ class InvitingCluster(Cluster):
             took = partial(self._answered, guests, device)
             daemon.requests.ask(link, Invite(generation), INVITATION_TIMEOUT_S, took)
 
-    def _answered(self, guests: Guests, device: str, answer: Answer) -> None:
+    def _answered(self, guests: Invitations, device: str, answer: Answer) -> None:
         if answer is None:
             guests.unanswered(device)
         else:

@@ -140,7 +140,7 @@ class LearnerLife:
             self.saved = self._entries.pop(round_)
 
     def holding(self) -> Holding:
-        """`meshtraind.session.membership_host.Passage.holding`."""
+        """`meshtraind.session.membership_host.MembershipHost.holding`."""
         rounds, learner, saved = self._daemon.rounds, self.learner, self.saved
         if rounds is None:
             return Holding(loads_after=0)

@@ -13,14 +13,24 @@ from collections.abc import Iterator, Sequence
 
 from meshwire.membership.effects import (
     CatchUpFrom,
-    Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
-    Phase,
     Resume,
     Send,
+)
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    Input,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    RequestMade,
+    RoundsCounted,
+    TimerDue,
 )
 from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Standing
@@ -54,17 +64,17 @@ class Peer:
     @property
     def generation(self) -> Generation | None:
         """Where it runs."""
-        return self.machine.generation if self.machine.phase is Phase.RUNNING else None
+        return self.machine.generation if self.machine.phase is MembershipPhase.RUNNING else None
 
-    def perform(self, effects: list[Effect]) -> None:
-        now_s = self._mesh.now_s
-        for effect in effects:
+    def take(self, input_: Input) -> None:
+        """Hands it to the machine, and performs what that decides."""
+        for effect in self.machine.handle(input_, self._mesh.now_s):
             match effect:
                 case Send(device, message):
                     self._mesh.send(self.rank, int(device, 16) - 1, message)
                 case Fence():
                     self._waits_for = None
-                    self.perform(self.machine.standing(self._standing(), now_s))
+                    self.take(self._standing())
                 case CatchUpFrom(rank, _, _, _, _):
                     if self._mesh.linked(self.rank, rank):
                         self._mesh.send(self.rank, rank, effect)
@@ -73,8 +83,8 @@ class Peer:
                     self._mesh.line.entered(generation)
                 case Resume(generation, _):
                     if self.rank not in generation.learning:
-                        self.perform(self.machine.wish("learn", now_s))
-                case LeftOut():
+                        self.take(RequestMade("learn"))
+                case HistoryLeft():
                     self.history, self._waits_for = None, None
 
     def caught_up(self, effect: CatchUpFrom, history: list[bytes] | None) -> None:
@@ -82,10 +92,10 @@ class Peer:
         if self._waits_for is not effect:
             return
         if history is None or len(history) < effect.enter.cut:
-            self.perform(self.machine.cannot_catch_up("the source has left it", self._mesh.now_s))
+            self.take(CannotCatchUp("the source has left it"))
         else:
             self.history = history[: effect.enter.cut]
-            self.perform(self.machine.caught_up(self._mesh.now_s))
+            self.take(CaughtUpToCut())
 
     def _standing(self) -> Standing:
         if self.history is None:
@@ -118,13 +128,12 @@ class Mesh:
         self._queue = deque(each for each in self._queue if frozenset(each[:2]) not in lost)
         for pair in sorted(lost, key=sorted):
             for one, other in (sorted(pair), sorted(pair)[::-1]):
-                effects = self.peers[one].machine.unlinked(self.peers[other].member.device, "silent", self.now_s)
-                self.peers[one].perform(effects)
+                self.peers[one].take(LinkDown(self.peers[other].member.device, "silent"))
         self._links |= new
         for pair in sorted(new, key=sorted):
             for one, other in (sorted(pair), sorted(pair)[::-1]):
                 peer = self.peers[other].member
-                self.peers[one].perform(self.peers[one].machine.linked(peer.device, peer.incarnation, self.now_s))
+                self.peers[one].take(LinkUp(peer.device, peer.incarnation))
 
     def linked(self, one: int, other: int) -> bool:
         return frozenset((one, other)) in self._links
@@ -144,7 +153,7 @@ class Mesh:
                 self.peers[sender].caught_up(message, None if history is None else [*history])
             else:
                 device = self.peers[sender].member.device
-                self.peers[receiver].perform(self.peers[receiver].machine.receive(device, message, self.now_s))
+                self.peers[receiver].take(MessageFrom(device, message))
             self._complete()
             return True
         due = [(at_s, peer.rank) for peer in self.peers if (at_s := peer.machine.deadline()) is not None]
@@ -153,7 +162,7 @@ class Mesh:
             self.now_s = until_s
             return False
         self.now_s = max(self.now_s, at_s)
-        self.peers[rank].perform(self.peers[rank].machine.timer(self.now_s))
+        self.peers[rank].take(TimerDue())
         return True
 
     def run(self, for_s: float) -> None:
@@ -176,7 +185,7 @@ class Mesh:
             for other in there:
                 assert other.history is not None
                 other.history.append(generation.hash64().to_bytes(16, "little"))
-                other.machine.note_progress(len(other.history))
+                other.take(RoundsCounted(len(other.history)))
                 assert other.history == there[0].history, "G4: whoever goes on together holds the same"
             assert there[0].history is not None
             self.line.committed(generation.hash64(), len(there[0].history), there[0].history[-1])
@@ -207,7 +216,7 @@ def changing(members: int, lost: int | None) -> Mesh:
     """A change of generation begins: a member is lost, or (None) the last one's learner has died."""
     mesh = Mesh(members)
     if lost is None:
-        mesh.peers[-1].perform(mesh.peers[-1].machine.wish("rest", 0.0))
+        mesh.peers[-1].take(RequestMade("rest"))
     else:
         mesh.let(frozenset([lost]))
         mesh.step(TIMEOUTS.relink_grace_s)  # the first one has proposed

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from meshwire import limits
-from meshwire.membership.effects import Phase
+from meshwire.membership.effects import MembershipPhase
 from meshwire.sync.mode import sync_settings
 from tests.sim.cluster import Cluster, Setting
 
@@ -25,7 +25,9 @@ def goes_on(cluster: Cluster, number: int, lost: Collection[int] = ()) -> bool:
     """Do all others run in this generation?"""
     others = [daemon.machine for daemon in cluster.daemons if daemon.number not in lost]
     return all(
-        machine.phase is Phase.RUNNING and machine.generation is not None and machine.generation.number == number
+        machine.phase is MembershipPhase.RUNNING
+        and machine.generation is not None
+        and machine.generation.number == number
         for machine in others
     )
 

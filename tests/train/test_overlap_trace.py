@@ -1,5 +1,6 @@
 """DESIGN 5: gradients leave while earlier layers are still computed."""
 
+import io
 import json
 import time
 from collections import defaultdict
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
+from meshtraind.replay.command import replay
+from meshtraind.replay.replay import EXIT_SAME
 from tests.daemon import jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
@@ -96,3 +99,6 @@ def test_the_first_chunk_leaves_before_the_last_gradient(tmp_path: Path) -> None
                 *early_s, last_s = (buckets_s[bucket] for bucket in sorted(buckets_s))
                 assert min(early_s) < hook_s, f"rank {rank}, round {round_}"
                 assert last_s > hook_s, "the last bucket holds the first layer, and both clocks are one"
+            record, told = by_name[member.name].data_dir / "jobs" / submitted.job / "membership.jsonl", io.StringIO()
+            assert replay(record, as_json=False, out=told, errors=told) == EXIT_SAME, told.getvalue()
+            assert "in generation 1 of " in told.getvalue(), "the other machine is recorded, too"

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwire.membership.invitations import Guests
+from meshwire.membership.invitations import Invitations
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import ASK_S_MAX, Timeouts
 
@@ -32,7 +32,7 @@ TWO = generation(1, 2)
 
 def test_a_new_link_is_asked_a_second_later_and_members_never_are() -> None:
     """A second: its links to the other members come up meanwhile."""
-    guests = Guests(5, TIMEOUTS)
+    guests = Invitations(5, TIMEOUTS)
     assert guests.due(TWO, links(1, 3), 7.0) == ()
     assert guests.due(TWO, links(1, 3), 7.9) == ()
     assert guests.due(TWO, links(1, 3), 8.0) == (device(3),)
@@ -41,7 +41,7 @@ def test_a_new_link_is_asked_a_second_later_and_members_never_are() -> None:
 
 def test_who_refuses_is_asked_again_with_back_off_and_people_hear_each_reason_once() -> None:
     """G7: 1, 2, 4 .. 60 s."""
-    guests, now_s, waits_s = Guests(3, TIMEOUTS), 0.0, []
+    guests, now_s, waits_s = Invitations(3, TIMEOUTS), 0.0, []
     guests.due(TWO, links(3), now_s)
     for number in range(9):
         asked_s = now_s
@@ -56,7 +56,7 @@ def test_who_refuses_is_asked_again_with_back_off_and_people_hear_each_reason_on
 
 
 def test_a_new_incarnation_and_a_new_link_begin_anew() -> None:
-    guests = Guests(3, TIMEOUTS)
+    guests = Invitations(3, TIMEOUTS)
     for at_s in (0.0, 1.0):
         guests.due(TWO, links(3), at_s)
     guests.answered(device(3), "no torch", 1.0)
@@ -70,7 +70,7 @@ def test_a_new_incarnation_and_a_new_link_begin_anew() -> None:
 
 
 def test_no_more_are_asked_than_there_is_room_for_and_all_members_choose_the_same() -> None:
-    guests = Guests(3, TIMEOUTS)
+    guests = Invitations(3, TIMEOUTS)
     guests.due(TWO, links(5, 4, 3), 0.0)
     assert guests.due(TWO, links(5, 4, 3), 1.0) == (device(3),)
     assert guests.due(TWO, links(5, 4, 3), 2.0) == ()
@@ -85,7 +85,7 @@ def test_no_more_are_asked_than_there_is_room_for_and_all_members_choose_the_sam
 
 def test_who_would_join_and_does_not_come_is_asked_again() -> None:
     """It may have lost what it had; whoever has it all says the same again."""
-    guests = Guests(3, TIMEOUTS)
+    guests = Invitations(3, TIMEOUTS)
     for at_s in (0.0, 1.0):
         guests.due(TWO, links(3), at_s)
     guests.answered(device(3), None, 1.0)
@@ -94,7 +94,7 @@ def test_who_would_join_and_does_not_come_is_asked_again() -> None:
 
 
 def test_an_answer_that_comes_too_late_changes_nothing() -> None:
-    guests = Guests(3, TIMEOUTS)
+    guests = Invitations(3, TIMEOUTS)
     for at_s in (0.0, 1.0):
         guests.due(TWO, links(3), at_s)
     guests.due(generation(1, 2, 3), links(3), 1.5)
@@ -117,7 +117,7 @@ def test_an_answer_that_comes_too_late_changes_nothing() -> None:
 def test_whatever_happens_nobody_is_asked_twice_at_once_nor_without_room(
     members_max: int, steps: list[tuple[set[int], str, bool, float]]
 ) -> None:
-    guests, of, now_s = Guests(members_max, TIMEOUTS), TWO, 0.0
+    guests, of, now_s = Invitations(members_max, TIMEOUTS), TWO, 0.0
     waiting: set[str] = set()
     for linked, answer, taken_in, wait_s in steps:
         now_s += wait_s

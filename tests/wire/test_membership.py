@@ -10,19 +10,33 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
     NobodyLearns,
-    Phase,
     Resume,
     Send,
     Shunned,
     TurnedAway,
 )
 from meshwire.membership.entitled import electorate_of, is_entitled
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    HoldingLost,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    RoundsCounted,
+    SteppedOut,
+    TimerDue,
+    WasAway,
+)
 from meshwire.membership.links import MemberLinks
 from meshwire.membership.machine import Membership
-from meshwire.membership.requests import Petitions
+from meshwire.membership.requests import MemberRequests
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts
@@ -42,7 +56,7 @@ def machine(rank: int, generation: Generation | None = FIRST) -> Membership:
     made = Membership(MEMBERS[rank], JOB, TIMEOUTS, 0.0, generation=generation, known=known)
     for member in MEMBERS:
         if member != MEMBERS[rank]:
-            made.linked(member.device, member.incarnation, 0.0)
+            made.handle(LinkUp(member.device, member.incarnation), 0.0)
     return made
 
 
@@ -68,7 +82,7 @@ def kinds(effects: list[Effect]) -> list[type[Any]]:
     return [type(effect.message) if isinstance(effect, Send) else type(effect) for effect in effects]
 
 
-def phase(made: Membership) -> Phase:
+def phase(made: Membership) -> MembershipPhase:
     return made.phase
 
 
@@ -94,19 +108,19 @@ def enter_of(generation: Generation, **changes: Any) -> Enter:
 def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
     """G2, G7: after the grace, at once; the proposer fences last, so that a shell may answer within the effect."""
     one = machine(0)
-    assert not sent(one.unlinked(THREE, "closed", 1.0), Propose)
+    assert not sent(one.handle(LinkDown(THREE, "closed"), 1.0), Propose)
     assert one.deadline() == pytest.approx(1.0 + TIMEOUTS.relink_grace_s)
-    effects = one.timer(1.0 + TIMEOUTS.relink_grace_s)
+    effects = one.handle(TimerDue(), 1.0 + TIMEOUTS.relink_grace_s)
     ((device, proposed),) = sent(effects, Propose)
     assert (device, proposed.generation.ranks, proposed.generation.number) == (TWO, (0, 1), 2)
     assert isinstance(effects[-1], Fence)
-    assert phase(one) is Phase.PROMISED
+    assert phase(one) is MembershipPhase.PROMISED
     assert "peer1" in one.waiting()
-    assert not sent(one.standing(HELD, 1.3), Enter), "all promise, the others too"
-    effects = one.receive(TWO, promise_of(proposed.generation, 1), 1.4)
+    assert not sent(one.handle(HELD, 1.3), Enter), "all promise, the others too"
+    effects = one.handle(MessageFrom(TWO, promise_of(proposed.generation, 1)), 1.4)
     assert kinds(effects) == [*kinds(effects)[:1], Enter, EnterGeneration, Entered]
-    assert phase(one) is Phase.ENTERED
-    effects = one.receive(TWO, Entered(job=JOB, generation=proposed.generation.hash64()), 1.5)
+    assert phase(one) is MembershipPhase.ENTERED
+    effects = one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.generation.hash64())), 1.5)
     assert Resume(proposed.generation) in effects
     assert one.waiting() == ""
     assert one.deadline() is None
@@ -115,32 +129,34 @@ def test_a_lost_member_is_proposed_away_by_the_lowest_live_rank() -> None:
 def test_the_next_rank_waits_a_turn() -> None:
     """G7."""
     two = machine(1)
-    two.unlinked(THREE, "closed", 1.0)
+    two.handle(LinkDown(THREE, "closed"), 1.0)
     grace_s = TIMEOUTS.relink_grace_s
-    assert not sent(two.timer(1.0 + grace_s), Propose)
-    assert sent(two.timer(1.0 + grace_s + TIMEOUTS.turn_s), Propose)
+    assert not sent(two.handle(TimerDue(), 1.0 + grace_s), Propose)
+    assert sent(two.handle(TimerDue(), 1.0 + grace_s + TIMEOUTS.turn_s), Propose)
 
 
 def test_a_link_within_the_grace_leads_to_the_same_members_anew() -> None:
     """G6: frames of the old link may be lost."""
     one = machine(0)
-    one.unlinked(TWO, "closed", 1.0)
-    effects = one.linked(TWO, MEMBERS[1].incarnation, 1.1)
+    one.handle(LinkDown(TWO, "closed"), 1.0)
+    effects = one.handle(LinkUp(TWO, MEMBERS[1].incarnation), 1.1)
     assert {proposed.generation.ranks for _, proposed in sent(effects, Propose)} == {(0, 1, 2)}
 
 
 def test_a_restarted_member_comes_back_under_its_rank_and_loads() -> None:
     """G1, G4: with another incarnation it is another member; it has no history, and does not learn at first."""
     one = machine(0)
-    one.unlinked(THREE, "closed", 1.0)
+    one.handle(LinkDown(THREE, "closed"), 1.0)
     back = MEMBERS[2].model_copy(update={"incarnation": 99})
-    effects = one.linked(THREE, 99, 1.1) + one.receive(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO)), 1.1)
+    effects = one.handle(LinkUp(THREE, 99), 1.1) + one.handle(
+        MessageFrom(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO))), 1.1
+    )
     proposed = sent(effects, Propose)[-1][1].generation
     if proposed.ranks == (0, 1):  # it was proposed away before it could ask
-        one.standing(HELD, 1.2)
-        one.receive(TWO, promise_of(proposed, 1), 1.2)
-        effects = one.receive(TWO, Entered(job=JOB, generation=proposed.hash64()), 1.3)
-        effects += one.receive(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO)), 1.4)
+        one.handle(HELD, 1.2)
+        one.handle(MessageFrom(TWO, promise_of(proposed, 1)), 1.2)
+        effects = one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.hash64())), 1.3)
+        effects += one.handle(MessageFrom(THREE, AskIn(job=JOB, member=back, linked=(ONE, TWO))), 1.4)
         proposed = sent(effects, Propose)[-1][1].generation
     assert (proposed.members[2], proposed.ranks, proposed.learning) == (back, (0, 1, 2), (0, 1))
 
@@ -151,8 +167,8 @@ def guest(number: int) -> Member:
 
 def ask_in(one: Membership, member: Member, *linked: str, now_s: float = 1.0) -> list[Generation]:
     """What is proposed when a device asks in."""
-    effects = one.linked(member.device, member.incarnation, now_s)
-    effects += one.receive(member.device, AskIn(job=JOB, member=member, linked=linked), now_s)
+    effects = one.handle(LinkUp(member.device, member.incarnation), now_s)
+    effects += one.handle(MessageFrom(member.device, AskIn(job=JOB, member=member, linked=linked)), now_s)
     return [proposed.generation for _, proposed in sent(effects, Propose)]
 
 
@@ -160,60 +176,60 @@ def test_who_cannot_reach_all_members_is_not_taken_in_and_disturbs_nobody() -> N
     """G7: every proposal fences the rounds, and this one could only fail. It repeats its ask when it has the links."""
     one, newcomer = machine(0), guest(5)
     assert not ask_in(one, newcomer, ONE, TWO)
-    assert phase(one) is Phase.RUNNING
+    assert phase(one) is MembershipPhase.RUNNING
     assert one.deadline() is None
     assert ask_in(one, newcomer, ONE, TWO, THREE)[0].ranks == (0, 1, 2, 3)
 
 
 def test_of_devices_that_ask_in_those_are_taken_that_reach_each_other() -> None:
     """G7."""
-    links, petitions, first, second = MemberLinks(MEMBERS[0]), Petitions(), guest(5), guest(6)
+    links, requests, first, second = MemberLinks(MEMBERS[0]), MemberRequests(), guest(5), guest(6)
     for member in (*MEMBERS, first, second):
         links.opened(member.device, member.incarnation)
 
     def ask(member: Member, *linked: str) -> tuple[Member, ...]:
-        petitions.ask(AskIn(job=JOB, member=member, linked=linked), 1.0)
-        return petitions.joining(links, MEMBERS, {ONE, TWO}, 5)
+        requests.ask(AskIn(job=JOB, member=member, linked=linked), 1.0)
+        return requests.joining(links, MEMBERS, {ONE, TWO}, 5)
 
     assert ask(first, ONE, TWO) == (first,)
     assert ask(second, ONE, TWO, first.device) == (first,)
     assert ask(first, ONE, TWO, second.device) == (first, second)
-    assert petitions.joining(links, MEMBERS, {ONE, TWO}, 4) == (first,), "there is room for one"
+    assert requests.joining(links, MEMBERS, {ONE, TWO}, 4) == (first,), "there is room for one"
 
 
 def test_who_says_that_it_reaches_all_and_does_not_is_listed_once() -> None:
     """G7: a link may be up on one side only. Before it asks again, the members go on without it."""
     one, newcomer = machine(0), guest(5)
     (proposed, *_) = ask_in(one, newcomer, ONE, TWO, THREE)
-    one.standing(HELD, 1.0)
+    one.handle(HELD, 1.0)
     for device, rank in ((TWO, 1), (THREE, 2)):
-        one.receive(device, promise_of(proposed, rank, linked=tuple({0, 1, 2} - {rank})), 1.1)
+        one.handle(MessageFrom(device, promise_of(proposed, rank, linked=tuple({0, 1, 2} - {rank}))), 1.1)
     standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=(0,))
     promised = Promised(job=JOB, generation=proposed.hash64(), standing=standing)
-    effects = one.receive(newcomer.device, promised, 1.2)
+    effects = one.handle(MessageFrom(newcomer.device, promised), 1.2)
     ((_, again), *_) = sent(effects, Propose)
     assert again.generation.ranks == (0, 1, 2)
-    one.standing(HELD, 1.2)
+    one.handle(HELD, 1.2)
     for device, rank in ((TWO, 1), (THREE, 2)):
-        effects = one.receive(device, promise_of(again.generation, rank), 1.3)
+        effects = one.handle(MessageFrom(device, promise_of(again.generation, rank)), 1.3)
     for device in (TWO, THREE):
-        effects += one.receive(device, Entered(job=JOB, generation=again.generation.hash64()), 1.4)
+        effects += one.handle(MessageFrom(device, Entered(job=JOB, generation=again.generation.hash64())), 1.4)
     assert Resume(again.generation) in effects
-    assert not sent(effects + one.timer(100.0), Propose)
+    assert not sent(effects + one.handle(TimerDue(), 100.0), Propose)
 
 
 def test_a_device_that_asks_in_tells_of_every_link_that_comes_later_and_of_none_twice() -> None:
     """G7: else it would wait for the next time, up to a minute, or ask as often as its links flap."""
     known = [member.device for member in MEMBERS]
     three = Membership(MEMBERS[2], JOB, TIMEOUTS, 0.0, generation=None, known=known)
-    ((device, ask),) = sent(three.linked(ONE, MEMBERS[0].incarnation, 0.0), AskIn)
+    ((device, ask),) = sent(three.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0), AskIn)
     assert (device, ask.linked) == (ONE, (ONE,))
-    asks = sent(three.linked(TWO, MEMBERS[1].incarnation, 0.1), AskIn)
+    asks = sent(three.handle(LinkUp(TWO, MEMBERS[1].incarnation), 0.1), AskIn)
     assert [(device, set(ask.linked)) for device, ask in asks] == [(ONE, {ONE, TWO}), (TWO, {ONE, TWO})]
     assert three.deadline() == pytest.approx(1.0)
     for now_s in (0.2, 0.4):
-        three.unlinked(TWO, "closed", now_s)
-        assert not sent(three.linked(TWO, MEMBERS[1].incarnation, now_s + 0.1), AskIn)
+        three.handle(LinkDown(TWO, "closed"), now_s)
+        assert not sent(three.handle(LinkUp(TWO, MEMBERS[1].incarnation), now_s + 0.1), AskIn)
 
 
 def test_a_device_that_cannot_begin_where_the_others_are_asks_ever_less_often() -> None:
@@ -221,14 +237,14 @@ def test_a_device_that_cannot_begin_where_the_others_are_asks_ever_less_often() 
     three, now_s, asked_s = machine(2, None), 0.0, [0.0]
     for number in range(2, 16):
         proposed = following(number, 0, learning=(0, 1))
-        three.receive(ONE, Propose(generation=proposed), now_s)
-        three.standing(HELD.model_copy(update={"generation": None}), now_s)
-        three.receive(ONE, enter_of(proposed, reload=(2,)), now_s)
-        assert LeftOut in kinds(three.cannot_catch_up("no memory", now_s))
+        three.handle(MessageFrom(ONE, Propose(generation=proposed)), now_s)
+        three.handle(HELD.model_copy(update={"generation": None}), now_s)
+        three.handle(MessageFrom(ONE, enter_of(proposed, reload=(2,))), now_s)
+        assert HistoryLeft in kinds(three.handle(CannotCatchUp("no memory"), now_s))
         at_s = three.deadline()
         assert at_s is not None
         now_s = at_s
-        assert sent(three.timer(now_s), AskIn)
+        assert sent(three.handle(TimerDue(), now_s), AskIn)
         asked_s.append(now_s)
     waits_s = [after - before for before, after in itertools.pairwise(asked_s)]
     assert waits_s[:3] == [1.0, 2.0, 4.0]
@@ -240,44 +256,46 @@ def test_a_better_proposal_withdraws_a_promise() -> None:
     """G2: the higher number, or the lower rank; the earlier proposer is told."""
     three = machine(2)
     worse, better = following(2, 1), following(2, 0)
-    three.receive(TWO, Propose(generation=worse), 1.0)
-    assert sent(three.standing(HELD, 1.0), Promised)[0][0] == TWO
-    effects = three.receive(ONE, Propose(generation=better), 1.1)
+    three.handle(MessageFrom(TWO, Propose(generation=worse)), 1.0)
+    assert sent(three.handle(HELD, 1.0), Promised)[0][0] == TWO
+    effects = three.handle(MessageFrom(ONE, Propose(generation=better)), 1.1)
     assert [device for device, _ in sent(effects, Refused)] == [TWO]
-    assert sent(three.standing(HELD, 1.1), Promised)[0][0] == ONE
-    assert sent(three.receive(TWO, Propose(generation=worse), 1.2), Refused)
-    assert not kinds(three.receive(TWO, enter_of(worse), 1.3)), "a withdrawn promise: no error, and nothing happens"
+    assert sent(three.handle(HELD, 1.1), Promised)[0][0] == ONE
+    assert sent(three.handle(MessageFrom(TWO, Propose(generation=worse)), 1.2), Refused)
+    assert not kinds(three.handle(MessageFrom(TWO, enter_of(worse)), 1.3)), (
+        "a withdrawn promise: no error, and nothing happens"
+    )
 
 
 def test_receiving_is_on_before_entered_is_told_and_rounds_go_on_when_all_have() -> None:
     """Nobody sends in a generation before all have entered it; one may enter earlier than this one."""
     two, proposed = machine(1), following(2, 0)
-    two.receive(ONE, Propose(generation=proposed), 1.0)
-    two.standing(HELD, 1.0)
-    two.receive(THREE, Entered(job=JOB, generation=proposed.hash64()), 1.1)
-    effects = two.receive(ONE, enter_of(proposed), 1.1)
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    two.handle(HELD, 1.0)
+    two.handle(MessageFrom(THREE, Entered(job=JOB, generation=proposed.hash64())), 1.1)
+    effects = two.handle(MessageFrom(ONE, enter_of(proposed)), 1.1)
     order = kinds(effects)
     assert order.index(EnterGeneration) < order.index(Entered)
     assert Resume not in order
-    assert Resume(proposed) in two.receive(ONE, Entered(job=JOB, generation=proposed.hash64()), 1.2)
+    assert Resume(proposed) in two.handle(MessageFrom(ONE, Entered(job=JOB, generation=proposed.hash64())), 1.2)
 
 
 @pytest.mark.parametrize("reload", [False, True])
 def test_whoever_lacks_rounds_or_reloads_catches_up_first(reload: bool) -> None:
     """G4."""
     two, proposed = machine(1), following(2, 0)
-    two.receive(ONE, Propose(generation=proposed), 1.0)
-    two.standing(HELD, 1.0)
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    two.handle(HELD, 1.0)
     held = 6 if reload else 4
     enter = enter_of(
         proposed, cut=6, chain=b"f" * 16, complete=((0, 6), (1, held), (2, 6)), reload=(1,) if reload else ()
     )
-    effects = two.receive(ONE, enter, 1.1)
+    effects = two.handle(MessageFrom(ONE, enter), 1.1)
     (catch_up,) = (effect for effect in effects if isinstance(effect, CatchUpFrom))
     assert (catch_up.device, catch_up.reload) == (ONE, reload)
-    assert phase(two) is Phase.CATCHING_UP
+    assert phase(two) is MembershipPhase.CATCHING_UP
     assert (two.generation is None) == reload
-    assert EnterGeneration in kinds(two.caught_up(1.5))
+    assert EnterGeneration in kinds(two.handle(CaughtUpToCut(), 1.5))
 
 
 def test_a_member_that_is_told_of_a_newer_generation_without_it_is_left_out_and_asks() -> None:
@@ -285,13 +303,13 @@ def test_a_member_that_is_told_of_a_newer_generation_without_it_is_left_out_and_
     three = machine(2)
     newer = following(2, 0, ranks=(0, 1), learning=(0, 1))
     where = Where(job=JOB, generation=newer, ancestors=(FIRST.hash64(),), samples=50)
-    effects = three.receive(ONE, where, 1.0)
-    assert LeftOut in kinds(effects)
+    effects = three.handle(MessageFrom(ONE, where), 1.0)
+    assert HistoryLeft in kinds(effects)
     assert {device for device, _ in sent(effects, AskIn)} == {ONE, TWO}
     assert three.deadline() == pytest.approx(2.0)
-    three.unlinked(TWO, "closed", 1.5)
-    three.receive(ONE, where, 1.5)
-    assert not sent(three.timer(2.0), AskIn)
+    three.handle(LinkDown(TWO, "closed"), 1.5)
+    three.handle(MessageFrom(ONE, where), 1.5)
+    assert not sent(three.handle(TimerDue(), 2.0), AskIn)
     assert "no link to peer1" in three.waiting()
 
 
@@ -300,8 +318,8 @@ def alone(rank: int, now_s: float = 1.0) -> Membership:
     made = machine(rank)
     for member in MEMBERS:
         if member != MEMBERS[rank]:
-            made.unlinked(member.device, "silent", now_s)
-    made.timer(now_s + TIMEOUTS.relink_grace_s)
+            made.handle(LinkDown(member.device, "silent"), now_s)
+    made.handle(TimerDue(), now_s + TIMEOUTS.relink_grace_s)
     return made
 
 
@@ -314,17 +332,17 @@ def test_of_two_provisional_parts_the_one_with_fewer_samples_leaves() -> None:
     """G4."""
     for samples, leaves in ((10, False), (99, True)):
         one = alone(0)
-        one.note_progress(50)
+        one.handle(RoundsCounted(50), 0.0)
         at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
-        fences = [effect for effect in one.timer(at_s) if isinstance(effect, Fence)]
+        fences = [effect for effect in one.handle(TimerDue(), at_s) if isinstance(effect, Fence)]
         assert [(fence.generation.root, fence.generation.counted) for fence in fences] == [(1, (0, 1, 2))]
-        one.standing(HELD, at_s)
-        assert phase(one) is Phase.RUNNING, one.waiting()
-        one.linked(TWO, MEMBERS[1].incarnation, 41.0)
+        one.handle(HELD, at_s)
+        assert phase(one) is MembershipPhase.RUNNING, one.waiting()
+        one.handle(LinkUp(TWO, MEMBERS[1].incarnation), 41.0)
         where = Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=samples)
-        effects = one.receive(TWO, where, 41.0)
-        assert (LeftOut in kinds(effects)) == leaves
-        assert [effect.kept.samples for effect in effects if isinstance(effect, LeftOut) and effect.kept] == (
+        effects = one.handle(MessageFrom(TWO, where), 41.0)
+        assert (HistoryLeft in kinds(effects)) == leaves
+        assert [effect.kept.samples for effect in effects if isinstance(effect, HistoryLeft) and effect.kept] == (
             [99] if leaves else []
         ), "by what is kept it is known what is given up"
 
@@ -338,28 +356,28 @@ def test_who_was_entitled_keeps_its_history_however_few_samples_it_has() -> None
         made = machine(rank)
         if not leaves:
             followed(made, following(2, 0, ranks=(0, 1), learning=(0, 1)), 0.5)
-        made.note_progress(99 if leaves else 1)
+        made.handle(RoundsCounted(99 if leaves else 1), 0.0)
         device, samples = other.proposer, 1 if leaves else 99
-        effects = made.receive(device, Where(job=JOB, generation=other, ancestors=(), samples=samples), 1.0)
-        assert (LeftOut in kinds(effects)) == leaves
+        effects = made.handle(MessageFrom(device, Where(job=JOB, generation=other, ancestors=(), samples=samples)), 1.0)
+        assert (HistoryLeft in kinds(effects)) == leaves
 
 
 def test_who_is_not_entitled_waits_and_goes_on_all_the_same() -> None:
     """One of three: six times patience, or as long as the job says; then it is provisional (G4)."""
     one = alone(0)
-    assert phase(one) is Phase.RUNNING
+    assert phase(one) is MembershipPhase.RUNNING
     assert "1 of 3 that count are here" in one.waiting()
     assert "goes on provisionally after 30 s" in one.waiting()
     at_s = 1.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.provisional_s
     assert one.deadline() == pytest.approx(at_s)
-    (fence,) = [effect for effect in one.timer(at_s) if isinstance(effect, Fence)]
+    (fence,) = [effect for effect in one.handle(TimerDue(), at_s) if isinstance(effect, Fence)]
     assert (fence.generation.ranks, fence.generation.root, fence.generation.provisional) == ((0,), 1, True)
 
 
 def test_a_job_can_wait_for_ever() -> None:
     """`submit --partition-wait never`."""
     one = Membership(MEMBERS[0], JOB, Timeouts(5.0, 0.01, float("inf")), 0.0, generation=FIRST)
-    assert Fence not in kinds(one.timer(10.0) + one.timer(10.0**6))
+    assert Fence not in kinds(one.handle(TimerDue(), 10.0) + one.handle(TimerDue(), 10.0**6))
     assert one.deadline() is None
     assert "may be together elsewhere" in one.waiting()
 
@@ -370,9 +388,9 @@ def test_half_goes_on_at_once_with_the_lowest_rank_and_else_waits() -> None:
     for rank, goes_on in ((0, True), (1, False)):
         made = Membership(MEMBERS[rank], JOB, TIMEOUTS, 0.0, generation=two)
         other = MEMBERS[1 - rank]
-        made.linked(other.device, other.incarnation, 0.0)
-        made.unlinked(other.device, "silent", 1.0)
-        assert (Fence in kinds(made.timer(2.0))) == goes_on
+        made.handle(LinkUp(other.device, other.incarnation), 0.0)
+        made.handle(LinkDown(other.device, "silent"), 1.0)
+        assert (Fence in kinds(made.handle(TimerDue(), 2.0))) == goes_on
         if not goes_on:
             assert made.deadline() == pytest.approx(2.0 + TIMEOUTS.provisional_s, abs=1.0)
 
@@ -381,15 +399,15 @@ def test_half_goes_on_at_once_with_the_lowest_rank_and_else_waits() -> None:
 def test_who_is_gone_is_not_waited_for(how: str) -> None:
     """G4: rank 1 goes on at once when rank 0 has said goodbye, is there as another incarnation, or listens no more."""
     made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
-    made.linked(ONE, MEMBERS[0].incarnation, 0.0)
-    effects = made.receive(ONE, Wish(job=JOB, kind="leave"), 1.0) if how == "goodbye" else []
-    effects += made.unlinked(ONE, "closed", 1.0)
+    made.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0)
+    effects = made.handle(MessageFrom(ONE, Wish(job=JOB, kind="leave")), 1.0) if how == "goodbye" else []
+    effects += made.handle(LinkDown(ONE, "closed"), 1.0)
     if how == "restarted":
-        effects += made.linked(ONE, 99, 1.2)
+        effects += made.handle(LinkUp(ONE, 99), 1.2)
     elif how == "refused":
-        assert Fence not in kinds(made.timer(1.4))
-        effects += made.gone(ONE, MEMBERS[0].incarnation, 1.5)
-    effects += made.timer(2.0)
+        assert Fence not in kinds(made.handle(TimerDue(), 1.4))
+        effects += made.handle(PeerGone(ONE, MEMBERS[0].incarnation), 1.5)
+    effects += made.handle(TimerDue(), 2.0)
     (fence,) = [effect for effect in effects if isinstance(effect, Fence)]
     assert (fence.generation.ranks, fence.generation.provisional) == ((1,), False)
 
@@ -397,36 +415,61 @@ def test_who_is_gone_is_not_waited_for(how: str) -> None:
 def test_who_only_gives_its_history_up_is_not_gone() -> None:
     """It asks in somewhere, and its vote counts there."""
     made = Membership(MEMBERS[1], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
-    made.linked(ONE, MEMBERS[0].incarnation, 0.0)
-    effects = made.receive(ONE, Wish(job=JOB, kind="leave", returns=True), 1.0) + made.timer(3.0)
+    made.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0)
+    effects = made.handle(MessageFrom(ONE, Wish(job=JOB, kind="leave", returns=True)), 1.0) + made.handle(
+        TimerDue(), 3.0
+    )
     assert Fence not in kinds(effects)
     leaver = machine(0)
-    for _, wish in sent(leaver.step_out("its state is lost", 1.0), Wish):
+    for _, wish in sent(leaver.handle(SteppedOut("its state is lost"), 1.0), Wish):
         assert (wish.kind, wish.returns) == ("leave", True)
+
+
+def test_what_went_on_apart_is_settled_by_the_next_generation() -> None:
+    """G4: with those that went on apart in it, it needs no other one after it."""
+    one = machine(0)
+    apart = provisional(2, 1)
+    one.handle(MessageFrom(TWO, Where(job=JOB, generation=apart, ancestors=(FIRST.hash64(),), samples=9)), 1.0)
+    assert "generation 2 went on apart" in one.why_proposed
+    together = following(7, 1)
+    one.handle(MessageFrom(TWO, Propose(generation=together)), 1.0)
+    one.handle(HELD, 1.0)
+    effects = one.handle(MessageFrom(TWO, enter_of(together)), 1.1)
+    assert EnterGeneration in kinds(effects)
+    for member in MEMBERS[1:]:
+        one.handle(MessageFrom(member.device, Entered(job=JOB, generation=together.hash64())), 1.2)
+    assert phase(one) is MembershipPhase.RUNNING
+    assert (one.waiting(), one.deadline()) == ("", None)
 
 
 def test_who_waits_joins_a_provisional_part_when_the_rest_does_not_come() -> None:
     """Liveness: it keeps its history for a patience, so that those that are entitled together can still find each
     other; then it asks in."""
     one = alone(0)
-    ((_, proposed),) = sent(one.linked(TWO, MEMBERS[1].incarnation, 2.0), Propose)
-    one.standing(HELD, 2.0)
+    ((_, proposed),) = sent(one.handle(LinkUp(TWO, MEMBERS[1].incarnation), 2.0), Propose)
+    one.handle(HELD, 2.0)
     where = Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=9)
     refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
-    effects = one.receive(TWO, where, 2.1) + one.receive(TWO, refused, 2.1) + one.timer(2.1 + TIMEOUTS.turn_s)
-    assert not {LeftOut, Propose} & {*kinds(effects)}
-    effects = one.timer(2.2 + TIMEOUTS.turn_s + TIMEOUTS.yield_s)
-    assert LeftOut in kinds(effects)
+    effects = (
+        one.handle(MessageFrom(TWO, where), 2.1)
+        + one.handle(MessageFrom(TWO, refused), 2.1)
+        + one.handle(TimerDue(), 2.1 + TIMEOUTS.turn_s)
+    )
+    assert not {HistoryLeft, Propose} & {*kinds(effects)}
+    effects = one.handle(TimerDue(), 2.2 + TIMEOUTS.turn_s + TIMEOUTS.yield_s)
+    assert HistoryLeft in kinds(effects)
     assert [device for device, _ in sent(effects, AskIn)] == [TWO]
 
 
 def test_a_provisional_part_yields_to_those_that_are_entitled_without_it() -> None:
     """G4: they go on at once, and do not load what it has made."""
     one = alone(0)
-    one.linked(TWO, MEMBERS[1].incarnation, 2.0)
-    one.receive(TWO, Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=9), 2.0)
-    effects = one.linked(THREE, MEMBERS[2].incarnation, 2.1)
-    effects += one.timer(2.1 + TIMEOUTS.relink_grace_s + 2 * TIMEOUTS.turn_s)
+    one.handle(LinkUp(TWO, MEMBERS[1].incarnation), 2.0)
+    one.handle(
+        MessageFrom(TWO, Where(job=JOB, generation=provisional(2, 1), ancestors=(FIRST.hash64(),), samples=9)), 2.0
+    )
+    effects = one.handle(LinkUp(THREE, MEMBERS[2].incarnation), 2.1)
+    effects += one.handle(TimerDue(), 2.1 + TIMEOUTS.relink_grace_s + 2 * TIMEOUTS.turn_s)
     ((device, proposed),) = sent(effects, Propose)
     assert (device, proposed.generation.ranks, proposed.generation.provisional) == (THREE, (0, 2), False)
 
@@ -435,19 +478,21 @@ def test_who_was_away_looks_for_the_others_before_it_goes_on() -> None:
     """G4: rank 0 wakes up, and rank 1 went on provisionally for hours: it joins, and does not end that."""
     for meets in (False, True):
         made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=Generation.first(JOB, ONE, MEMBERS[:2]))
-        made.linked(TWO, MEMBERS[1].incarnation, 0.0)
-        made.away(1.0)
-        made.unlinked(TWO, "silent", 1.0)
-        assert Fence not in kinds(made.timer(2.0))
+        made.handle(LinkUp(TWO, MEMBERS[1].incarnation), 0.0)
+        made.handle(WasAway(), 1.0)
+        made.handle(LinkDown(TWO, "silent"), 1.0)
+        assert Fence not in kinds(made.handle(TimerDue(), 2.0))
         if meets:
-            ((_, proposed),) = sent(made.linked(TWO, MEMBERS[1].incarnation, 3.0), Propose)
-            made.standing(HELD, 3.0)
+            ((_, proposed),) = sent(made.handle(LinkUp(TWO, MEMBERS[1].incarnation), 3.0), Propose)
+            made.handle(HELD, 3.0)
             refused = Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="it went on")
-            made.receive(TWO, Where(job=JOB, generation=apart(), ancestors=(), samples=9), 3.0)
-            made.receive(TWO, refused, 3.0)
-            assert LeftOut in kinds(made.timer(4.0) + made.timer(4.0 + TIMEOUTS.yield_s))
+            made.handle(MessageFrom(TWO, Where(job=JOB, generation=apart(), ancestors=(), samples=9)), 3.0)
+            made.handle(MessageFrom(TWO, refused), 3.0)
+            assert HistoryLeft in kinds(made.handle(TimerDue(), 4.0) + made.handle(TimerDue(), 4.0 + TIMEOUTS.yield_s))
         else:
-            (fence,) = [effect for effect in made.timer(1.0 + TIMEOUTS.back_s) if isinstance(effect, Fence)]
+            (fence,) = [
+                effect for effect in made.handle(TimerDue(), 1.0 + TIMEOUTS.back_s) if isinstance(effect, Fence)
+            ]
             assert not fence.generation.provisional, "nobody is there: it goes on, as it is entitled to"
 
 
@@ -460,34 +505,38 @@ def apart() -> Generation:
 def test_who_is_gone_may_have_voted_elsewhere() -> None:
     """G4: one of three is gone and one is silent: those two may have gone on before; so the third waits."""
     made = alone(1)
-    made.gone(ONE, MEMBERS[0].incarnation, 1.5)
-    assert Fence not in kinds(made.timer(5.0))
-    assert Fence in kinds(made.gone(THREE, MEMBERS[2].incarnation, 6.0) + made.timer(6.0))
+    made.handle(PeerGone(ONE, MEMBERS[0].incarnation), 1.5)
+    assert Fence not in kinds(made.handle(TimerDue(), 5.0))
+    assert Fence in kinds(made.handle(PeerGone(THREE, MEMBERS[2].incarnation), 6.0) + made.handle(TimerDue(), 6.0))
 
 
 def test_a_proposal_that_is_given_up_is_no_promise_that_hangs() -> None:
     """G4: its proposer knows that nobody was told to enter it."""
     one = alone(0)
-    one.linked(TWO, MEMBERS[1].incarnation, 2.0)
+    one.handle(LinkUp(TWO, MEMBERS[1].incarnation), 2.0)
     assert len(one._state.votes.told) == 2
-    one.unlinked(TWO, "closed", 2.1)
-    one.timer(2.1 + TIMEOUTS.relink_grace_s)
+    one.handle(LinkDown(TWO, "closed"), 2.1)
+    one.handle(TimerDue(), 2.1 + TIMEOUTS.relink_grace_s)
     assert len(one._state.votes.told) == 1
 
 
 def test_what_the_members_say_decides_and_not_what_was_thought_of_them() -> None:
     """G4: 0 and 2 are most of the first three; then 2 says that it has entered another one with 1, who is not here."""
     one, newer = alone(0), following(2, 2, ranks=(1, 2), learning=(1, 2))
-    ((_, proposed),) = sent(one.linked(THREE, MEMBERS[2].incarnation, 2.0), Propose)
-    one.standing(HELD, 2.0)
+    ((_, proposed),) = sent(one.handle(LinkUp(THREE, MEMBERS[2].incarnation), 2.0), Propose)
+    one.handle(HELD, 2.0)
     electorate = electorate_of(newer, entered=True)
     told = {"generation": newer.hash64(), "number": 2, "history": electorate, "votes": (electorate,), "linked": (0,)}
-    one.receive(THREE, Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="promised"), 2.1)
-    ((_, again),) = sent(one.timer(2.1 + TIMEOUTS.turn_s), Propose)
+    one.handle(
+        MessageFrom(THREE, Refused(job=JOB, generation=proposed.generation.hash64(), number=2, reason="promised")), 2.1
+    )
+    ((_, again),) = sent(one.handle(TimerDue(), 2.1 + TIMEOUTS.turn_s), Propose)
     assert (again.generation.number, again.generation.provisional) == (3, False)
-    one.standing(HELD, 2.4)
+    one.handle(HELD, 2.4)
     standing = HELD.model_copy(update=told)
-    effects = one.receive(THREE, Promised(job=JOB, generation=again.generation.hash64(), standing=standing), 2.5)
+    effects = one.handle(
+        MessageFrom(THREE, Promised(job=JOB, generation=again.generation.hash64(), standing=standing)), 2.5
+    )
     assert not {Enter, Propose} & {*kinds(effects)}
     assert "not entitled" in one.waiting()
 
@@ -498,8 +547,8 @@ def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
     for with_proposer in (False, True):
         three = machine(2)
         hanging = following(2, 0, ranks=(0, 2), learning=(0, 2))
-        three.receive(ONE, Propose(generation=hanging), 1.0)
-        three.standing(HELD, 1.0)
+        three.handle(MessageFrom(ONE, Propose(generation=hanging)), 1.0)
+        three.handle(HELD, 1.0)
         standing = three._state.would_say(HELD)
         assert [vote.generation for vote in standing.votes] == [FIRST.hash64(), hanging.hash64()]
         other = HELD.model_copy(update=BEGUN)
@@ -510,31 +559,31 @@ def test_a_promise_that_hangs_makes_no_two_majorities() -> None:
 
 def test_a_wish_is_repeated_until_it_is_fulfilled() -> None:
     two, proposed = machine(1), following(2, 0)
-    assert {device for device, _ in sent(two.wish("rest", 1.0), Wish)} == {ONE, THREE}
-    two.receive(ONE, Propose(generation=proposed), 1.1)
-    two.standing(HELD, 1.1)
-    two.receive(ONE, enter_of(proposed), 1.2)
-    two.receive(ONE, Entered(job=JOB, generation=proposed.hash64()), 1.3)
-    assert sent(two.receive(THREE, Entered(job=JOB, generation=proposed.hash64()), 1.3), Wish)
+    assert {device for device, _ in sent(two.handle(RequestMade("rest"), 1.0), Wish)} == {ONE, THREE}
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.1)
+    two.handle(HELD, 1.1)
+    two.handle(MessageFrom(ONE, enter_of(proposed)), 1.2)
+    two.handle(MessageFrom(ONE, Entered(job=JOB, generation=proposed.hash64())), 1.3)
+    assert sent(two.handle(MessageFrom(THREE, Entered(job=JOB, generation=proposed.hash64())), 1.3), Wish)
 
 
 @pytest.mark.parametrize("way", ["on", "none"])
 def test_the_shell_is_told_when_nothing_is_left_to_go_on_from(way: str) -> None:
     """J3: not yet when no learner computes."""
     two, proposed = machine(1), following(2, 0, learning=())
-    two.receive(ONE, Propose(generation=proposed), 1.0)
-    two.standing(HELD, 1.0)
-    told = NobodyLearns(proposed) in two.receive(ONE, enter_of(proposed, way=way), 1.1)
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    two.handle(HELD, 1.0)
+    told = NobodyLearns(proposed) in two.handle(MessageFrom(ONE, enter_of(proposed, way=way)), 1.1)
     assert told == (way == "none")
 
 
 def gone_back(rank: int) -> tuple[Membership, Generation, list[Effect]]:
     """This member is told that all go back to what peer0 has saved after round 2."""
     one, proposed = machine(rank), following(2, 0, learning=())
-    one.receive(ONE, Propose(generation=proposed), 1.0)
-    one.standing(HELD, 1.0)
+    one.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    one.handle(HELD, 1.0)
     back = {"way": "back", "cut": 2, "chain": b"b" * 16, "reload": (0, 1, 2), "complete": ((0, 2), (1, 2), (2, 2))}
-    return one, proposed, one.receive(ONE, enter_of(proposed, **back), 1.1)
+    return one, proposed, one.handle(MessageFrom(ONE, enter_of(proposed, **back)), 1.1)
 
 
 def test_all_go_back_to_a_saved_state() -> None:
@@ -542,43 +591,43 @@ def test_all_go_back_to_a_saved_state() -> None:
     two, proposed, effects = gone_back(1)
     (catch_up,) = [effect for effect in effects if isinstance(effect, CatchUpFrom)]
     assert (catch_up.device, catch_up.reload, catch_up.enter.cut) == (ONE, True, 2)
-    assert phase(two) is Phase.CATCHING_UP
-    assert EnterGeneration(proposed, catch_up.enter) in two.caught_up(1.2)
+    assert phase(two) is MembershipPhase.CATCHING_UP
+    assert EnterGeneration(proposed, catch_up.enter) in two.handle(CaughtUpToCut(), 1.2)
 
 
 def test_who_has_the_state_is_lost_before_others_are_there() -> None:
     """J3: then the history of before counts still, and all decide anew."""
     two, _, _ = gone_back(1)
-    two.unlinked(ONE, "closed", 1.2)
-    ((_, proposed),) = sent(two.timer(1.2 + TIMEOUTS.relink_grace_s + TIMEOUTS.turn_s), Propose)
+    two.handle(LinkDown(ONE, "closed"), 1.2)
+    ((_, proposed),) = sent(two.handle(TimerDue(), 1.2 + TIMEOUTS.relink_grace_s + TIMEOUTS.turn_s), Propose)
     assert proposed.generation.ranks == (1, 2)
-    standing = two.standing(HELD, 1.3)
-    assert phase(two) is Phase.PROMISED
-    assert not [effect for effect in standing if isinstance(effect, LeftOut)]
+    standing = two.handle(HELD, 1.3)
+    assert phase(two) is MembershipPhase.PROMISED
+    assert not [effect for effect in standing if isinstance(effect, HistoryLeft)]
     three = promise_of(proposed.generation, 2)
-    (enter,) = {enter for _, enter in sent(two.receive(THREE, three, 1.4), Enter)}
+    (enter,) = {enter for _, enter in sent(two.handle(MessageFrom(THREE, three), 1.4), Enter)}
     assert (enter.cut, enter.reload) == (4, ())
 
 
 def test_a_member_whose_state_is_lost_makes_all_look_again() -> None:
     """J3: what it has told in its promise is so no more. Where somebody computes that changes nothing."""
     one = machine(0)
-    assert not sent(one.look_again(1.0), Propose)
+    assert not sent(one.handle(HoldingLost(), 1.0), Propose)
     quiet = machine(0, following(2, 0, learning=()))
-    ((_, proposed), _) = sent(quiet.look_again(1.0), Propose)
+    ((_, proposed), _) = sent(quiet.handle(HoldingLost(), 1.0), Propose)
     assert (proposed.generation.number, proposed.generation.learning) == (3, ())
     two = machine(1, following(2, 0, learning=()))
-    assert {wish.kind for _, wish in sent(two.look_again(1.0), Wish)} == {"anew"}
-    assert sent(quiet.standing(HELD, 1.0), Propose) == []
+    assert {wish.kind for _, wish in sent(two.handle(HoldingLost(), 1.0), Wish)} == {"anew"}
+    assert sent(quiet.handle(HELD, 1.0), Propose) == []
 
 
 def test_rounds_of_a_learner_that_computes_are_not_given_up() -> None:
     """J3: whoever says so is not believed."""
     two, proposed = machine(1), following(2, 0)
-    two.receive(ONE, Propose(generation=proposed), 1.0)
-    two.standing(HELD, 1.0)
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    two.handle(HELD, 1.0)
     back = {"way": "back", "cut": 2, "reload": (0, 1, 2), "complete": ((0, 2), (1, 2), (2, 2))}
-    (refusal,) = [e for e in two.receive(ONE, enter_of(proposed, **back), 1.1) if isinstance(e, Shunned)]
+    (refusal,) = [e for e in two.handle(MessageFrom(ONE, enter_of(proposed, **back)), 1.1) if isinstance(e, Shunned)]
     assert "it gives rounds up that a learner has computed with" in refusal.reason
 
 
@@ -594,10 +643,10 @@ def test_rounds_of_a_learner_that_computes_are_not_given_up() -> None:
 def test_a_promise_that_cannot_be_is_an_error_of_its_sender(changes: dict[str, Any]) -> None:
     """G4: it would have those that go on named after a generation that there is not."""
     one = machine(0)
-    one.unlinked(THREE, "closed", 1.0)
-    ((_, proposed),) = sent(one.timer(2.0), Propose)
-    one.standing(HELD, 2.0)
-    effects = one.receive(TWO, promise_of(proposed.generation, 1, **changes), 2.1)
+    one.handle(LinkDown(THREE, "closed"), 1.0)
+    ((_, proposed),) = sent(one.handle(TimerDue(), 2.0), Propose)
+    one.handle(HELD, 2.0)
+    effects = one.handle(MessageFrom(TWO, promise_of(proposed.generation, 1, **changes)), 2.1)
     assert Shunned in kinds(effects)
     assert Enter not in kinds(effects)
 
@@ -621,7 +670,7 @@ STRANGER = Member(device="f" * 64, incarnation=1, name="stranger")
 )
 def test_a_proposal_that_cannot_be_is_an_error_of_its_sender(proposed: Generation) -> None:
     two = machine(1)
-    effects = two.receive(ONE, Propose(generation=proposed), 1.0)
+    effects = two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
     assert [effect.device for effect in effects if isinstance(effect, Shunned)] == [ONE]
     assert two.promised is not None
     assert two.promised.ranks == (1, 2), "it goes on without it (G10)"
@@ -639,7 +688,7 @@ def test_a_proposal_that_cannot_be_is_an_error_of_its_sender(proposed: Generatio
 )
 def test_other_messages_that_cannot_be_are_errors_too(message: Message) -> None:
     two = machine(1)
-    assert Shunned in kinds(two.receive(ONE, message, 1.0))
+    assert Shunned in kinds(two.handle(MessageFrom(ONE, message), 1.0))
     assert two.promised is not None
     assert two.promised.ranks == (1, 2)
 
@@ -657,9 +706,9 @@ def test_other_messages_that_cannot_be_are_errors_too(message: Message) -> None:
 )
 def test_a_commit_that_does_not_fit_the_promise_is_refused(changes: dict[str, Any]) -> None:
     two, proposed = machine(1), following(2, 0)
-    two.receive(ONE, Propose(generation=proposed), 1.0)
-    two.standing(HELD, 1.0)
-    assert Shunned in kinds(two.receive(ONE, enter_of(proposed, **changes), 1.1))
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    two.handle(HELD, 1.0)
+    assert Shunned in kinds(two.handle(MessageFrom(ONE, enter_of(proposed, **changes)), 1.1))
     assert two.promised is not None
     assert two.promised.ranks == (1, 2), "what it proposed is not entered"
 
@@ -667,37 +716,39 @@ def test_a_commit_that_does_not_fit_the_promise_is_refused(changes: dict[str, An
 def test_who_commits_the_proposal_of_another_is_refused() -> None:
     """G2, G10."""
     two, proposed = machine(1), following(2, 0)
-    two.receive(ONE, Propose(generation=proposed), 1.0)
-    two.standing(HELD, 1.0)
-    assert Shunned in kinds(two.receive(THREE, enter_of(proposed), 1.1)), "by somebody else than the proposer"
-    assert phase(two) is Phase.PROMISED
+    two.handle(MessageFrom(ONE, Propose(generation=proposed)), 1.0)
+    two.handle(HELD, 1.0)
+    assert Shunned in kinds(two.handle(MessageFrom(THREE, enter_of(proposed)), 1.1)), (
+        "by somebody else than the proposer"
+    )
+    assert phase(two) is MembershipPhase.PROMISED
 
 
 def test_messages_of_nobody_and_of_the_past_change_nothing() -> None:
     two = machine(1)
-    assert not two.receive(STRANGER.device, Propose(generation=following(2, 0)), 1.0)
-    assert not two.receive(ONE, Entered(job=JOB, generation=77), 1.0)
-    assert not two.receive(ONE, promise_of(following(2, 1), 0), 1.0)
-    assert not two.caught_up(1.0) + two.standing(HELD, 1.0) + two.timer(1.0)
-    assert not two.receive(ONE, Propose(generation=FIRST), 1.0), "replayed"
-    linked = two.linked(STRANGER.device, 1, 1.0)
+    assert not two.handle(MessageFrom(STRANGER.device, Propose(generation=following(2, 0))), 1.0)
+    assert not two.handle(MessageFrom(ONE, Entered(job=JOB, generation=77)), 1.0)
+    assert not two.handle(MessageFrom(ONE, promise_of(following(2, 1), 0)), 1.0)
+    assert not two.handle(CaughtUpToCut(), 1.0) + two.handle(HELD, 1.0) + two.handle(TimerDue(), 1.0)
+    assert not two.handle(MessageFrom(ONE, Propose(generation=FIRST)), 1.0), "replayed"
+    linked = two.handle(LinkUp(STRANGER.device, 1), 1.0)
     assert kinds(linked) == [Where]
     stranger = following(2, 0, members=(*MEMBERS, STRANGER), ranks=(0, 1, 3), learning=())
     stranger = stranger.model_copy(update={"proposer": STRANGER.device})
     answers: list[type[Any]] = [Refused, Where]
-    assert kinds(two.receive(STRANGER.device, Propose(generation=stranger), 1.0)) == answers
-    assert phase(two) is Phase.RUNNING
+    assert kinds(two.handle(MessageFrom(STRANGER.device, Propose(generation=stranger)), 1.0)) == answers
+    assert phase(two) is MembershipPhase.RUNNING
 
 
 def test_whoever_leaves_is_in_what_it_proposes() -> None:
     """Its first proposal fails while it wishes to leave: the next one lists it too, for nobody else could commit it."""
     made = machine(0)
-    made.unlinked(THREE, "closed", 1.0)
-    made.timer(2.0)
-    made.standing(HELD, 2.0)
-    made.wish("leave", 2.1)
-    made.unlinked(TWO, "closed", 2.2)
-    effects = [effect for at_s in (3.0, 40.0) for effect in made.timer(at_s)]
+    made.handle(LinkDown(THREE, "closed"), 1.0)
+    made.handle(TimerDue(), 2.0)
+    made.handle(HELD, 2.0)
+    made.handle(RequestMade("leave"), 2.1)
+    made.handle(LinkDown(TWO, "closed"), 2.2)
+    effects = [effect for at_s in (3.0, 40.0) for effect in made.handle(TimerDue(), at_s)]
     ((_, first),) = [(fence, fence.generation) for fence in effects if isinstance(fence, Fence)]
     assert (first.ranks, first.proposer) == ((0,), ONE)
 
@@ -707,26 +758,26 @@ def test_no_more_devices_join_than_the_job_takes() -> None:
     newcomers = [Member(device=f"{n:064x}", incarnation=n + 10, name=f"peer{n}") for n in (8, 9)]
     made = Membership(MEMBERS[0], JOB, TIMEOUTS, 0.0, generation=FIRST, members_max=4)
     for member in (*MEMBERS[1:], *newcomers):
-        made.linked(member.device, member.incarnation, 0.0)
-    made.unlinked(THREE, "closed", 0.0)  # a member that is lost keeps its rank
-    effects = made.timer(TIMEOUTS.relink_grace_s)
+        made.handle(LinkUp(member.device, member.incarnation), 0.0)
+    made.handle(LinkDown(THREE, "closed"), 0.0)  # a member that is lost keeps its rank
+    effects = made.handle(TimerDue(), TIMEOUTS.relink_grace_s)
     (*_, (_, away)) = sent(effects, Propose)
     assert away.generation.ranks == (0, 1)
     linked = (ONE, TWO, *(newcomer.device for newcomer in newcomers))
     for newcomer in reversed(newcomers):
-        made.receive(newcomer.device, AskIn(job=JOB, member=newcomer, linked=linked), 1.0)
-    made.standing(HELD, 1.0)
-    effects = made.receive(TWO, promise_of(away.generation, 1), 1.0)
-    effects += made.receive(TWO, Entered(job=JOB, generation=away.generation.hash64()), 1.1)
+        made.handle(MessageFrom(newcomer.device, AskIn(job=JOB, member=newcomer, linked=linked)), 1.0)
+    made.handle(HELD, 1.0)
+    effects = made.handle(MessageFrom(TWO, promise_of(away.generation, 1)), 1.0)
+    effects += made.handle(MessageFrom(TWO, Entered(job=JOB, generation=away.generation.hash64())), 1.1)
     proposed = {device: propose.generation for device, propose in sent(effects, Propose)}
     assert newcomers[1].device not in proposed
     full = proposed[newcomers[0].device]
     assert (full.members, full.ranks, full.learning) == ((*MEMBERS, newcomers[0]), (0, 1, 3), (0, 1))
 
     late = Membership(newcomers[1], JOB, TIMEOUTS, 0.0, known=[ONE], members_max=4)
-    late.linked(ONE, MEMBERS[0].incarnation, 0.0)
+    late.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0)
     where = Where(job=JOB, generation=full, ancestors=(), samples=0)
-    (turned_away,) = [effect for effect in late.receive(ONE, where, 1.0) if isinstance(effect, TurnedAway)]
+    (turned_away,) = [effect for effect in late.handle(MessageFrom(ONE, where), 1.0) if isinstance(effect, TurnedAway)]
     assert "all the 4 devices" in turned_away.reason
 
 
@@ -734,9 +785,9 @@ def test_a_device_that_may_still_join_or_that_returns_is_not_turned_away() -> No
     newcomer = Member(device=f"{9:064x}", incarnation=19, name="peer9")
     for me, members_max in ((newcomer, 4), (MEMBERS[1], 3)):
         made = Membership(me, JOB, TIMEOUTS, 0.0, known=[ONE], members_max=members_max)
-        made.linked(ONE, MEMBERS[0].incarnation, 0.0)
+        made.handle(LinkUp(ONE, MEMBERS[0].incarnation), 0.0)
         where = Where(job=JOB, generation=following(2, 0, ranks=(0, 2), learning=(0, 2)), ancestors=(), samples=0)
-        assert TurnedAway not in kinds(made.receive(ONE, where, 1.0))
+        assert TurnedAway not in kinds(made.handle(MessageFrom(ONE, where), 1.0))
 
 
 def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() -> None:
@@ -744,45 +795,49 @@ def test_a_proposal_from_before_the_newest_members_is_outdated_and_no_offence() 
     newcomer = Member(device=f"{9:064x}", incarnation=19, name="peer3")
     made = machine(1)
     entered = following(3, 0, members=(*MEMBERS, newcomer), ranks=(0, 1), learning=(0, 1))
-    made.receive(ONE, Propose(generation=entered), 1.0)
-    made.standing(HELD, 1.0)
-    made.receive(ONE, enter_of(entered), 1.1)
-    effects = made.receive(THREE, Propose(generation=following(2, 2, ranks=(1, 2), learning=(1, 2))), 2.0)
+    made.handle(MessageFrom(ONE, Propose(generation=entered)), 1.0)
+    made.handle(HELD, 1.0)
+    made.handle(MessageFrom(ONE, enter_of(entered)), 1.1)
+    effects = made.handle(MessageFrom(THREE, Propose(generation=following(2, 2, ranks=(1, 2), learning=(1, 2)))), 2.0)
     assert [device for device, _ in sent(effects, Refused)] == [THREE]
     assert Shunned not in kinds(effects)
     altered = following(9, 0, members=MEMBERS, ranks=(0, 1), learning=(0, 1))
-    assert Shunned in kinds(made.receive(ONE, Propose(generation=altered), 2.1)), "if it is newer, it is one"
+    assert Shunned in kinds(made.handle(MessageFrom(ONE, Propose(generation=altered)), 2.1)), (
+        "if it is newer, it is one"
+    )
 
 
 def test_a_learner_of_a_history_that_is_not_kept_is_not_ready() -> None:
     """J1: what was wished before this device was left out is void: the next learner is to load first."""
     made = machine(1)
-    made.wish("learn", 0.5)
+    made.handle(RequestMade("learn"), 0.5)
     gone_on = following(2, 0, ranks=(0, 2), learning=(0, 2))
-    effects = made.receive(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50), 1.0)
-    assert LeftOut in kinds(effects)
+    effects = made.handle(
+        MessageFrom(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50)), 1.0
+    )
+    assert HistoryLeft in kinds(effects)
     returned = following(3, 0, learning=(0, 2), parent=gone_on.digest())
-    made.receive(ONE, Propose(generation=returned), 2.0)
-    made.standing(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}), 2.0)
-    made.receive(ONE, enter_of(returned, reload=(1,)), 2.1)
-    made.caught_up(2.2)
-    made.receive(ONE, Entered(job=JOB, generation=returned.hash64()), 2.3)
-    effects = made.receive(THREE, Entered(job=JOB, generation=returned.hash64()), 2.3)
+    made.handle(MessageFrom(ONE, Propose(generation=returned)), 2.0)
+    made.handle(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}), 2.0)
+    made.handle(MessageFrom(ONE, enter_of(returned, reload=(1,))), 2.1)
+    made.handle(CaughtUpToCut(), 2.2)
+    made.handle(MessageFrom(ONE, Entered(job=JOB, generation=returned.hash64())), 2.3)
+    effects = made.handle(MessageFrom(THREE, Entered(job=JOB, generation=returned.hash64())), 2.3)
     assert Resume in kinds(effects)
     assert not sent(effects, Wish)
-    assert sent(made.wish("learn", 3.0), Wish), "now it has"
+    assert sent(made.handle(RequestMade("learn"), 3.0), Wish), "now it has"
 
 
 def followed(made: Membership, generation: Generation, at_s: float, **entering: Any) -> list[Effect]:
     """This member promises `generation` of the first one, enters it, and all others have."""
-    made.receive(ONE, Propose(generation=generation), at_s)
+    made.handle(MessageFrom(ONE, Propose(generation=generation)), at_s)
     lost = 1 in entering.get("reload", ())
-    made.standing(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}) if lost else HELD, at_s)
-    made.receive(ONE, enter_of(generation, **entering), at_s)
+    made.handle(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}) if lost else HELD, at_s)
+    made.handle(MessageFrom(ONE, enter_of(generation, **entering)), at_s)
     if lost:
-        made.caught_up(at_s)
-    made.receive(ONE, Entered(job=JOB, generation=generation.hash64()), at_s)
-    return made.receive(THREE, Entered(job=JOB, generation=generation.hash64()), at_s)
+        made.handle(CaughtUpToCut(), at_s)
+    made.handle(MessageFrom(ONE, Entered(job=JOB, generation=generation.hash64())), at_s)
+    return made.handle(MessageFrom(THREE, Entered(job=JOB, generation=generation.hash64())), at_s)
 
 
 def wishes(effects: list[Effect]) -> set[str]:
@@ -792,8 +847,8 @@ def wishes(effects: list[Effect]) -> set[str]:
 def test_a_rank_rests_before_its_next_learner_computes() -> None:
     """X3: that learner was ready before the others had a generation in which it rested, and was told nothing of it."""
     two = machine(1)
-    assert wishes(two.wish("rest", 1.0)) == {"rest"}
-    assert wishes(two.wish("learn", 1.1)) == {"rest"}
+    assert wishes(two.handle(RequestMade("rest"), 1.0)) == {"rest"}
+    assert wishes(two.handle(RequestMade("learn"), 1.1)) == {"rest"}
     assert wishes(followed(two, following(2, 0), 2.0)) == {"rest"}, "the others had not heard it"
     resting = following(3, 0, learning=(0, 2), parent=following(2, 0).digest())
     assert wishes(followed(two, resting, 3.0)) == {"learn"}
@@ -805,9 +860,9 @@ def test_whoever_returns_and_is_listed_as_computing_rests_first() -> None:
     """J1, X3: who proposes may not know yet that it was left out; all waited for a learner that nobody had started."""
     two = machine(1)
     gone_on = following(2, 0, ranks=(0, 2), learning=(0, 2))
-    two.receive(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50), 1.0)
+    two.handle(MessageFrom(ONE, Where(job=JOB, generation=gone_on, ancestors=(FIRST.hash64(),), samples=50)), 1.0)
     returned = following(3, 0, parent=gone_on.digest())
     assert wishes(followed(two, returned, 2.0, reload=(1,))) == {"rest"}
     resting = following(4, 0, learning=(0, 2), parent=returned.digest())
     assert not wishes(followed(two, resting, 3.0))
-    assert wishes(two.wish("learn", 4.0)) == {"learn"}
+    assert wishes(two.handle(RequestMade("learn"), 4.0)) == {"learn"}

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.membership.own_request import OwnWish
+from meshwire.membership.requests import OwnRequest
 
 
-def founder() -> OwnWish:
-    wish = OwnWish()
+def founder() -> OwnRequest:
+    wish = OwnRequest()
     wish.found(1, computes=True)
     return wish
 
@@ -46,7 +46,7 @@ def test_whoever_is_left_out_and_listed_as_computing_rests() -> None:
 
 
 def test_a_newcomer_wishes_nothing_until_it_is_ready() -> None:
-    wish = OwnWish()
+    wish = OwnRequest()
     wish.run(2, computes=False)
     assert wish.due(computes=False) is None
     wish.say("learn")
@@ -55,7 +55,7 @@ def test_a_newcomer_wishes_nothing_until_it_is_ready() -> None:
 
 def test_a_learner_begins_though_only_others_have_seen_it_listed_first() -> None:
     """The generation that listed it counts, for rounds went on there with others; here it was replaced before."""
-    wish = OwnWish()
+    wish = OwnRequest()
     wish.run(2, computes=False)
     wish.say("learn")
     wish.follow(3, computes=True)

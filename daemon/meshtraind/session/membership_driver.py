@@ -14,6 +14,7 @@ from meshtraind.recovery.checkpointer import Written
 from meshtraind.recovery.parting import Parting
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.membership_recorder import RecordedMembership, membership_trace
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
@@ -25,19 +26,36 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
+    MessageIgnored,
     NobodyLearns,
-    Phase,
-    Refusal,
     Resume,
     Send,
     Shunned,
     TurnedAway,
-    Waiting,
+    WaitingFor,
+)
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    FarthestRoundTrip,
+    HoldingLost,
+    Input,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    RoundsCounted,
+    SteppedOut,
+    TimerDue,
+    ViolationSeen,
+    WasAway,
 )
 from meshwire.membership.lineage import Path, rank_of
-from meshwire.membership.machine import Membership
+from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
@@ -97,10 +115,13 @@ class Host(Protocol):
         """No member's learner is left that could compute."""
 
 
-class Generations:
-    """One job's, from its first generation on, or from this device's return to it (then the job has none yet).
+class MembershipDriver:
+    """Drives the membership machine of one job: hands it what happens, performs what it decides, and wakes it in time.
+
+    It begins with the job's first generation, or with this device's return to the job, which then has none yet here.
 
     Args:
+        host: what a change of generation asks of the session.
         links: the connection to each other member of the generation, by rank; kept up to date here.
         rtt_s: to the farthest member, before `progress` says more.
     """
@@ -121,19 +142,21 @@ class Generations:
         self._tasks = tasks
         self._number = job_number(job.spec.job)
         self._loop = asyncio.get_running_loop()
-        self._machine = Membership(
-            node.member,
-            job.spec.job,
-            Timeouts(
+        start = MembershipStart(
+            me=node.member,
+            job=job.spec.job,
+            timeouts=Timeouts(
                 patience_s=node.patience_s,
                 rtt_s=max(rtt_s, RTT_S_MIN),
                 partition_wait_s=partition_wait_s(job.spec.partition_wait, node.patience_s),
             ),
-            self._loop.time(),
+            now_s=self._loop.time(),
             generation=job.generation,
-            known=[member.device for member in job.members],
+            known=tuple(member.device for member in job.members),
             members_max=job.spec.peers_max or len(job.members),
         )
+        self._trace = membership_trace(job.folder) if job.spec.trace else None
+        self._machine = start.machine() if self._trace is None else RecordedMembership(start, self._trace)
         self._timer: asyncio.TimerHandle | None = None
         self._catching_up: asyncio.Task[None] | None = None
         self._fenced_at_s: float | None = None
@@ -153,41 +176,35 @@ class Generations:
     def link_made(self, device: str, incarnation: int) -> None:
         """There is a link to this device, or another one than before."""
         self._asking.pop(device, None)
-        if not self._closed:
-            self._perform(self._machine.linked(device, incarnation, self._loop.time()))
+        self._take(LinkUp(device, incarnation))
 
     def link_lost(self, device: str, reason: str) -> None:
         """There is none any more."""
         self._asking.pop(device, None)
-        if not self._closed:
-            self._perform(self._machine.unlinked(device, reason, self._loop.time()))
+        self._take(LinkDown(device, reason))
 
     def away(self) -> None:
         """This machine slept, stood still or changed networks: it looks for the others before it goes on alone."""
-        if not self._closed:
-            self._perform(self._machine.away(self._loop.time()))
+        self._take(WasAway())
 
     def gone(self, device: str, incarnation: int) -> None:
         """This incarnation of a device has ended: it is not silent, nor elsewhere."""
-        if not self._closed:
-            self._perform(self._machine.gone(device, incarnation, self._loop.time()))
+        self._take(PeerGone(device, incarnation))
 
     def notice(self, device: str, body: Message) -> None:
         """A message of a member, or of one that was or wants to be one."""
         if isinstance(body, AskIn) and self._host.founding:
             self._asking[device] = body
-        elif not self._closed:
-            self._perform(self._machine.receive(device, body, self._loop.time()))
+        else:
+            self._take(MessageFrom(device, body))
 
     def wish(self, kind: Kind) -> None:
         """This member's learner computes no more, or is ready to; or this member leaves."""
-        if not self._closed:
-            self._perform(self._machine.wish(kind, self._loop.time()))
+        self._take(RequestMade(kind))
 
     def refuse(self, device: str, reason: str) -> None:
         """A member broke the protocol (G10)."""
-        if not self._closed:
-            self._perform(self._machine.refuse(device, reason, self._loop.time()))
+        self._take(ViolationSeen(device, reason))
 
     def refuses(self, device: str) -> bool:
         """Whether it is refused now: what it sent belongs nowhere."""
@@ -201,13 +218,11 @@ class Generations:
 
     def step_out(self, reason: str) -> None:
         """This member has nothing to bring into the rounds, and asks to be taken in."""
-        if not self._closed:
-            self._perform(self._machine.step_out(reason, self._loop.time()))
+        self._take(SteppedOut(reason))
 
     def look_again(self) -> None:
         """What this member's learner held may be lost: where none computes, all look for something else (J3)."""
-        if not self._closed:
-            self._perform(self._machine.look_again(self._loop.time()))
+        self._take(HoldingLost())
 
     @property
     def newest(self) -> Generation | None:
@@ -222,12 +237,12 @@ class Generations:
     @property
     def running(self) -> bool:
         """Rounds go on."""
-        return self._machine.phase is Phase.RUNNING
+        return self._machine.phase is MembershipPhase.RUNNING
 
     @property
     def out(self) -> bool:
         """This device asks in."""
-        return self._machine.phase is Phase.OUT
+        return self._machine.phase is MembershipPhase.OUT
 
     @property
     def elsewhere(self) -> frozenset[str]:
@@ -249,12 +264,12 @@ class Generations:
         are weighed."""
         rounds = self._host.rounds
         if rtt_s := self._round_trip_s():
-            self._machine.note_round_trip(rtt_s)
+            self._take(FarthestRoundTrip(rtt_s))
             if rounds is not None:
                 rounds.note_round_trip(rtt_s)
         if rounds is not None:
-            self._machine.note_progress(rounds.history_samples)
-            self._machine.note_holding(self._host.holding())
+            self._take(RoundsCounted(rounds.history_samples))
+            self._take(self._host.holding())
 
     def _round_trip_s(self) -> float:
         """To the farthest of the devices that are or were in the job and are linked; 0 where none has been measured."""
@@ -270,12 +285,19 @@ class Generations:
         return True
 
     def close(self) -> None:
-        """Stops the timer."""
+        """Stops the timer, and writes what is left of the record."""
         self._closed = True
+        if self._trace is not None:
+            self._trace.close()
         if self._timer is not None:
             self._timer.cancel()
 
-    # Effects
+    # Inputs and effects
+
+    def _take(self, input_: Input) -> None:
+        """Every input of the machine comes through here."""
+        if not self._closed:
+            self._perform(self._machine.handle(input_, self._loop.time()))
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -299,7 +321,7 @@ class Generations:
                 self._enter(generation, enter)
             case Resume(generation, begins):
                 self._resume(generation, begins)
-            case LeftOut(reason, kept):
+            case HistoryLeft(reason, kept):
                 log.warning("job %s: left out: %s", job, reason)
                 self._give_up_catching_up()
                 self._leave_history(reason, kept)
@@ -307,13 +329,13 @@ class Generations:
                 self._host.turned_away(reason)
             case NobodyLearns():
                 self._host.nobody_learns()
-            case Refusal(device, text):
+            case MessageIgnored(device, text):
                 link = self._node.links.get(device)
                 if link is not None:
                     link.connection.refuse(text)
             case Shunned():
                 self._shunned(effect)
-            case Waiting(reason):
+            case WaitingFor(reason):
                 self._job.wait(reason)
 
     def _shunned(self, effect: Shunned) -> None:
@@ -381,7 +403,7 @@ class Generations:
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         standing = standing.model_copy(update={"holding": self._host.holding()})
-        self._perform(self._machine.standing(standing, self._loop.time()))
+        self._take(standing)
 
     async def _catch_up(self, effect: CatchUpFrom) -> None:
         """Ends by an answer to the machine, or with the source's link, of which the machine hears by itself."""
@@ -408,9 +430,9 @@ class Generations:
                 return
             except RequestError as error:
                 log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
-                self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+                self._take(CannotCatchUp(str(error)))
                 return
-            self._perform(self._machine.caught_up(self._loop.time()))
+            self._take(CaughtUpToCut())
             return
 
     def _go_back_to_own(self, effect: CatchUpFrom) -> None:
@@ -418,9 +440,9 @@ class Generations:
             self._begin_loading(effect, self._host.saved_beginning(effect.enter))
         except RequestError as error:
             log.warning("job %s: cannot go back to round %d: %s", self._job.spec.job, effect.enter.cut, error)
-            self._perform(self._machine.cannot_catch_up(str(error), self._loop.time()))
+            self._take(CannotCatchUp(str(error)))
             return
-        self._perform(self._machine.caught_up(self._loop.time()))
+        self._take(CaughtUpToCut())
 
     def _begin_loading(self, effect: CatchUpFrom, beginning: Beginning) -> None:
         rounds, cut, ranks = self._host.rounds, effect.enter.cut, effect.generation.ranks
@@ -488,4 +510,4 @@ class Generations:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self._perform(self._machine.timer(self._loop.time()))
+        self._take(TimerDue())

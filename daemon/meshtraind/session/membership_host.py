@@ -7,9 +7,8 @@ import asyncio
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.peers.node import Node
@@ -19,9 +18,9 @@ from meshtraind.recovery.state_donor import Donor
 from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.invitations import Inviting
+from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerLink
-from meshtraind.session.membership_driver import Generations
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.rounds_factory import RoundsMaker
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
@@ -47,78 +46,92 @@ GO_BACK_POLL_S = 0.02
 Asked = CatchUp | FetchRound | AskModel | AskState
 
 
+class LearnerKeeper(Protocol):
+    """Whoever keeps the learner's process, as far as a change of generation asks something of it: the session."""
+
+    @property
+    def learner_comes(self) -> bool:
+        """Whether a process runs, or will be started."""
+
+    def begin_learner(self) -> None:
+        """Starts a process, which will load a state, and ends the one that runs."""
+
+    def end_learner(self) -> None:
+        """Ends it; none is to run until `begin_learner`."""
+
+    def generation_changed(self) -> None:
+        """Another generation was entered."""
+
+    def fail(self, reason: str) -> None:
+        """Ends the job with a reason."""
+
+    def why_none_learns(self) -> str:
+        """Why learners have failed, as far as is known."""
+
+    def turned_away(self, reason: str) -> None:
+        """Ends the job here alone: the others have taken as many devices as they may."""
+
+
 @dataclass(frozen=True, slots=True)
-class LearnerWishes:
-    """What a change of generation asks of whoever keeps the learner's process.
+class JobPlace:
+    """A job on this device, among the others that take part in it.
 
     Attributes:
-        begin: start a process, which will load a state; end the one that runs.
-        end: end it; none is to run until `begin`.
-        changed: another generation was entered.
-        fail: end the job with a reason.
-        why_none: why learners have failed, as far as is known.
-        turned_away: end it here alone, for a reason: the others have taken as many devices as they may.
-        comes: whether a process runs, or will be started.
+        links: the connection to each other member of the generation, by rank; kept up to date by the membership.
+        rtt_s: to the farthest member, when the job began here.
+        tasks: of the job; whatever still runs in them ends with it.
     """
 
-    begin: Callable[[], None]
-    end: Callable[[], None]
-    changed: Callable[[], None]
-    fail: Callable[[str], None]
-    why_none: Callable[[], str]
-    turned_away: Callable[[str], None]
-    comes: Callable[[], bool]
+    node: Node
+    job: Job
+    links: dict[int, Connection]
+    rtt_s: float
+    tasks: TaskSet
 
 
-class Passage:
-    """One job's.
+class MembershipHost:
+    """What a job on this device does where its membership decides: its rounds are made, dropped and begun anew, its
+    learner is told, and members that lack rounds or load a state are answered.
 
     Args:
-        links: the connection to each other member of the generation, by rank.
         learner: what the process says and hears; its `rounds` are set here.
-        rtt_s: to the farthest member.
 
     Attributes:
         memory: shared with the learner's process that is to be started next.
-        generations: None before `begin_with_all` or `come_back`.
+        generations: the membership itself; None before `begin_with_all` or `come_back`.
     """
 
     def __init__(
         self,
-        node: Node,
-        job: Job,
-        links: dict[int, Connection],
+        place: JobPlace,
         learner: LearnerLink,
         agreement: Agreement,
         donor: Donor,
         checkpointing: Checkpointing,
         memory: SharedMemory,
-        rtt_s: float,
-        tasks: TaskSet,
-        wishes: LearnerWishes,
+        keeper: LearnerKeeper,
     ) -> None:
-        self._node = node
-        self._job = job
-        self._links = links
+        self._node, self._job, self._links = place.node, place.job, place.links
         self._learner = learner
         self._agreement = agreement
         self._donor = donor
         self._checkpointing = checkpointing
-        self._rtt_s = rtt_s
-        self._tasks = tasks
-        self._wishes = wishes
+        self._rtt_s = place.rtt_s
+        self._tasks = place.tasks
+        self._keeper = keeper
+        node, job = place.node, place.job
         stall_s = Timeouts(patience_s=node.patience_s).stall_s
         self._maker = RoundsMaker(
-            job, links, rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
+            job, place.links, place.rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
         )
         self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.memory = memory
-        self.generations: Generations | None = None
+        self.generations: MembershipDriver | None = None
         peers_max = job.spec.peers_max
-        self._inviting = None if peers_max is None else Inviting(node, job, peers_max, lambda: self.rounds, tasks)
+        self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, place.tasks)
 
     @property
     def guests(self) -> tuple[str, ...]:
@@ -227,7 +240,7 @@ class Passage:
                 await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
 
     def _watch_members(self) -> None:
-        self.generations = Generations(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
+        self.generations = MembershipDriver(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
         self.generations.start()
         if self._inviting is not None:
             self._tasks.spawn(self._inviting.run(), "invite")
@@ -253,7 +266,7 @@ class Passage:
         preparation = self._learner.preparation
         if failed and isinstance(preparation, Joining) and preparation.kept and not self._learner.was_ready:
             self.distrust_memory()  # what is there could not be taken over
-        kept = self.memory.kept.round() if self._wishes.comes() else None
+        kept = self.memory.kept.round() if self._keeper.learner_comes else None
         if kept is not None and not self.rounds.learner.could_hold(kept):
             kept = None
         self.rounds.learner.dead("its process has ended", kept)
@@ -302,7 +315,7 @@ class Passage:
 
     def holding(self) -> Holding:
         """What there is here to go on from where no learner computes (J3)."""
-        rounds, comes = self.rounds, self._wishes.comes()
+        rounds, comes = self.rounds, self._keeper.learner_comes
         if rounds is None or self.founding:
             return Holding(loads_after=0 if comes else None)
         newest = self._checkpointing.newest
@@ -342,8 +355,8 @@ class Passage:
         self._founding = None
         goes_back = beginning.entry.anew
         if goes_back:
-            self._without_learner = self._wishes.comes()
-            self._wishes.end()
+            self._without_learner = self._keeper.learner_comes
+            self._keeper.end_learner()
         self._donor.forget()
         self._checkpointing.forget(above=beginning.entry.complete if goes_back else -1)
         self._drop_rounds()
@@ -362,8 +375,8 @@ class Passage:
         self._donor.entered(generation)
         if self._without_learner and self._job.rank not in generation.learning:
             self._without_learner = False
-            self._wishes.begin()
-        self._wishes.changed()
+            self._keeper.begin_learner()
+        self._keeper.generation_changed()
 
     def resumed(self) -> None:
         """All members have entered: each tells how far it is (G5)."""
@@ -374,7 +387,7 @@ class Passage:
                 self.generations.step_out("its learner has ended before round 1")
             elif self._agreement.is_void:
                 self._prepare_again(self._founding)
-        self._wishes.changed()
+        self._keeper.generation_changed()
 
     def _prepare_again(self, founding: Founding) -> None:
         """The learner may have loaded what others have not, of a giver that is lost."""
@@ -385,7 +398,7 @@ class Passage:
         store = self._node.blobs
         preparation = Preparation(self._job, self._links, self.memory, self._agreement, store)
         self._learner.begin_anew(None, preparation)
-        self._wishes.begin()
+        self._keeper.begin_learner()
 
     def left_out(self, reason: str) -> None:
         """What this member has is not on the history that is kept: its learner will load another base."""
@@ -394,12 +407,12 @@ class Passage:
         self._job.drop_out()
         self._learner.let_go(f"this device was left out: {reason}")
         self._drop_rounds()
-        self._wishes.end()
+        self._keeper.end_learner()
         self._left.set()
 
     def turned_away(self, reason: str) -> None:
         """This device wanted to join, and there is no room any more."""
-        self._wishes.turned_away(reason)
+        self._keeper.turned_away(reason)
 
     def refuse(self, rank: int, reason: str) -> None:
         """A member broke the protocol (G10): the others go on without it. Not at once: it may be found in the middle of
@@ -445,10 +458,10 @@ class Passage:
 
     def nobody_learns(self) -> None:
         """No learner is left anywhere that holds the base."""
-        self._wishes.fail(self._wishes.why_none())
+        self._keeper.fail(self._keeper.why_none_learns())
 
     def _fail(self, reason: str) -> None:
-        self._wishes.fail(f"rank {self._job.rank} ({self._node.name}): {reason}")
+        self._keeper.fail(f"rank {self._job.rank} ({self._node.name}): {reason}")
 
     def _drop_rounds(self) -> None:
         if self.rounds is not None:

@@ -15,7 +15,7 @@ from meshtraind.recovery.state_requests import Saving
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.learner_handler import LearnerLink, Place
 from meshtraind.session.member_handler import MemberSide
-from meshtraind.session.membership_host import LearnerWishes, Passage
+from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.requests import Preparation
@@ -96,32 +96,12 @@ class Session:
             Preparation(job, links, memory, self._agreement, node.blobs),
             lambda: self.passage.first_rounds(),
             lambda: self.passage.begin(),
-            self._fail,
+            self.fail,
             self._tell_hash,
             self._tell_report,
         )
-        wishes = LearnerWishes(
-            begin=self._begin_learner,
-            end=self._end_learner,
-            changed=self._generation_changed,
-            fail=self._fail,
-            why_none=lambda: self._metrics.why_none(job, self._failed_elsewhere.values()),
-            turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
-            comes=lambda: job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up,
-        )
-        self.passage = Passage(
-            node,
-            job,
-            links,
-            self.learner,
-            self._agreement,
-            self._donor,
-            checkpointing,
-            memory,
-            rtt_s,
-            self._tasks,
-            wishes,
-        )
+        place = JobPlace(node, job, links, rtt_s, self._tasks)
+        self.passage = MembershipHost(place, self.learner, self._agreement, self._donor, checkpointing, memory, self)
         self.members = MemberSide(
             job, self._agreement, lambda: self.rounds, self.passage, self._check_all_done, self._member_ended
         )
@@ -200,7 +180,7 @@ class Session:
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
-            self._fail(why)
+            self.fail(why)
             return False
         if job.ending:  # it was the last one that held the base
             return False
@@ -209,7 +189,13 @@ class Session:
         self._metrics.part = "forwards" if ending is Ending.FORWARD else "waits" if founding else "computes"
         return ending is Ending.RESTART and not founding
 
-    def _begin_learner(self) -> None:
+    @property
+    def learner_comes(self) -> bool:
+        """Whether a process runs, or will be started."""
+        return self.job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up
+
+    def begin_learner(self) -> None:
+        """Starts a process, and ends the one that runs."""
         if self._learners.hopeless:
             return
         if self.job.state in (JobState.STARTING, JobState.RUNNING):  # else its script has ended
@@ -217,11 +203,21 @@ class Session:
             self._metrics.part = "computes"
             self._tasks.spawn(self._run(self._learners.run), "learner")
 
-    def _end_learner(self) -> None:
+    def end_learner(self) -> None:
+        """Ends the process; none runs until the next `begin_learner`."""
         self._learners.run += 1
         self._tasks.spawn(self._learners.kill(), "end the learner")
 
-    def _generation_changed(self) -> None:
+    def why_none_learns(self) -> str:
+        """Why learners have failed, as far as is known."""
+        return self._metrics.why_none(self.job, self._failed_elsewhere.values())
+
+    def turned_away(self, reason: str) -> None:
+        """Ends the job here alone: the others have taken as many devices as they may."""
+        self.end("cancelled", reason, now=True, tell=False)
+
+    def generation_changed(self) -> None:
+        """Another generation was entered."""
         self._tell_report()
         self._check_all_done()
 
@@ -348,7 +344,7 @@ class Session:
         if running and (not job.generation.learning or job.rank in job.generation.learning):
             return
         if job.should_have_exchanged:
-            self._fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
+            self.fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
             return
         if running:
             self._succeed()
@@ -444,7 +440,8 @@ class Session:
             self.rounds.peer_measured(report)
         self._tell_all(report, self.rounds.complete if self.rounds is not None else 0)
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Ends the job with a reason."""
         self.end("failed", reason, now=False)
 
     def _task_failed(self, name: str, error: BaseException) -> None:

@@ -9,7 +9,7 @@ from meshwire.messages.job import Generation
 Message = Propose | Promised | Refused | Enter | Entered | Where | AskIn | Wish | Accuse
 
 
-class Phase(Enum):
+class MembershipPhase(Enum):
     """Where a daemon is in the life of generations."""
 
     RUNNING = "running"  # rounds go on
@@ -29,14 +29,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """From now on send, complete and apply nothing (G2); give up a catch-up; then answer with `standing`."""
+    """From now on send, complete and apply nothing (G2); give up a catch-up; then answer with a `Standing`."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpFrom:
-    """Fetch the rounds up to `enter.cut` from `device`; then answer with `caught_up`.
+    """Fetch the rounds up to `enter.cut` from `device`; then answer with `CaughtUpToCut`.
 
     `reload`: this member's history is not the one that is kept, or it has none: end the learner, start from the cut.
     With `enter.way` "back" that is true of all: `device`, which may be this one, has the cut's state (J3).
@@ -66,7 +66,7 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class HistoryLeft:
     """This device is in no generation any more and its history is not kept. The machine asks in by itself.
 
     `kept`: where those are whose history is kept instead, if that is why.
@@ -91,14 +91,14 @@ class NobodyLearns:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingFor:
     """For people: what is waited for now, of whom and why. Empty: for nothing. Told when it changes."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class MessageIgnored:
     """A message of `device`, which is no member, broke the protocol and was ignored."""
 
     device: str
@@ -124,10 +124,10 @@ Effect = (
     | CatchUpFrom
     | EnterGeneration
     | Resume
-    | LeftOut
+    | HistoryLeft
     | TurnedAway
     | NobodyLearns
-    | Waiting
-    | Refusal
+    | WaitingFor
+    | MessageIgnored
     | Shunned
 )

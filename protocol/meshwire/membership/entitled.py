@@ -1,12 +1,21 @@
-"""Which part of a generation's members is entitled to go on, so that never two of them go on apart (dynamic voting).
+"""Which part of a generation's members is entitled to go on, so that never two parts go on apart (G4, dynamic voting).
 
-After Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components" (1997). Those that were counted in the
-newest generation decide, and those of every later one that a member has promised, for somebody else may have entered it
-and gone on with its majority. Two differences to the paper: members of a generation all have to promise it, so one that
-has not, and goes on elsewhere, proves that nobody entered it; and who is gone for good is not waited for.
+When the network splits, each side asks this question with what its own members know, and at most one side may hear
+"yes". The idea is a majority, not of all devices there ever were, but of those that took part last:
 
-Who is gone may have voted elsewhere before, where nobody who is here could see it. So being gone helps a part only if
-nobody is silent: with all others accounted for, there is nobody left who could have gone on with the gone one's vote.
+1. Each generation has an *electorate*: the ranks that are counted in it. A part may follow that generation if it holds
+   more than half of its electorate, or half with its lowest rank (`has_quorum`).
+2. Which generation is the newest? A member knows the newest one that it has *entered*. But it may also have *promised*
+   a later one and not heard how that ended: somebody else may have entered it and gone on with its majority. So the
+   part needs a quorum of the newest entered electorate and of every later one that any of its members has promised and
+   that may have been entered (`is_entitled`).
+3. A promised generation came to nothing if one of this part had to promise it and did not: all members have to promise
+   before anybody may enter (`_came_to_nothing`).
+4. A device whose process is *gone* for good is not waited for. But it may have voted elsewhere before it went, where
+   nobody here could see it; so being gone helps a part only if nobody is silent, when there is nobody left that could
+   have gone on with the gone one's vote.
+
+After Lotem, Keidar and Dolev, "Dynamic voting for consistent primary components" (1997); points 3 and 4 are not theirs.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -15,11 +24,15 @@ from meshwire import limits
 from meshwire.messages.generation import Electorate, Standing
 from meshwire.messages.job import Generation
 
-Incarnations = Mapping[int, int]  # of the members of a part, by rank
+Incarnations = Mapping[int, int]
+"""The members of a part: rank to incarnation. A device that was started again is another voter (G1)."""
 
 
 def electorate_of(generation: Generation, *, entered: bool) -> Electorate:
-    """Who decides what follows it."""
+    """The part of a generation that decides what follows it, as members tell each other of it.
+
+    `entered`: whether the member that tells of it has entered it, or has only promised it.
+    """
     return Electorate(
         generation=generation.hash64(),
         number=generation.root,
@@ -31,7 +44,11 @@ def electorate_of(generation: Generation, *, entered: bool) -> Electorate:
 
 
 class Votes:
-    """What one incarnation has entered and promised: it is remembered as long as that lives, in the job or not."""
+    """What one process of a device has entered and promised, to be told with each promise (`Standing.votes`).
+
+    It is remembered as long as the process lives, whether the device is in the job or was left out: the others may
+    need the vote that it gave, even if its history is not kept.
+    """
 
     def __init__(self, generation: Generation | None) -> None:
         self._entered = None if generation is None else electorate_of(generation, entered=True)
@@ -57,7 +74,10 @@ class Votes:
         self._attempts = tuple(attempt for attempt in self._attempts if attempt.generation != key)
 
     def enter(self, generation: Generation) -> None:
-        """An entitled one settles all promises of before: what follows has its majority, or is nothing."""
+        """A generation is entered. An entitled one settles all earlier promises: what follows needs its majority now.
+
+        A provisional one settles only those that are older than its root, whose electorate it goes on with.
+        """
         electorate = electorate_of(generation, entered=True)
         if not generation.provisional:
             self._entered, self._attempts = electorate, ()
@@ -67,27 +87,32 @@ class Votes:
 
 
 def newest_history(standings: Collection[Standing]) -> Electorate | None:
-    """G4: the history that is kept is of this electorate; None if nobody brings one."""
+    """Whose electorate decides, as far as these members know: that of the history that is kept (G4), of the newest
+    generation entered, then of the most rounds. None if nobody brings a history."""
     brought = [standing for standing in standings if standing.history is not None]
     newest = max(brought, key=lambda standing: (standing.number, standing.complete), default=None)
     return None if newest is None else newest.history
 
 
 def is_entitled(part: Incarnations, standings: Mapping[int, Standing], gone: Collection[tuple[int, int]]) -> bool:
-    """Is this part entitled to go on?
+    """Whether this part may go on at once, and no other part can be told the same.
 
     Args:
+        part: those that would go on together.
         standings: by rank, of all of the part, or before they have promised of those that are known: then it is "yes"
             if what the others say can make it so.
         gone: ranks with incarnations.
     """
     votes = [vote for standing in standings.values() for vote in standing.votes]
+    # The newest entitled generation that anybody of the part was in. If nobody brings its history, others have it.
     root = max((vote.number for vote in votes if vote.entered), default=0)
     history = newest_history(standings.values())
     if history is None or history.number < root:
-        return False  # what was decided there is not known here
+        return False
+    # A member has made more promises since than it can tell: one of them may have been entered.
     if any(standing.forgot >= root for standing in standings.values()):
         return False
+    # Everything older than the root is settled by it; of the rest each needs a quorum, unless it came to nothing.
     asked = [vote for vote in (history, *votes) if vote.number >= root]
     return all(
         has_quorum(vote, part, gone) for vote in asked if vote.entered or not _came_to_nothing(vote, part, standings)
@@ -95,7 +120,8 @@ def is_entitled(part: Incarnations, standings: Mapping[int, Standing], gone: Col
 
 
 def _came_to_nothing(attempt: Electorate, part: Incarnations, standings: Mapping[int, Standing]) -> bool:
-    """One of the part had to promise it and has not, or has made and given it up: nobody can enter it any more."""
+    """Whether nobody can have entered it, or ever will: a member of this part, in the incarnation that it lists, does
+    not tell of it. It has never promised it, and now promises another; or it has proposed it and given it up."""
     return any(
         rank not in standings or attempt.generation not in _names(standings[rank])
         for rank, incarnation in attempt.listed
@@ -113,6 +139,7 @@ def has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int,
     Where all of the electorate is gone its members decide: nobody can be missed of none, so every part would have it.
     """
     voters = still_there(vote, part, gone)
+    # Those that are gone count among the many of which half is needed, for they may have voted elsewhere before.
     everybody = {rank for rank, _ in voters} | {*vote.gone}
     here = {rank for rank, incarnation in voters if part.get(rank) == incarnation}
     if 2 * len(here) > len(everybody) or (2 * len(here) == len(everybody) and min(everybody, default=-1) in here):

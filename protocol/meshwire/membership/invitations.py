@@ -41,7 +41,7 @@ class _Guest:
     why: str = ""
 
 
-class Guests:
+class Invitations:
     """One job's, at one member. `members_max`: how many devices the job takes, those counted that it has lost."""
 
     def __init__(self, members_max: int, timeouts: Timeouts) -> None:

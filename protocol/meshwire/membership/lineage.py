@@ -1,9 +1,13 @@
-"""Which of two generations is ahead of the other (G1, G2, G4).
+"""Which of two generations is ahead of the other: asked when two devices meet that were apart (G1, G2, G4).
 
-Entitled generations follow each other in one line, whoever is where; so of two histories the one with the newer root is
-kept. Of one root: a generation is entered by somebody only after all its members have promised it, and a member's
-promises have rising ballots. So of two entered generations with a common member the one with the higher ballot came
-later, and the other can complete no round any more (G3).
+A *root* is the newest entitled generation of a history. Entitled generations follow each other in one line
+(`entitled.py`), so of two histories the one with the newer root is kept, and the other side has to follow.
+
+Both of one root: then at least one of them went on provisionally. A generation is entered only after all its members
+have promised it, and a member's promises have rising ballots. So of two entered generations with a common member the
+one with the higher ballot came later, and the other can complete no round any more (G3, whose rounds count). Without a
+common member, and if neither names the other among what it came after, both went on apart: they have `PARTED`, and one
+of the two histories is given up (`keeps_history`).
 """
 
 from collections import deque
@@ -40,16 +44,23 @@ def rank_of(generation: Generation, device: str) -> int | None:
 
 
 def relation(own: Generation, lineage: Collection[int], other: Generation, ancestors: Collection[int]) -> Relation:
-    """What `other` is to `own`; `lineage` and `ancestors` name what the two came after, by hash."""
+    """What `other` is to `own`.
+
+    Args:
+        lineage: what `own` came after, by hash.
+        ancestors: what `other` came after.
+    """
     if own.hash64() == other.hash64():
         return Relation.SAME
     if other.root != own.root:
         return Relation.NEWER if other.root > own.root else Relation.OLDER
     newer = ballot(other) > ballot(own)
+    # One came after the other: whoever knows the names of its ancestors can tell.
     if not newer and other.hash64() in lineage:
         return Relation.OLDER
     if newer and own.hash64() in ancestors:
         return Relation.NEWER
+    # Nobody names the other, but a common member has promised both, one after the other.
     lives = {(member.device, member.incarnation) for member in own.live.values()}
     if any((member.device, member.incarnation) in lives for member in other.live.values()):
         return Relation.NEWER if newer else Relation.OLDER

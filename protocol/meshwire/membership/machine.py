@@ -1,9 +1,10 @@
 """The membership machine: in which generation of a job this daemon is, and how the next one comes about (G1 to G7).
 
-Pure, like the round machine: inputs in, a list of effects out (`membershipevents`), `now_s` of any monotonic clock as
-an argument, one timer. What other devices send never raises: what breaks the protocol becomes a `Refusal` and changes
-nothing; what is only outdated is ignored or answered. Links deliver in order, and after `unlinked` nothing of the old
-link is fed in.
+Pure, like the round machine: an input in (`inputs.py`), a list of effects out (`effects.py`), `now_s` of any monotonic
+clock as an argument, one timer. So a list of inputs with their times is all that there is to know of a membership: it
+can be written down and decided again (`record.py`). What other devices send never raises: what breaks the protocol
+becomes a `MessageIgnored` and changes nothing; what is only outdated is ignored or answered. Links deliver in order,
+and after `LinkDown` nothing of the old link is handed in.
 
 What the rules leave open, and how it is settled here, stands in RULES.md after G8.
 """
@@ -15,16 +16,32 @@ from meshwire import limits
 from meshwire.membership.checks import (
     enter_wrong,
     extension_wrong,
+    list_wrong,
     number_wrong,
     promise_wrong,
     proposal_wrong,
 )
-from meshwire.membership.effects import Effect, Message, Phase, Waiting
-from meshwire.membership.lineage import ballot, rank_of
-from meshwire.membership.partitions import Whereabouts
-from meshwire.membership.proposer import Proposer
-from meshwire.membership.requests import Kind
-from meshwire.membership.state import State
+from meshwire.membership.effects import Effect, MembershipPhase, Message, TurnedAway, WaitingFor
+from meshwire.membership.inputs import (
+    CannotCatchUp,
+    CaughtUpToCut,
+    FarthestRoundTrip,
+    HoldingLost,
+    Input,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    RoundsCounted,
+    SteppedOut,
+    TimerDue,
+    ViolationSeen,
+    WasAway,
+)
+from meshwire.membership.lineage import Relation, ballot, keeps_history, rank_of, relation
+from meshwire.membership.proposer import Departure, Proposer
+from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import (
     Accuse,
     AskIn,
@@ -43,11 +60,11 @@ from meshwire.timeouts import Timeouts
 
 
 class Membership:
-    """One daemon's membership in one job. Every input returns the effects to perform, in order.
+    """One daemon's membership in one job: `handle` takes whatever happens and returns what is to be done.
 
     With `generation` (the first one of the job, committed) rounds go on from the start; without, this device asks the
-    linked ones of `known` to take it in. Feed `linked` for every live link at once. `members_max`: so many devices may
-    ever be in the job; whoever comes later is turned away.
+    linked ones of `known` to take it in. Hand in `LinkUp` for every live link at once. `members_max`: so many devices
+    may ever be in the job; a device that comes later is turned away.
     """
 
     def __init__(
@@ -61,16 +78,16 @@ class Membership:
         known: Collection[str] = (),
         members_max: int = limits.MEMBERS_MAX,
     ) -> None:
-        self._state = State(me, job, timeouts, now_s, generation, known, members_max)
+        self._state = MembershipState(me, job, timeouts, now_s, generation, known, members_max)
         self._proposer = Proposer(self._state)
-        self._whereabouts = Whereabouts(self._state, self._proposer)
+        self._told_where: dict[str, tuple[int, int]] = {}  # by device: generation and samples as last told to it
         self._waiting = ""
         self._wake_s: float | None = None
 
     # What is known.
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> MembershipPhase:
         """Where this daemon is."""
         return self._state.phase
 
@@ -88,169 +105,144 @@ class Membership:
         """For people: what is waited for, of whom and why. Empty: for nothing."""
         return self._waiting
 
+    @property
+    def why_proposed(self) -> str:
+        """For people: why this member proposed a generation last, or wants to."""
+        return self._proposer.reasons
+
     def deadline(self) -> float | None:
-        """When to call `timer` next, on the clock of `now_s`; None if nothing is due at any time."""
+        """When to hand in `TimerDue` next, on the clock of `now_s`; None if nothing is due at any time."""
         return self._wake_s
 
-    # Links.
-
-    def linked(self, device: str, incarnation: int, now_s: float) -> list[Effect]:
-        """A link to a device that may take part is up, or has replaced another to it."""
-        state = self._state
-        if device == state.me.device:
-            return self._settle(now_s)
-        state.links.opened(device, incarnation)
-        state.note_linked(device, incarnation)
-        self._whereabouts.relinked(device)
-        first = device in state.unseen
-        state.unseen.discard(device)
-        if not first:
-            state.unsure.add(device)
-        if state.phase is not Phase.OUT and state.is_listed(device):
-            for refused in state.refusals.own():  # what was said on another link may be lost
-                state.accuse(device, refused)
-        if state.entered is not None and not first:
-            self._whereabouts.tell(device)
-        if state.phase is not Phase.OUT and state.is_listed(device, incarnation) and not first:
-            reason = f"the link to {state.name(device)} was renewed"
-            if self._proposer.proposal is not None:
-                self._proposer.again(reason, now_s)
-            elif state.phase is not Phase.PROMISED:
-                state.torn[device] = reason
-        return self._settle(now_s)
-
-    def unlinked(self, device: str, reason: str, now_s: float) -> list[Effect]:
-        """The link is gone: closed, or given up after a silence."""
-        state = self._state
-        state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
-        state.outside.forget(device)
-        state.ahead.pop(device, None)
-        self._whereabouts.relinked(device)
-        return self._settle(now_s)
-
-    def gone(self, device: str, incarnation: int, now_s: float) -> list[Effect]:
-        """This incarnation is gone for good: it said so, or its link ended, and where it was nobody listens any more.
-
-        It is not waited for as one that may be together with others elsewhere. The second can be wrong.
-        """
-        self._state.note_gone(device, incarnation)
-        return self._settle(now_s)
-
-    def away(self, now_s: float) -> list[Effect]:
-        """This machine slept, stood still, or was in no network or another: what is missed here was not lost here.
-
-        Even if it is entitled to go on without the others, it looks for them first: they may have done so
-        provisionally.
-        """
-        self._state.back_until_s = now_s + self._state.timeouts.back_s
-        return self._settle(now_s)
-
-    # Answers of the shell.
-
-    def standing(self, standing: Standing, now_s: float) -> list[Effect]:
-        """Answer to `Fence`, at once: complete rounds, chain hashes of the newest of them (at least that of the last
-        one; h_0 if there is none), samples in them. Whoever has no history any more says `generation=None`.
-
-        Which generation it is and who is linked is known here, whatever `standing` says.
-        """
-        state = self._state
-        if state.phase is Phase.PROMISED and state.standing is None:
-            promised = Promised(job=state.job, generation=state.change.hash64(), standing=state.stand(standing))
-            if state.change.proposer != state.me.device:
-                state.send(state.change.proposer, promised)
-            elif self._proposer.proposal is not None:
-                self._promised(state.rank, promised.standing, now_s)
-        return self._settle(now_s)
-
-    def caught_up(self, now_s: float) -> list[Effect]:
-        """Answer to `CatchUpFrom`: all rounds up to the cut are here, or whoever reloads starts from it."""
-        if self._state.phase is Phase.CATCHING_UP:
-            self._state.enter(now_s)
-            self._note_running()
-        return self._settle(now_s)
-
-    def cannot_catch_up(self, reason: str, now_s: float) -> list[Effect]:
-        """The other answer, if what came was wrong; then this device asks in anew.
-
-        A source that is gone needs no answer: a new generation follows.
-        """
-        if self._state.phase is Phase.CATCHING_UP:
-            self._state.outside.failed()
-            self._whereabouts.leave(reason, now_s)
-        return self._settle(now_s)
-
-    def step_out(self, reason: str, now_s: float) -> list[Effect]:
-        """This device has nothing to bring into the rounds: it asks to be taken in, and gets what it lacks."""
-        if self._state.phase is not Phase.OUT:
-            self._whereabouts.leave(reason, now_s)
-        return self._settle(now_s)
-
-    def wish(self, kind: Kind, now_s: float) -> list[Effect]:
-        """The learner is ready to compute (`learn`) or computes no more (`rest`), or this device goes (`leave`).
-
-        It is repeated until a generation fulfils it; a newer wish replaces it, but rest comes before `learn` (X3).
-        Whoever leaves does not ask in again.
-        """
-        state = self._state
-        state.wish.say(kind)
-        if state.phase is not Phase.OUT:
-            state.tell_wish(now_s)
-        return self._settle(now_s)
-
-    def refuse(self, device: str, reason: str, now_s: float) -> list[Effect]:
-        """This daemon has seen a member break the protocol (G10): it enters no generation with it until it asks in
-        again, later. Nothing of it is to be heard until then."""
-        self._state.shun(device, reason, now_s)
-        return self._settle(now_s)
-
     def refuses(self, device: str) -> bool:
-        """Whether the device is refused now."""
+        """Whether the device is refused now (G10)."""
         return device in self._state.refusals
 
     @property
     def elsewhere(self) -> frozenset[str]:
         """Linked devices that have told lately in which generation they are."""
-        return self._state.outside.told
+        return self._state.rejoin.told
 
-    def look_again(self, now_s: float) -> list[Effect]:
-        """What this member told of its `Holding` is so no more: where nobody computes, it may be what all wait for."""
+    # What happens.
+
+    def handle(self, input_: Input, now_s: float) -> list[Effect]:
+        """Takes one input, and returns the effects to perform, in order.
+
+        Whatever has become possible by then is done with it, so an input that changes nothing, like `TimerDue`, may
+        still have effects when its time has come. Three inputs only say how things are: they wait for the next one.
+        """
         state = self._state
-        if state.phase is not Phase.OUT and not state.change.learning:
-            state.petitions.wish(state.me.device, "anew", now_s)
+        match input_:
+            case RoundsCounted(samples):
+                state.samples = samples
+                return []
+            case Holding():
+                if state.entered is not None:  # nobody leaves a base for a history that has none (G4)
+                    state.holding = input_
+                return []
+            case FarthestRoundTrip(rtt_s):
+                state.timeouts = replace(state.timeouts, rtt_s=rtt_s)
+                return []
+            case LinkUp(device, incarnation):
+                self._on_link_up(device, incarnation, now_s)
+            case LinkDown(device, reason):
+                self._on_link_down(device, reason, now_s)
+            case PeerGone(device, incarnation):
+                state.note_gone(device, incarnation)
+            case MessageFrom(device, message):
+                self._on_message(device, message, now_s)
+            case ViolationSeen(device, reason):
+                state.shun(device, reason, now_s)
+            case WasAway():
+                self._proposer.note_away(now_s)
+            case RequestMade(kind):
+                state.own_request.say(kind)
+                if state.phase is not MembershipPhase.OUT:
+                    state.tell_wish(now_s)
+            case SteppedOut(reason):
+                if state.phase is not MembershipPhase.OUT:
+                    self._leave(reason, now_s)
+            case HoldingLost():
+                self._on_holding_lost(now_s)
+            case Standing():
+                self._on_standing(input_, now_s)
+            case CaughtUpToCut():
+                if state.phase is MembershipPhase.CATCHING_UP:
+                    self._enter(now_s)
+            case CannotCatchUp(reason):
+                if state.phase is MembershipPhase.CATCHING_UP:
+                    state.rejoin.failed()
+                    self._leave(reason, now_s)
+            case TimerDue():
+                pass
+        return self._settle(now_s)
+
+    def _on_link_up(self, device: str, incarnation: int, now_s: float) -> None:
+        """Messages on the link before this one may be lost: within a generation it is entered anew (G6)."""
+        state = self._state
+        if device == state.me.device:
+            return
+        state.links.opened(device, incarnation)
+        state.note_linked(device, incarnation)
+        self._told_where.pop(device, None)  # what was told on the old link may be lost
+        first = device in state.unseen
+        state.unseen.discard(device)
+        if not first:
+            state.unsure.add(device)
+        if state.phase is not MembershipPhase.OUT and state.is_listed(device):
+            for refused in state.refusals.own():  # what was said on another link may be lost
+                state.accuse(device, refused)
+        if state.entered is not None and not first:
+            self._tell_where(device)
+        if state.phase is not MembershipPhase.OUT and state.is_listed(device, incarnation) and not first:
+            reason = f"the link to {state.name(device)} was renewed"
+            if self._proposer.proposal is not None:
+                self._proposer.again(reason, now_s)
+            elif state.phase is not MembershipPhase.PROMISED:
+                self._proposer.note_torn(device, reason)
+
+    def _on_link_down(self, device: str, reason: str, now_s: float) -> None:
+        state = self._state
+        state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
+        state.rejoin.forget(device)
+        self._proposer.note_apart(device, None)
+        self._told_where.pop(device, None)  # what was told on the old link may be lost
+
+    def _on_standing(self, standing: Standing, now_s: float) -> None:
+        """The answer to `Fence`, at once: complete rounds, chain hashes of the newest of them (at least that of the
+        last one; h_0 if there is none), samples in them. A device without a history says `generation=None`.
+
+        Which generation it is and who is linked is known here, whatever `standing` says.
+        """
+        state = self._state
+        if state.phase is not MembershipPhase.PROMISED or state.standing is not None:
+            return
+        promised = Promised(job=state.job, generation=state.change.hash64(), standing=state.stand(standing))
+        if state.change.proposer != state.me.device:
+            state.send(state.change.proposer, promised)
+        elif self._proposer.proposal is not None:
+            self._promised(state.rank, promised.standing, now_s)
+
+    def _on_holding_lost(self, now_s: float) -> None:
+        state = self._state
+        if state.phase is not MembershipPhase.OUT and not state.change.learning:
+            state.requests.wish(state.me.device, "anew", now_s)
             state.send_members(Wish(job=state.job, kind="anew"))
-        return self._settle(now_s)
-
-    def note_progress(self, samples: int) -> None:
-        """Samples in the rounds that are complete here, for `Where`."""
-        self._state.samples = samples
-
-    def note_holding(self, holding: Holding) -> None:
-        """What there is here of the history entered: nobody leaves a base for a history that has none (G4)."""
-        if self._state.entered is not None:
-            self._state.holding = holding
-
-    def note_round_trip(self, rtt_s: float) -> None:
-        """As it is now to the farthest member. What is waited for already keeps its deadline."""
-        self._state.timeouts = replace(self._state.timeouts, rtt_s=rtt_s)
-
-    def timer(self, now_s: float) -> list[Effect]:
-        """Does what is due. Harmless when nothing is."""
-        return self._settle(now_s)
 
     # Messages.
 
-    def receive(self, device: str, message: Message, now_s: float) -> list[Effect]:
-        """A message on the live link to `device`."""
+    def _on_message(self, device: str, message: Message, now_s: float) -> None:
+        """Of a device that is linked; those of a refused one are not heard, but where it asks in, accuses or goes."""
         state = self._state
         job = message.generation.job if isinstance(message, Propose) else message.job
         if device not in state.links:
-            return self._settle(now_s)
+            return
         if job != state.job:
             state.protest(device, f"{type(message).__name__} of job {job}", now_s)
-            return self._settle(now_s)
+            return
         goes = isinstance(message, Wish) and message.kind == "leave"
         if device in state.refusals and not goes and not isinstance(message, Propose | AskIn | Accuse):
-            return self._settle(now_s)
+            return
         match message:
             case Propose():
                 self._on_propose(device, message.generation, now_s)
@@ -263,20 +255,19 @@ class Membership:
             case Entered():
                 self._on_entered(device, message, now_s)
             case Where():
-                self._whereabouts.heard(device, message, now_s)
+                self._on_where(device, message, now_s)
             case AskIn():
                 self._on_ask(device, message, now_s)
             case Accuse():
-                if state.phase is not Phase.OUT and state.is_listed(device):
+                if state.phase is not MembershipPhase.OUT and state.is_listed(device):
                     state.believe(device, message, now_s)
                 elif message.device == state.me.device:
                     state.refusals.accused_by(device, message.reason)
             case Wish():
-                if state.phase is not Phase.OUT and state.is_listed(device):
-                    state.petitions.wish(device, message.kind, now_s)
+                if state.phase is not MembershipPhase.OUT and state.is_listed(device):
+                    state.requests.wish(device, message.kind, now_s)
                     if message.kind == "leave" and not message.returns:
                         state.note_gone(device, state.links.incarnation(device))
-        return self._settle(now_s)
 
     def _on_propose(self, device: str, generation: Generation, now_s: float) -> None:
         state = self._state
@@ -291,16 +282,16 @@ class Membership:
         if wrong:
             state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
             return
-        state.highest = max(state.highest, generation.number)
+        state.note_number(generation.number)
         entered_number = 0 if state.entered is None else state.entered.number
         newer = state.promised is None or ballot(generation) > ballot(state.promised)
         if not newer or generation.number <= entered_number:
             state.refuse(device, generation, "a newer generation is promised")
-        elif state.phase is Phase.OUT and state.wish.leaves:
+        elif state.phase is MembershipPhase.OUT and state.own_request.leaves:
             state.refuse(device, generation, "this device has left the job")
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
-            self._whereabouts.tell(device)
+            self._tell_where(device)
         elif wrong := extension_wrong(generation, state.entered):
             state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
         elif refused := [m for m in generation.live.values() if not state.refusals.pardon(m.device, now_s)]:
@@ -310,7 +301,7 @@ class Membership:
             state.refuse(device, generation, reason, generation.number)
         else:
             self._proposer.forget()
-            state.promise(generation, now_s)
+            self._promise(generation, now_s)
 
     def _on_promised(self, device: str, promised: Promised, now_s: float) -> None:
         proposal = self._proposer.proposal
@@ -327,8 +318,7 @@ class Membership:
         enter = self._proposer.promised(rank, standing, now_s)
         if enter is not None:
             self._state.send_members(enter)
-            self._state.commit(enter, now_s)
-            self._note_running()
+            self._commit(enter, now_s)
 
     def _on_refused(self, device: str, refused: Refused, now_s: float) -> None:
         state = self._state
@@ -337,7 +327,7 @@ class Membership:
                 device, f"refusal: it names generation {refused.number}, {state.highest} is the highest known", now_s
             )
             return
-        state.highest = max(state.highest, refused.number)
+        state.note_number(refused.number)
         if state.promised is None or refused.generation != state.promised.hash64() or not state.is_listed(device):
             return
         reason = f"{state.name(device)} refused: {refused.reason}"
@@ -345,20 +335,20 @@ class Membership:
         if self._proposer.proposal is not None:
             unwilling = refused.number < state.promised.number
             if unwilling:
-                state.overdue.add(device)
+                self._proposer.note_overdue(device)
             self._proposer.again(reason, now_s, wait_s=0.0 if unwilling else turn_s)
-        elif state.phase in (Phase.CATCHING_UP, Phase.ENTERED):
-            state.torn[device] = reason
+        elif state.phase in (MembershipPhase.CATCHING_UP, MembershipPhase.ENTERED):
+            self._proposer.note_torn(device, reason)
             self._proposer.postpone(now_s + turn_s)
 
     def _on_enter(self, device: str, enter: Enter, now_s: float) -> None:
         state = self._state
         promised = state.promised
         if promised is None or enter.generation != promised.hash64():
-            if enter.generation not in state.lineage and state.phase is not Phase.OUT:
+            if enter.generation not in state.lineage and state.phase is not MembershipPhase.OUT:
                 state.protest(device, "told to enter a generation that was not promised", now_s)
             return
-        if state.phase is not Phase.PROMISED:
+        if state.phase is not MembershipPhase.PROMISED:
             return
         if device != promised.proposer or state.standing is None or device == state.me.device:
             state.protest(device, "told to enter by somebody else than the proposer, or before the promise", now_s)
@@ -366,8 +356,7 @@ class Membership:
             state.protest(device, f"told to enter generation {promised.number}: {wrong}", now_s)
         else:
             self._proposer.forget()
-            state.commit(enter, now_s)
-            self._note_running()
+            self._commit(enter, now_s)
 
     def _on_entered(self, device: str, entered: Entered, now_s: float) -> None:
         promised = self._state.promised
@@ -384,21 +373,118 @@ class Membership:
         elif not state.refusals.pardon(device, now_s):
             state.accuse(device, device)  # it may have been started again, and not know
         elif state.entered is not None:
-            state.outside.forget(device)  # where it was before
-            self._whereabouts.tell(device)
-            state.petitions.ask(ask, now_s)
+            state.rejoin.forget(device)  # where it was before
+            self._tell_where(device)
+            state.requests.ask(ask, now_s)
+
+    # Where this device is in the job's history, and where others are (G4, G7).
+
+    def _tell_where(self, device: str) -> None:
+        """Tells a device where this one is, which has entered a generation."""
+        entered = self._state.entered
+        assert entered is not None, "nowhere"
+        self._told_where[device] = entered.hash64(), self._state.send_where(device)
+
+    def _on_where(self, device: str, where: Where, now_s: float) -> None:
+        """A device tells where it is: who is behind is told, and this one leaves its history where another is kept."""
+        state, other = self._state, where.generation
+        if wrong := list_wrong(other) or number_wrong(other.number, state.highest):
+            state.protest(device, f"is in generation {other.number}: {wrong}", now_s)
+            return
+        state.note_number(other.number)
+        state.rejoin.heard(device, where)
+        self._proposer.note_apart(device, None)
+        state.unsure.discard(device)
+        if state.entered is None:
+            went_on = state.phase is MembershipPhase.CATCHING_UP and other.number > state.change.number
+            if went_on and where.based and state.me not in other.live.values():
+                self._leave(f"generation {other.number} went on while this device caught up", now_s)
+            elif state.phase is MembershipPhase.OUT and state.has_no_room(other):
+                names = ", ".join(member.name for member in other.members)
+                state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
+            return
+        match relation(state.entered, state.lineage, other, where.ancestors):
+            case Relation.OLDER | Relation.PARTED if where.based and not state.based:
+                pass  # whoever has nothing of the own history yields to it (the proposer)
+            case Relation.OLDER:
+                self._tell_where(device)
+            case Relation.NEWER if state.me in other.live.values() and ballot(other) > ballot(state.entered):
+                pass  # it may be entered here, too
+            case Relation.NEWER | Relation.PARTED if state.based and not where.based:
+                self._tell_where(device)  # nobody there can go on from it: this device keeps what it has
+            case Relation.NEWER if other.root == state.entered.root:
+                self._proposer.note_apart(device, where)  # those that are left here may be entitled, and it provisional
+            case Relation.NEWER if self._proposer.was_away(now_s):
+                self._proposer.note_apart(device, where)  # what lay in the socket may be of before its sender was lost
+            case Relation.NEWER:
+                self._leave(f"generation {other.number} went on without this device", now_s, where)
+            case Relation.PARTED:
+                self._settle_partition(device, where, now_s)
+
+    def _settle_partition(self, device: str, where: Where, now_s: float) -> None:
+        """G4: the lowest ranks of both sides compare; whoever loses tells its members.
+
+        One pair compares, by what both have told each other last: samples only grow, so not both can lose.
+        """
+        state, other = self._state, where.generation
+        assert state.entered is not None, "nowhere"
+        reason = f"after a partition the history of generation {other.number} of {other.members[other.ranks[0]].name}"
+        reason += f" is kept, with {where.samples} samples"
+        lowest = state.entered.members[state.entered.ranks[0]]
+        if device == lowest.device:
+            self._leave(reason, now_s, where)
+        elif lowest == state.me and device == other.members[other.ranks[0]].device:
+            if self._told_where.get(device, (0, 0))[0] != state.entered.hash64():
+                self._tell_where(device)
+            _, samples = self._told_where[device]
+            if keeps_history(state.entered, samples, other, where.samples):
+                self._tell_where(device)
+            else:
+                state.send_members(where)
+                self._leave(reason, now_s, where)
 
     # Steps of the above.
 
+    def _leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
+        """This device goes on in no generation, until it is taken into one. `kept`: where its history is not kept."""
+        self._proposer.left()
+        self._state.leave(reason, now_s, kept)
+
+    def _propose(self, generation: Generation, now_s: float) -> None:
+        """To all that it lists; those that were not in the one before are told where this device is, so that they know
+        what it comes after. The own promise is the last effect, so that the shell may answer within it."""
+        state = self._state
+        assert state.entered is not None, "no history"
+        before = {member.device for member in state.entered.live.values()}
+        for member in generation.live.values():
+            if member.device not in before:
+                state.send_where(member.device)
+            state.send(member.device, Propose(generation=generation))
+        self._proposer.begin(generation, now_s)
+        self._promise(generation, now_s)
+
+    def _promise(self, generation: Generation, now_s: float) -> None:
+        self._proposer.promise_given()
+        self._state.promise(generation, now_s)
+
+    def _commit(self, enter: Enter, now_s: float) -> None:
+        if self._state.commit(enter, now_s):
+            self._enter(now_s)
+
+    def _enter(self, now_s: float) -> None:
+        self._proposer.entered()
+        self._state.enter(now_s)
+        self._note_running()
+
     def _note_running(self) -> None:
-        if self._state.phase is Phase.RUNNING:
+        if self._state.phase is MembershipPhase.RUNNING:
             self._proposer.ran()
 
     def _ask_in(self, now_s: float) -> str:
         """G7: asks when it is time. Returns what is waited for."""
-        state, outside = self._state, self._state.outside
+        state, outside = self._state, self._state.rejoin
         self._wake_s = None
-        if state.wish.leaves:
+        if state.own_request.leaves:
             return ""
         devices, why_not = outside.target(state.links)
         if devices and outside.asks_now(state.links, now_s):
@@ -416,14 +502,17 @@ class Membership:
     def _settle(self, now_s: float) -> list[Effect]:
         """Does what the last input has made possible, and hands out all effects."""
         state = self._state
-        if state.phase is not Phase.OUT:
-            self._proposer.consider(now_s)
+        if state.phase is not MembershipPhase.OUT:
+            while isinstance(decision := self._proposer.consider(now_s), Generation):
+                self._propose(decision, now_s)
+            if isinstance(decision, Departure):
+                self._leave(decision.reason, now_s, decision.kept)
             self._wake_s, waiting = self._proposer.wake_s, self._proposer.waiting
-        if state.phase is Phase.OUT:
+        if state.phase is MembershipPhase.OUT:
             self._proposer.forget()
             waiting = self._ask_in(now_s)
         effects, state.effects = state.effects, []
         if waiting != self._waiting:
             self._waiting = waiting
-            effects.insert(0, Waiting(waiting))  # performing the last effect may make the machine say more
+            effects.insert(0, WaitingFor(waiting))  # performing the last effect may make the machine say more
         return effects

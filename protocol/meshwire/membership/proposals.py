@@ -1,4 +1,9 @@
-"""The proposer's side of a generation change: whom to list, and what the promises decide (G4, G6, G7)."""
+"""What a proposer works out, as pure functions: whom the next generation lists, and what its promises decide.
+
+Before it proposes: `roll_of` lists the members (G7, who changes it). When all have promised: `worst_linked` finds two
+without a link to each other, in which case somebody has to be left out; else `enter_message` says whose history is kept
+(`keep`: G4, the longest), who has to load it anew, and how it goes on where no learner computes (J3).
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,13 +34,14 @@ def roll_of(
     learn: Collection[int],
     rest: Collection[int],
 ) -> Roll:
-    """Who is in the next generation.
+    """Whom the next generation lists.
 
     `last` is the newest one promised, `entered` the newest one entered, which `last` extends: whoever is in one of
     them stays, but for the ranks `without`. A device that returns takes its old rank with its new incarnation, a
     newcomer the next one while there are any; neither computes at first. `learn` and `rest` are the ranks that wish so.
     """
     members = list(last.members)
+    # The last proposal left these out, and nobody has entered it: they are counted again.
     unlisted = {rank for rank in entered.ranks if rank not in last.ranks and members[rank] == entered.members[rank]}
     ranks = ({*last.ranks} | unlisted) - {*without}
     learning = {*last.learning} | (unlisted & {*entered.learning}) | {*learn}
@@ -53,15 +59,19 @@ def roll_of(
 
 
 def lies_on(standing: Standing, history: Standing) -> bool:
-    """G4: are all rounds that `standing` holds those of `history`, as far as its chain hashes reach?"""
+    """Whether all rounds that `standing` holds are rounds of `history` (G4), so that it can be caught up.
+
+    Each round's chain hash stands for all rounds up to it. So one comparison is enough: the newest hash of `standing`
+    with that of the same round in `history`, which tells only of its newest few.
+    """
     behind = history.complete - standing.complete
     known = standing.generation is not None and standing.chains and 0 <= behind < len(history.chains)
     return bool(known) and standing.chains[-1] == history.chains[-1 - behind]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """Which history is kept, and who lacks it."""
+class KeptHistory:
+    """The history that is kept: up to which round, who gives it to the others, and who has to load it anew."""
 
     cut: int
     chain: bytes
@@ -69,16 +79,17 @@ class Kept:
     reload: tuple[int, ...]
 
 
-def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
+def keep(standings: Mapping[int, Standing], proposer: int) -> KeptHistory:
     """G4: of those who entered the newest generation g* that any responder entered, the longest history.
 
     Its source is the holder from whose chain hashes most members can be caught up; of several the proposer, then the
     lowest rank. Two entered generations can share a number where neither made progress beyond a promise: then the
     proposer's is g*, or the longer one. If nobody brings a history all are told to reload, from round 0.
     """
+    # 1. The newest generation that anybody has entered, and among those that entered it the longest history.
     with_history = {rank: standing for rank, standing in standings.items() if standing.generation is not None}
     if not with_history:
-        return Kept(0, START, proposer, tuple(sorted(standings)))
+        return KeptHistory(0, START, proposer, tuple(sorted(standings)))
     number = max(standing.number for standing in with_history.values())
     newest = {rank: standing for rank, standing in with_history.items() if standing.number == number}
     first = max(newest, key=lambda rank: (rank == proposer, newest[rank].complete, -rank))
@@ -88,20 +99,23 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> Kept:
     def lacking(source: int) -> tuple[int, ...]:
         return tuple(sorted(rank for rank, standing in standings.items() if not lies_on(standing, standings[source])))
 
+    # 2. Several may hold it, and tell of more or fewer of its hashes: the one from which fewest have to load anew.
     longest = [rank for rank, held in among.items() if held.complete == cut]
     source = min(longest, key=lambda rank: (len(lacking(rank)), rank != proposer, rank))
-    return Kept(cut, standings[source].chains[-1], source, lacking(source))
+    return KeptHistory(cut, standings[source].chains[-1], source, lacking(source))
 
 
 def enter_message(generation: Generation, standings: Mapping[int, Standing], proposer: int) -> Enter:
     """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
     kept = keep(standings, proposer)
+    # While a learner computes, the rounds go on. Else it depends on what is left to load from (J3).
     way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
     if way.way == "back" and generation.provisional:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
-        kept = Kept(*saved, way.source, tuple(sorted(standings)))
+        kept = KeptHistory(*saved, way.source, tuple(sorted(standings)))
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}
+    # The deal of samples follows the newest generation that any of those who keep their history has counted (X3).
     follows = max((held for rank, held in standings.items() if rank not in kept.reload), key=_counted, default=None)
     return Enter(
         job=generation.job,

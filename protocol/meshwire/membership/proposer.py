@@ -1,15 +1,21 @@
-"""When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7)."""
+"""When a member proposes a generation, and how it brings its proposal to an end (G2, G4, G7 who changes it).
+
+After every input `consider` asks, in this order: does the own proposal still lead anywhere (`_watch`)? Is there a
+reason for another generation (`_reasons`)? Whom would it list (`_roll`)? Are those entitled to go on without the others
+(`_judge`, `entitled.py`)? And is it this member's turn (`_propose_at_s`)? All members ask the same with what they know,
+and mostly come to the same answer; the turns keep them from proposing all at once.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from meshwire.membership.effects import Phase
+from meshwire.membership.effects import MembershipPhase
 from meshwire.membership.entitled import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.proposals import Roll, enter_message, worst_linked
 from meshwire.membership.requests import Kind
-from meshwire.membership.state import State
-from meshwire.messages.generation import Electorate, Enter, Propose, Standing
+from meshwire.membership.state import MembershipState
+from meshwire.messages.generation import Electorate, Enter, Standing, Where
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import BASE_S
 
@@ -32,20 +38,38 @@ class Proposal:
     standings: dict[int, Standing] = field(default_factory=dict)
 
 
-class Proposer:
-    """Looks at the state after every input: is another generation wanted, and is it this member's turn?"""
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """This device leaves its history, and asks to be taken into another. `kept`: where that is, if it is known."""
 
-    def __init__(self, state: State) -> None:
+    reason: str
+    kept: Where | None = None
+
+
+class Proposer:
+    """Decides, after every input, whether another generation is wanted and whether it is this member's turn to propose.
+
+    It holds what speaks for another generation, and the own proposal. Of all that is known it reads the state and
+    changes nothing there, but for taking back the promise to itself when it gives its proposal up.
+    """
+
+    def __init__(self, state: MembershipState) -> None:
         self._state = state
         self._wanted_since_s: float | None = None
         self._outvoted_since_s: float | None = None  # those that are here are not entitled to go on
         self._baseless_since_s: float | None = None  # nobody who is here has the base
         self._not_before_s = float("-inf")
         self._failed = ""  # why the own proposal is to be replaced
+        self._told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
+        self._ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
+        self._overdue: set[str] = set()  # devices that did not do their part in time
+        self._torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
+        self._back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
         self._judged_links = False  # a missing link between members was given time already
         self.proposal: Proposal | None = None
         self.wake_s: float | None = None
         self.waiting = ""
+        self.reasons = ""  # of what was wanted last
 
     # What happens to the own proposal.
 
@@ -56,10 +80,30 @@ class Proposer:
         self._wanted_since_s = None
         self._not_before_s = float("-inf")
 
+    def promise_given(self) -> None:
+        """A newer generation is promised: what was wrong with the one before matters no more."""
+        self._overdue, self._torn = set(), {}
+
+    def entered(self) -> None:
+        """A generation is entered: what others said before is settled."""
+        self._told, self._ahead = {}, {}
+
+    def left(self) -> None:
+        """This device is in no generation any more."""
+        self.forget()
+        self.promise_given()
+        self.entered()
+
     def ran(self) -> None:
         """Rounds go on."""
         self._judged_links = False
         self._outvoted_since_s = None
+        self._overdue.clear()
+
+    def begin(self, generation: Generation, now_s: float) -> None:
+        """What `consider` returned has been proposed to all."""
+        self.forget()
+        self.proposal = Proposal(generation, now_s + self._state.timeouts.answer_s)
 
     def again(self, reason: str, now_s: float, *, wait_s: float = 0.0) -> None:
         """The own proposal leads nowhere: another one, by the list as it is then."""
@@ -85,13 +129,13 @@ class Proposer:
             worst, other = (proposal.generation.members[rank] for rank in apart)
             grace = not self._judged_links and proposal.standings[apart[0]].generation is not None
             if not grace:
-                state.overdue.add(worst.device)
+                self._overdue.add(worst.device)
             self._judged_links = True
             reason = f"{worst.name} and {other.name} have no link"
             self.again(reason, now_s, wait_s=state.timeouts.relink_grace_s if grace else 0.0)
             return None
         if wrong := self._misjudged(proposal):
-            state.told = {proposal.generation.members[rank]: held for rank, held in proposal.standings.items()}
+            self._told = {proposal.generation.members[rank]: held for rank, held in proposal.standings.items()}
             self.again(wrong, now_s)
             return None
         self.proposal = None  # it is not withdrawn: from now on somebody may enter it
@@ -101,31 +145,57 @@ class Proposer:
             return enter.model_copy(update={"way": "none"})
         return enter
 
+    # What speaks for another generation.
+
+    def note_overdue(self, device: str) -> None:
+        """It does not do its part: the next proposal is without it."""
+        self._overdue.add(device)
+
+    def note_torn(self, device: str, reason: str) -> None:
+        """Messages of this generation between this device and that one may be lost (G6)."""
+        self._torn[device] = reason
+
+    def note_apart(self, device: str, where: Where | None) -> None:
+        """It is in a provisional generation that went on without this device; None: not, or not linked any more."""
+        self._ahead.pop(device, None)
+        if where is not None:
+            self._ahead[device] = where
+
+    def note_away(self, now_s: float) -> None:
+        """This machine was away, and may not know who has gone on."""
+        self._back_until_s = now_s + self._state.timeouts.back_s
+
+    def was_away(self, now_s: float) -> bool:
+        """Whether it still looks for the others, who may have gone on without it."""
+        return now_s < self._back_until_s
+
     # Whether to propose.
 
-    def consider(self, now_s: float) -> None:
-        """Proposes, or notes in `wake_s` and `waiting` when to look again and why."""
+    def consider(self, now_s: float) -> Generation | Departure | None:
+        """The generation that this member proposes now; or that it leaves its history; or None, and `wake_s` and
+        `waiting` say when to look again and why."""
         state = self._state
         self.wake_s, self.waiting = None, ""
         if self.proposal is not None:
             self._watch(self.proposal, now_s)
-        if self.proposal is not None or (state.wish.leaves and state.phase is not Phase.PROMISED):
-            return
+        if self.proposal is not None or (state.own_request.leaves and state.phase is not MembershipPhase.PROMISED):
+            return None
         everyone = state.next_roll()
         absent = {rank for rank in everyone.ranks if not self._is_here(everyone.members[rank])}
-        if self._yields_for_base(now_s):
-            return
+        if (where := self._base_elsewhere(now_s)) is not None:
+            return self._yield_for_base(where, now_s)
         reasons = self._reasons(everyone, absent, now_s)
         if not reasons:
             self._wanted_since_s = None
             self._wait_for_phase()
-            return
-        self.waiting = "a new generation: " + ", ".join(reasons)
+            return None
+        self.reasons = ", ".join(reasons)
+        self.waiting = f"a new generation: {self.reasons}"
         since_s = self._wanted_since_s = now_s if self._wanted_since_s is None else self._wanted_since_s
         if state.entered is None:
             if self._reached(since_s + state.timeouts.enter_s, now_s):
-                state.leave("the change of generation failed: " + ", ".join(reasons), now_s)
-            return
+                return Departure(f"the change of generation failed: {self.reasons}")
+            return None
         roll = self._roll(everyone, absent)
         if rival := self._rival(everyone, roll):
             self.waiting = (
@@ -133,7 +203,7 @@ class Proposer:
                 "else is left; `meshtrain leave` on the one that is wrong lets the other go on, `meshtrain cancel` "
                 "ends the job"
             )
-            return
+            return None
         entitled = self._judge(roll)
         at_s = self._propose_at_s(everyone, absent, roll, since_s)
         if entitled and not self._may_have_missed(roll, now_s):
@@ -142,13 +212,12 @@ class Proposer:
             self._outvoted_since_s = now_s if self._outvoted_since_s is None else self._outvoted_since_s
             if entitled:
                 self.waiting += "; this device was away, the others may have gone on without it"
-                at_s = max(at_s, state.back_until_s)
+                at_s = max(at_s, self._back_until_s)
             else:
                 at_s = max(at_s, self._provisional_at_s(roll, at_s - since_s, now_s))
-            if self._yields(now_s):
-                return
-        if self._reached(at_s, now_s):
-            self._propose(roll, now_s, entitled=entitled)
+            if (departure := self._yield_to_apart(now_s)) is not None:
+                return departure
+        return self._following(roll, entitled=entitled) if self._reached(at_s, now_s) else None
 
     def _watch(self, proposal: Proposal, now_s: float) -> None:
         state = self._state
@@ -161,13 +230,21 @@ class Proposer:
         elif any(self._reached(state.links.suspect_at_s(member), now_s) for member in gone):
             self.again(state.links.missing(gone), now_s)
         elif self._reached(proposal.until_s, now_s):
-            state.overdue |= {member.device for member in waits_for} - {state.me.device}
+            self._overdue |= {member.device for member in waits_for} - {state.me.device}
             self.again(f"no promise of {_names(waits_for)}", now_s)
 
     def _reasons(self, everyone: Roll, absent: set[int], now_s: float) -> list[str]:
+        """Why the generation of now cannot stay, for people; empty while it can.
+
+        What counts depends on how far the newest generation has come:
+
+        - promised: only that its proposer fails it, for nothing else is known of it yet;
+        - told to enter, and catching up: that somebody is lost or refused, or that the rounds do not come in time;
+        - entered or running: that, and who asks for a change (to come in, to compute, to rest, to leave).
+        """
         state = self._state
         members = everyone.members
-        if state.phase is Phase.PROMISED:
+        if state.phase is MembershipPhase.PROMISED:
             if self._failed:
                 return [self._failed]
             proposer = next(member for member in members if member.device == state.change.proposer)
@@ -180,22 +257,22 @@ class Proposer:
             return []
         lost = [members[r] for r in sorted(absent) if self._reached(state.links.suspect_at_s(members[r]), now_s)]
         reasons = [state.links.missing(lost)] if lost else []
-        reasons += [f"generation {where.generation.number} went on apart" for where in state.ahead.values()][:1]
-        reasons += state.torn.values()
+        reasons += [f"generation {where.generation.number} went on apart" for where in self._ahead.values()][:1]
+        reasons += self._torn.values()
         if refused := self._refused_of(everyone):
             reasons.append(self._refused([members[rank] for rank in sorted(refused)]))
-        if state.until_s is not None and state.phase is Phase.ENTERED and self._reached(state.until_s, now_s):
+        if state.until_s is not None and state.phase is MembershipPhase.ENTERED and self._reached(state.until_s, now_s):
             late = [members[rank] for rank in state.missing]
-            state.overdue |= {member.device for member in late}
+            self._overdue |= {member.device for member in late}
             reasons.append(f"{_names(late)} did not enter generation {state.change.number}")
-        if state.phase is Phase.CATCHING_UP and not refused:  # petitions of before are being fulfilled
+        if state.phase is MembershipPhase.CATCHING_UP and not refused:  # what was asked for before is being fulfilled
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
-        if state.phase is Phase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
+        if state.phase is MembershipPhase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
             reasons.append("nobody is left who may have the model")
         for kind, text in WISHES.items():
-            if ranks := state.petitions.wishing(kind, state.change):
+            if ranks := state.requests.wishing(kind, state.change):
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
         if joining := self._joining(everyone, absent):
             reasons.append(f"{_names(list(joining))} asks in")
@@ -203,14 +280,14 @@ class Proposer:
 
     def _roll(self, everyone: Roll, absent: set[int]) -> Roll:
         state = self._state
-        overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in state.overdue}
+        overdue = {rank for rank in everyone.ranks if everyone.members[rank].device in self._overdue}
         # Whoever proposes is in the generation, and repeats that it wishes to leave.
-        leaving = state.petitions.wishing("leave", state.change) - {state.rank}
+        leaving = state.requests.wishing("leave", state.change) - {state.rank}
         return state.next_roll(
             without=absent | overdue | leaving | self._refused_of(everyone),
             joining=self._joining(everyone, absent),
-            learn=state.petitions.wishing("learn", state.change),
-            rest=state.petitions.wishing("rest", state.change),
+            learn=state.requests.wishing("learn", state.change),
+            rest=state.requests.wishing("rest", state.change),
         )
 
     def _refused_of(self, everyone: Roll) -> set[int]:
@@ -235,17 +312,23 @@ class Proposer:
         """Who asks in and can be taken in; not who was listed just now and did not do its part."""
         state = self._state
         reached = {everyone.members[rank].device for rank in everyone.ranks if rank not in absent}
-        joining = state.petitions.joining(state.links, everyone.members, reached - state.overdue, state.members_max)
-        return tuple(member for member in joining if member.device not in state.overdue)
+        joining = state.requests.joining(state.links, everyone.members, reached - self._overdue, state.members_max)
+        return tuple(member for member in joining if member.device not in self._overdue)
 
     def _is_here(self, member: Member) -> bool:
         """Is it linked, and not known to be together with others?"""
         state = self._state
-        elsewhere = (member in where.generation.live.values() for where in state.ahead.values())
+        elsewhere = (member in where.generation.live.values() for where in self._ahead.values())
         return state.links.holds(member) and not any(elsewhere)
 
     def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float) -> float:
-        """After its turn (G7), not while somebody may be back within the grace."""
+        """When it is this member's turn (G7, the lowest rank proposes), if nobody else has proposed by then.
+
+        Each rank waits a turn for every lower one that is here: those would list the same, and one proposal is enough.
+        A member waits longer where its own view may be the wrong one: if somebody who is missed may be back within the
+        grace of a link; if it is alone because all others are refused; and if it reaches but the smaller part, two
+        turns, so that the larger part may propose first.
+        """
         state, timeouts = self._state, self._state.timeouts
         suspect_s = [state.links.suspect_at_s(everyone.members[rank]) for rank in absent]
         grace_s = min(since_s + timeouts.relink_grace_s, max(suspect_s, default=since_s))
@@ -261,9 +344,9 @@ class Proposer:
     # Who is entitled (`meshwire.membership.entitled`).
 
     def _judge(self, roll: Roll) -> bool:
-        """As far as is known here: their promises tell."""
+        """Whether those on the roll are entitled, as far as is known here; their promises tell (`_misjudged`)."""
         state = self._state
-        told = {rank: state.told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in state.told}
+        told = {rank: self._told[roll.members[rank]] for rank in roll.ranks if roll.members[rank] in self._told}
         return is_entitled(_part(roll), {**told, state.rank: state.would_say()}, state.gone(roll.members))
 
     def _departed(self, everyone: Roll) -> set[int]:
@@ -284,7 +367,11 @@ class Proposer:
         return f"somebody has gone on in generation {history.number}"
 
     def _provisional_at_s(self, roll: Roll, turns_s: float, now_s: float) -> float:
-        """When those that are here go on though others may be together elsewhere, who then have more right to."""
+        """When those that are here go on provisionally: others may be together elsewhere, with more right to go on.
+
+        At once, if they did so before and have lost nobody since; after the partition's wait else; and not as long as
+        nobody is here who computes, for there would be nothing to go on with.
+        """
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
         here = {rank for rank, member in entered.live.items() if rank in roll.ranks and roll.members[rank] == member}
@@ -306,7 +393,7 @@ class Proposer:
         """This machine was away, and one that counts may have gone on without it: provisionally, and for hours."""
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
-        if now_s >= state.back_until_s:
+        if not self.was_away(now_s):
             return False
         counted = {rank: entered.members[rank].incarnation for rank in entered.counted}
         known = state.gone(roll.members)
@@ -318,38 +405,41 @@ class Proposer:
         since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
         return bool(state.may_have_base) and not self._reached(since_s + BASE_S, now_s)
 
-    def _yields_for_base(self, now_s: float) -> bool:
-        """Where nobody has the base for a while this device leaves its history for one of which somebody has."""
+    def _base_elsewhere(self, now_s: float) -> Where | None:
+        """Where the model is, if nobody here has it and this device could join others that do."""
         state = self._state
         if state.based:
             self._baseless_since_s = None
-            return False
+            return None
         self._baseless_since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
-        where = state.basis_elsewhere
-        if where is None:
-            return False
+        return state.basis_elsewhere
+
+    def _yield_for_base(self, where: Where, now_s: float) -> Departure | None:
+        """Nobody here has had the base for a while: this device leaves its history for one of which somebody has."""
+        assert self._baseless_since_s is not None
         number = where.generation.number
         self.waiting = f"who has the model of this generation; then this device joins generation {number}"
-        if self._reached(self._baseless_since_s + state.timeouts.yield_s, now_s):
-            state.leave(f"nobody here has the model any more, but in generation {number} they have", now_s, where)
-        return True
+        if not self._reached(self._baseless_since_s + self._state.timeouts.yield_s, now_s):
+            return None
+        return Departure(f"nobody here has the model any more, but in generation {number} they have", where)
 
-    def _yields(self, now_s: float) -> bool:
+    def _yield_to_apart(self, now_s: float) -> Departure | None:
         """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
-        state = self._state
         assert self._outvoted_since_s is not None
-        if not state.ahead:
-            return False
-        if not self._reached(self._outvoted_since_s + state.timeouts.yield_s, now_s):
-            return False
-        where = max(state.ahead.values(), key=lambda where: where.generation.number)
-        state.leave(f"generation {where.generation.number} went on without this device", now_s, where)
-        return True
+        if not self._ahead or not self._reached(self._outvoted_since_s + self._state.timeouts.yield_s, now_s):
+            return None
+        where = max(self._ahead.values(), key=lambda where: where.generation.number)
+        return Departure(f"generation {where.generation.number} went on without this device", where)
 
-    def _propose(self, roll: Roll, now_s: float, *, entitled: bool) -> None:
+    def _following(self, roll: Roll, *, entitled: bool) -> Generation:
+        """The generation that lists these, after the one that was entered.
+
+        An entitled one is its own root, and those that compute in it are counted from then on: where none does, the
+        members that were counted before and are still there, else all. A provisional one keeps the electorate of its
+        root, without those that are known to be gone (G4).
+        """
         state = self._state
         assert state.entered is not None, "no history"
-        before = {member.device for member in state.entered.live.values()}
         number = state.highest + 1
         root, counted = number, roll.learning
         gone: tuple[int, ...] = ()
@@ -359,7 +449,7 @@ class Proposer:
         elif not counted:
             still = tuple(rank for rank, incarnation in base.counted if _part(roll).get(rank) == incarnation)
             counted = still or roll.ranks
-        generation = Generation(
+        return Generation(
             job=state.job,
             number=number,
             proposer=state.me.device,
@@ -371,18 +461,10 @@ class Proposer:
             counted=counted,
             gone=gone,
         )
-        for member in generation.live.values():
-            if member.device not in before:
-                state.send_where(member.device)
-            state.send(member.device, Propose(generation=generation))
-        self.forget()
-        self.proposal = Proposal(generation, now_s + state.timeouts.answer_s)
-        state.promise(generation, now_s)
-        self.consider(now_s)
 
     def _base(self, roll: Roll) -> Electorate:
         """Of the newest history that anybody in the roll is known to bring."""
-        told = [held for member, held in self._state.told.items() if member in roll.members]
+        told = [held for member, held in self._told.items() if member in roll.members]
         base = newest_history([*told, self._state.would_say()])
         assert base is not None, "no history"
         return base
@@ -404,15 +486,15 @@ class Proposer:
     def _wait_for_phase(self) -> None:
         state = self._state
         match state.phase:
-            case Phase.PROMISED:
+            case MembershipPhase.PROMISED:
                 proposer = state.name(state.change.proposer)
                 self.waiting = f"{proposer} to commit generation {state.change.number}"
-            case Phase.CATCHING_UP:
+            case MembershipPhase.CATCHING_UP:
                 self.waiting = f"the rounds before generation {state.change.number}"
-            case Phase.ENTERED:
+            case MembershipPhase.ENTERED:
                 late = [state.change.members[rank] for rank in state.missing]
                 self.waiting = f"{_names(late)} to enter generation {state.change.number}"
-            case Phase.RUNNING if state.way == "wait":
+            case MembershipPhase.RUNNING if state.way == "wait":
                 self.waiting = f"{_names(state.may_have_base)}, who may have the model: nobody who is here does"
 
     def _reached(self, at_s: float, now_s: float) -> bool:

@@ -9,7 +9,7 @@ from meshwire.messages.job import Generation
 from meshwire.timeouts import STEADY_S, Timeouts
 
 
-class Outside:
+class Rejoin:
     """Remembers where others said they are. `known` are devices that may know the job."""
 
     def __init__(self, me: str, known: Collection[str], now_s: float) -> None:

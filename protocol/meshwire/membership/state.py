@@ -8,11 +8,11 @@ from meshwire.membership.effects import (
     Effect,
     EnterGeneration,
     Fence,
-    LeftOut,
+    HistoryLeft,
+    MembershipPhase,
     Message,
+    MessageIgnored,
     NobodyLearns,
-    Phase,
-    Refusal,
     Resume,
     Send,
     Shunned,
@@ -20,11 +20,10 @@ from meshwire.membership.effects import (
 from meshwire.membership.entitled import Votes, electorate_of
 from meshwire.membership.lineage import extended, rank_of
 from meshwire.membership.links import MemberLinks
-from meshwire.membership.own_request import OwnWish
 from meshwire.membership.proposals import Roll, roll_of
 from meshwire.membership.refusals import Refusals
-from meshwire.membership.rejoin import Outside
-from meshwire.membership.requests import Petitions
+from meshwire.membership.rejoin import Rejoin
+from meshwire.membership.requests import MemberRequests, OwnRequest
 from meshwire.messages.generation import Accuse, Enter, Entered, Holding, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member, hash64_of
 from meshwire.timeouts import Timeouts
@@ -32,8 +31,11 @@ from meshwire.timeouts import Timeouts
 NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
 
 
-class State:
-    """Shared by the machine, which takes inputs, and the proposer, which decides when to change the generation."""
+class MembershipState:
+    """What a member knows and has promised, and the steps from one phase to the next.
+
+    The machine (`machine.py`) owns it and writes it; the proposer reads it to decide when another generation is wanted.
+    """
 
     def __init__(
         self,
@@ -50,22 +52,17 @@ class State:
         self.members_max = members_max
         self.timeouts = timeouts
         self.links = MemberLinks(me)
-        self.petitions = Petitions()
+        self.requests = MemberRequests()
         self.refusals = Refusals(me.device, timeouts)
-        self.outside = Outside(me.device, known, now_s)
-        self.phase = Phase.OUT if generation is None else Phase.RUNNING
+        self.rejoin = Rejoin(me.device, known, now_s)
+        self.phase = MembershipPhase.OUT if generation is None else MembershipPhase.RUNNING
         self.entered = generation  # the newest one; None: no history is kept here
         self.promised = generation  # the newest one; nothing older is promised again
         self.highest = 0 if generation is None else generation.number  # of all numbers seen
         self.standing: Standing | None = None  # as promised
         self.votes = Votes(generation)
-        self.told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
-        self.back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
-        self.ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
         self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
-        self.overdue: set[str] = set()  # devices that did not do their part in time
-        self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
-        self.wish = OwnWish()
+        self.own_request = OwnRequest()
         self.samples = 0
         self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
         self.way = "on"  # as in the `Enter` of the generation entered
@@ -81,7 +78,7 @@ class State:
         self._gone: set[tuple[str, int]] = set()  # devices with incarnations
         if generation is not None:
             self.links.expect(generation, now_s + timeouts.patience_s)
-            self.wish.found(generation.number, computes=self.computes)
+            self.own_request.found(generation.number, computes=self.computes)
 
     # What is known.
 
@@ -123,7 +120,7 @@ class State:
 
     def _is_with_us(self, member: Member, entered: Generation) -> bool:
         """Is it linked, and has not left this generation, as far as it has said?"""
-        left = member.device in self.petitions.given_up or self.outside.is_after(member.device, entered)
+        left = member.device in self.requests.given_up or self.rejoin.is_after(member.device, entered)
         return self.links.holds(member) and not left and member.device not in self.unsure
 
     @property
@@ -132,7 +129,7 @@ class State:
         held = self.holding
         if self.entered is None or held.state is not None or held.saved is not None or self.based:
             return None
-        return self.outside.based(self.entered)
+        return self.rejoin.based(self.entered)
 
     @property
     def may_have_base(self) -> list[Member]:
@@ -155,7 +152,7 @@ class State:
         rest: Collection[int] = (),
     ) -> Roll:
         """Whom the next generation lists. Before a commit those whom a proposal left out are counted again."""
-        entered = self.entered if self.phase is Phase.PROMISED and self.entered is not None else self.change
+        entered = self.entered if self.phase is MembershipPhase.PROMISED and self.entered is not None else self.change
         return roll_of(self.change, entered, without=without, joining=joining, learn=learn, rest=rest)
 
     def is_listed(self, device: str, incarnation: int | None = None) -> bool:
@@ -167,6 +164,10 @@ class State:
     def has_no_room(self, generation: Generation) -> bool:
         """Was this device never in the job, and are there as many as it takes?"""
         return rank_of(generation, self.me.device) is None and len(generation.members) >= self.members_max
+
+    def note_number(self, number: int) -> None:
+        """Somebody has used this number for a generation."""
+        self.highest = max(self.highest, number)
 
     def note_gone(self, device: str, incarnation: int) -> None:
         """This incarnation will never be heard again: until a generation that lists it proves the contrary."""
@@ -226,7 +227,7 @@ class State:
     def protest(self, device: str, text: str, now_s: float) -> None:
         """Something broke the protocol."""
         if not self.shun(device, text, now_s) and device not in self.refusals:
-            self.effects.append(Refusal(device, text))
+            self.effects.append(MessageIgnored(device, text))
 
     # Who is refused (G10).
 
@@ -276,7 +277,7 @@ class State:
 
     def _refused(self, device: str, reason: str, accuser: str, count: int, now_s: float) -> None:
         self.refusals.refuse(device, reason, accuser, count, now_s)
-        self.petitions.forget(device)
+        self.requests.forget(device)
         self.effects.append(Shunned(device, reason, accuser, self.refusals.count(device)))
 
     # From phase to phase.
@@ -284,20 +285,21 @@ class State:
     def promise(self, generation: Generation, now_s: float) -> None:
         """G2: from now on nothing older. An earlier promise that led nowhere yet is withdrawn."""
         earlier = self.promised
-        unfinished = earlier is not None and self.phase in (Phase.PROMISED, Phase.CATCHING_UP)
+        unfinished = earlier is not None and self.phase in (MembershipPhase.PROMISED, MembershipPhase.CATCHING_UP)
         if earlier is not None and unfinished and earlier.proposer != generation.proposer:
             reason = f"generation {generation.number} was promised instead"
             self.refuse(earlier.proposer, earlier, reason, generation.number)
         if generation.parent is not None:
             parent = int.from_bytes(generation.parent[:8], "little")
-            self._lineage = extended(self._lineage, parent, *self.outside.ancestors(parent))
-        if earlier is not None and self.phase is not Phase.OUT:  # what was promised with a history of before is none
+            self._lineage = extended(self._lineage, parent, *self.rejoin.ancestors(parent))
+        # What was promised with a history that was left since is no ancestor of the next one.
+        if earlier is not None and self.phase is not MembershipPhase.OUT:
             self._lineage = extended(self._lineage, earlier.hash64())
         self.promised = generation
         self.highest = max(self.highest, generation.number)
-        self.phase = Phase.PROMISED
+        self.phase = MembershipPhase.PROMISED
         self.standing = None
-        self.overdue, self.torn, self._heard = set(), {}, set()
+        self._heard = set()
         self._promised_at_s = now_s
         self.until_s = now_s + self.timeouts.enter_s
         self.links.expect(generation, now_s + self.timeouts.relink_grace_s)
@@ -322,23 +324,23 @@ class State:
         say |= {"generation": self.entered.hash64(), "number": self.entered.number, "history": history}
         return (held or NOTHING).model_copy(update=say)
 
-    def commit(self, enter: Enter, now_s: float) -> None:
-        """All have promised: catch up to the cut, or enter at once."""
+    def commit(self, enter: Enter, now_s: float) -> bool:
+        """All have promised. Returns whether nothing is lacking up to the cut, so that it can be entered at once."""
         assert self.standing is not None, "not promised"
         self._committed = enter
-        self.phase = Phase.CATCHING_UP
+        self.phase = MembershipPhase.CATCHING_UP
         self.until_s = now_s + self.timeouts.catch_up_s
         reload = self.rank in enter.reload
         if not reload and self.standing.complete == enter.cut:
-            self.enter(now_s)
-            return
+            return True
         if reload:
             if enter.way != "back":
                 self.entered = None  # going back, the own history counts until the saved one is here: that may be lost
                 self.holding = Holding()
-            self.wish.forget()
+            self.own_request.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
+        return False
 
     def enter(self, now_s: float) -> None:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
@@ -346,11 +348,10 @@ class State:
         self.way = self._committed.way
         self.votes.enter(generation)
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
-        self.told, self.ahead = {}, {}
         self.unsure -= {member.device for member in generation.live.values()}
-        self.phase = Phase.ENTERED
-        self.petitions.settle(self._promised_at_s)
-        self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
+        self.phase = MembershipPhase.ENTERED
+        self.requests.settle(self._promised_at_s)
+        self.own_request.follow(self._committed.counted, computes=self.rank in self._committed.learning)
         self.effects.append(EnterGeneration(generation, self._committed))
         if self._committed.way == "none":
             self.effects.append(NobodyLearns(generation))
@@ -364,14 +365,13 @@ class State:
     def has_entered(self, rank: int, now_s: float) -> None:
         """Of this member or another, perhaps before this one. When all have, rounds go on."""
         self._heard.add(rank)
-        if self.phase is not Phase.ENTERED or self.missing:
+        if self.phase is not MembershipPhase.ENTERED or self.missing:
             return
-        self.phase = Phase.RUNNING
+        self.phase = MembershipPhase.RUNNING
         self.until_s = None
-        self.overdue.clear()
         self.refusals.against_me.clear()
-        self.outside.came_in(now_s)
-        begins = self.wish.run(self.change.number, computes=self.computes)
+        self.rejoin.came_in(now_s)
+        begins = self.own_request.run(self.change.number, computes=self.computes)
         if begins:
             self.holding = self.holding.model_copy(update={"base": True})
         self.effects.append(Resume(self.change, begins))
@@ -379,21 +379,19 @@ class State:
 
     def tell_wish(self, now_s: float) -> None:
         """The own one, to a generation that does not fulfil it."""
-        if (kind := self.wish.due(computes=self.computes)) is not None:
-            self.petitions.wish(self.me.device, kind, now_s)
+        if (kind := self.own_request.due(computes=self.computes)) is not None:
+            self.requests.wish(self.me.device, kind, now_s)
             self.send_members(Wish(job=self.job, kind=kind))
 
     def leave(self, reason: str, now_s: float, kept: Where | None = None) -> None:
         """This member's history is not kept, but that of `kept` if another is: it is in no generation, and those that
         still count on it are told."""
-        self.send_members(Wish(job=self.job, kind="leave", returns=not self.wish.leaves))
-        self.phase = Phase.OUT
-        self.told, self.ahead = {}, {}
+        self.send_members(Wish(job=self.job, kind="leave", returns=not self.own_request.leaves))
+        self.phase = MembershipPhase.OUT
         self.entered = self.standing = self.until_s = None
         self.holding = Holding()
-        self.overdue, self.torn = set(), {}
         self._lineage = ()
-        self.petitions = Petitions()
-        self.wish.forget()
-        self.outside.left(now_s, self.timeouts)
-        self.effects.append(LeftOut(reason, kept))
+        self.requests = MemberRequests()
+        self.own_request.forget()
+        self.rejoin.left(now_s, self.timeouts)
+        self.effects.append(HistoryLeft(reason, kept))
