@@ -188,6 +188,7 @@ class App:
                 await self.mesh.start()
                 started.push_async_callback(self.board.close)
                 self.board.keep_clean()
+                self.board.revive()
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
                 log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)

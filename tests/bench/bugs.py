@@ -150,7 +150,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "entitled-gone-always-helps",
         "meshwire.membership.entitled",
-        "_has_quorum",
+        "has_quorum",
         "everybody = {rank for rank, _ in vote.counted} | {*vote.gone}",
         "everybody = {rank for rank, incarnation in vote.counted if not is_gone(part, rank, incarnation, gone)}",
         f"{WIRE}/test_entitled.py -k gone_helps",
@@ -158,7 +158,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "entitled-gone-never-helps",
         "meshwire.membership.entitled",
-        "_has_quorum",
+        "has_quorum",
         "return all(rank in here or is_gone(part, rank, incarnation, gone) for rank, incarnation in vote.counted)",
         "return False",
         f"{WIRE}/test_entitled.py -k gone_helps",
@@ -166,7 +166,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "entitled-half-without-the-lowest",
         "meshwire.membership.entitled",
-        "_has_quorum",
+        "has_quorum",
         "(2 * len(here) == len(everybody) and min(everybody, default=-1) in here)",
         "2 * len(here) == len(everybody)",
         f"{WIRE}/test_entitled.py -k more_than_half",
@@ -190,7 +190,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "entitled-by-a-restarted-daemon",
         "meshwire.membership.entitled",
-        "_has_quorum",
+        "has_quorum",
         "here = {rank for rank, incarnation in vote.counted if part.get(rank) == incarnation}",
         "here = {rank for rank, _ in vote.counted if rank in part}",
         f"{WIRE}/test_entitled.py -k another_incarnation",

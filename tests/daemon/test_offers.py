@@ -23,7 +23,7 @@ from meshwire import limits
 from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
 from meshwire.message_base import Wire
-from meshwire.messages.job import FilesProgress, JobSpec, Member, Offer, OfferReply
+from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply
 from tests.daemon.test_intake import Peer, make_spec
 
 ANNA, BERT = (Member(device=letter * 64, incarnation=1, name=name) for letter, name in (("a", "anna"), ("b", "bert")))
@@ -182,7 +182,8 @@ async def test_a_submission_repeats_its_offer_while_others_receive_files(
     nobody: Any = None
     submission = Submission(node, nobody, nobody, lambda _event: None)
     offer = Anna(BlobStore(tmp_path / "anna")).offer(1)
-    await submission._offer_all(offer.spec, (BERT,))
+    alone = Generation.first(offer.spec.job, ANNA.device, (BERT,))
+    await submission._offer_all(offer.spec, alone)
     with pytest.raises(RequestError, match="bert refused the job: its offer has expired"):
-        await submission._await_files(offer.spec, (BERT,))
+        await submission._await_files(offer.spec, alone)
     assert len(asked) == 4

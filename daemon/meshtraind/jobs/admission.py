@@ -8,22 +8,37 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from meshtraind.jobs.file_intake import Intake
+from meshtraind.jobs.revival import Revivals
 from meshtraind.jobs.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.learner.software import installed_anew
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
-from meshtraind.storage.cleanup import clean_up, discard
-from meshtraind.storage.job_record import BEFORE_START, Job, Way
-from meshtraind.storage.resume_file import JobFile
+from meshtraind.storage.cleanup import clean_up, discard, remove_inputs
+from meshtraind.storage.job_history import HistoryError
+from meshtraind.storage.job_record import BEFORE_START, Job, Way, summary_of
+from meshtraind.storage.resume_file import JobFile, forget
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
-from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
+from meshwire.jobs.lifecycle import EXIT_CODES, JobEvent, JobRecord, JobState, job_number
+from meshwire.membership.checks import list_wrong
 from meshwire.membership.invitations import invitation_wrong
 from meshwire.membership.lineage import rank_of
+from meshwire.membership.revival import is_older
 from meshwire.messages.generation import Invite, Where
-from meshwire.messages.job import Commit, End, FilesProgress, Generation, JobSpec, Offer, OfferReply, Promise
+from meshwire.messages.job import (
+    Commit,
+    End,
+    FilesProgress,
+    Generation,
+    GivenUp,
+    JobSpec,
+    Offer,
+    OfferReply,
+    Outcome,
+    Promise,
+)
 
 if TYPE_CHECKING:
     from meshtraind.jobs.registry import Board
@@ -44,6 +59,9 @@ class Enlisting:
     Args:
         board: keeps the jobs.
         left: jobs that ran when this daemon stopped, by id.
+
+    Attributes:
+        revivals: those of `left` that this device may begin again, with others that have lost them, too.
     """
 
     def __init__(self, node: Node, board: "Board", tasks: TaskSet, left: dict[str, JobFile]) -> None:
@@ -51,6 +69,9 @@ class Enlisting:
         self._board = board
         self._tasks = tasks
         self._left = left
+        self.revivals = Revivals(node, board, left)
+        self._before: dict[str, JobRecord] = {}  # what was known of jobs that are about to begin again
+        self._where: dict[str, tuple[str, Where]] = {}  # who has told meanwhile that they go on, by job
         self._began_s = time.monotonic()
         self._promised: dict[str, Generation] = {}
         self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
@@ -79,8 +100,15 @@ class Enlisting:
         """Whether this daemon was just started, and may return to a job as soon as it has a link to a member."""
         return self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
 
+    def is_busy(self, job: str) -> bool:
+        """Whether its files are on their way, or are deleted again."""
+        return job in self._joining
+
     def call_off(self, job: str) -> None:
-        """An unknown job has ended: its offer may be right behind, for requests are answered by tasks."""
+        """An unknown job has ended: its offer may be right behind, for requests are answered by tasks. One that lies
+        here to begin again is offered again under its id."""
+        if self.revivals.waits(job):
+            return
         self._called_off[job] = None
         while len(self._called_off) > limits.CALLED_OFF_MAX:
             del self._called_off[next(iter(self._called_off))]
@@ -88,11 +116,86 @@ class Enlisting:
     def end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
         """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
         self._promised.pop(job.spec.job, None)
+        if job.way is Way.REVIVES and event is not JobEvent.CANCEL:
+            job.left = True  # it is not over for that: nobody is told so
         if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
-            work = asyncio.to_thread(discard, job.spec.job, job.folder, self._node.blobs)
-            self._tasks.spawn(work, f"remove files of {job.spec.job}")
+            self._tasks.spawn(self._remove_files(job), f"remove files of {job.spec.job}")
         job.advance(event, reason)
         self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
+
+    async def _remove_files(self, job: Job) -> None:
+        """Of one that has ended here before it began."""
+        place = job.spec.job, job.folder, self._node.blobs
+        match job.way:
+            case Way.RETURNS:  # its results and checkpoints of before stay
+                await asyncio.to_thread(clean_up, *place, succeeded=False)
+            case Way.REVIVES:
+                await self._lay_down(job)
+            case _:
+                await asyncio.to_thread(discard, *place)
+
+    async def _lay_down(self, job: Job) -> None:
+        """It did not begin again: it lies here as before, if nobody has ended it."""
+        id_ = job.spec.job
+        await asyncio.to_thread(remove_inputs, job.folder)
+        before = self._before.pop(id_, None)
+        if job.state is JobState.CANCELLED:
+            await self._let_go(id_, succeeded=False)
+        else:
+            self._board.drop(job)
+            if before is not None:
+                self._record(before)
+        self._joining.discard(id_)
+        if id_ in self._where:
+            self.left_behind(*self._where.pop(id_))
+
+    def _record(self, record: JobRecord) -> None:
+        try:
+            self._node.history.put(record)
+        except HistoryError as error:
+            log.error("job %s is not recorded: %s", record.id, error)
+
+    async def _let_go(self, id_: str, *, succeeded: bool) -> None:
+        """This device neither returns to it nor begins it again."""
+        self._left.pop(id_, None)
+        self.revivals.drop(id_)
+        folder = self._node.job_folder(id_)
+        await asyncio.to_thread(forget, folder)
+        await asyncio.to_thread(clean_up, id_, folder, self._node.blobs, succeeded=succeeded)
+
+    def give_up(self, id_: str, outcome: Outcome, reason: str, *, left: bool = False) -> None:
+        """A job that lies here to begin again is over: a person, or a device that was in it, says so. `left`: here
+        alone."""
+        if not self.revivals.waits(id_) or id_ in self._board.jobs:
+            return
+        log.info("job %s: it does not begin again: %s", id_, reason)
+        self.revivals.drop(id_)
+        try:
+            record = self._node.history.find(id_)
+        except HistoryError as error:
+            log.error("job %s: its end is not recorded: %s", id_, error)
+        else:
+            state = JobState(outcome)
+            changes = {"state": state, "exit_code": EXIT_CODES[state], "spec": {**record.spec, "left": left}}
+            error_text = None if outcome == "succeeded" else reason[: limits.ERROR_CHARS_MAX]
+            self._record(record.model_copy(update={**changes, "error": error_text}))
+        self._tasks.spawn(self._let_go(id_, succeeded=outcome == "succeeded"), f"end of {id_}")
+
+    def cancel(self, id_: str, reason: str) -> None:
+        """A person ends a job that lies here to begin again, everywhere; who is away is told when it comes up."""
+        end = End(job=id_, outcome="cancelled", reason=reason, now=False)
+        for device in self.revivals.devices(id_):
+            if device in self._node.links:
+                self._node.links[device].connection.notify(end, job=job_number(id_))
+        self.give_up(id_, "cancelled", reason)
+
+    def ended_elsewhere(self, device: str, end: End) -> None:
+        """A device that was in a job that lies here tells how it ended there. Where it failed, others that this one was
+        with last may have gone on; and an offer that is called off, `now`, is no end."""
+        if not self.revivals.waits(end.job) or device not in self.revivals.devices(end.job):
+            return
+        if end.outcome != "failed" or (not end.now and self.revivals.is_now(end.job, device)):
+            self.give_up(end.job, end.outcome, end.reason)
 
     # An offer
 
@@ -105,6 +208,7 @@ class Enlisting:
             if spec.job in self._repeated_s:
                 self._repeated_s[spec.job] = asyncio.get_running_loop().time()
             return OfferReply(refusal=None)  # it still stands, or the link broke before the first answer arrived
+        revives = spec.resume is not None and spec.resume.job == spec.job
         refusal = None
         if self._board.closing:
             refusal = "meshtraind is stopping there"
@@ -118,8 +222,10 @@ class Enlisting:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None and known.ended and known.started_at_s is None:
             refusal = f"it has ended there: {known.error or known.state}"
-        elif known is not None:
+        elif known is not None or self.is_busy(spec.job):
             refusal = f"there is a job {spec.job} already"
+        elif revives and not self.revivals.waits(spec.job):
+            refusal = f"job {spec.job} is over there, or goes on"
         elif self._open_offers(submitter) >= limits.OFFERS_OPEN_MAX:
             refusal = f"{limits.OFFERS_OPEN_MAX} jobs of this submitter wait there to begin already"
         else:
@@ -127,12 +233,30 @@ class Enlisting:
         if refusal is not None:
             return OfferReply(refusal=refusal)
         assert rank is not None
-        job = Job(spec, offer.members, rank, node.job_folder(spec.job), node.history)
+        job = self._revived(offer, rank) if revives else self._begun(offer, rank)
         self._board.add(job)
         self._repeated_s[spec.job] = asyncio.get_running_loop().time()
         self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
         self._tasks.spawn(self._expire(job), f"offer of {spec.job}")
         return OfferReply(refusal=None)
+
+    def _begun(self, offer: Offer, rank: int) -> Job:
+        return Job(offer.spec, offer.members, rank, self._node.job_folder(offer.spec.job), self._node.history)
+
+    def _revived(self, offer: Offer, rank: int) -> Job:
+        spec, node = offer.spec, self._node
+        left = self._left[spec.job]
+        given_up: tuple[GivenUp, ...] = ()
+        try:
+            self._before[spec.job] = node.history.find(spec.job)
+            given_up = summary_of(self._before[spec.job]).given_up
+        except HistoryError as error:
+            log.warning("job %s: what was known of it is lost: %s", spec.job, error)
+        place = node.job_folder(spec.job), node.history
+        job = Job(spec, offer.members, rank, *place, Way.REVIVES, left.started_at_s, left.generation)
+        job.take_given_up(given_up)
+        self._joining.add(spec.job)
+        return job
 
     def _open_offers(self, submitter: str) -> int:
         jobs = self._board.jobs.values()
@@ -167,7 +291,6 @@ class Enlisting:
 
     async def _take_in(self, job: Job, source_device: str) -> None:
         """Fetches the files from a device that has them, and tells the submitter."""
-        spec = job.spec
         last_s = 0.0
         loop = asyncio.get_running_loop()
 
@@ -180,20 +303,17 @@ class Enlisting:
                 self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
 
         try:
-            if job.way is Way.BEGINS:
+            if job.begins:
                 await self._fetch(job, source_device, on_progress)
             else:
                 await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
             if not job.ended:
+                job.left = job.left or job.way is Way.REVIVES
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
         if job.ended:
-            place = spec.job, job.folder, self._node.blobs
-            if job.way is Way.RETURNS:  # its results and checkpoints of before stay
-                await asyncio.to_thread(clean_up, *place, succeeded=False)
-            else:
-                await asyncio.to_thread(discard, *place)
+            await self._remove_files(job)
             return
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
@@ -205,7 +325,7 @@ class Enlisting:
             if link is None:
                 raise ConnectionLost("the link to where the files are was lost")
             source = link.connection
-        begins = job.way is Way.BEGINS
+        begins = job.begins
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
 
     async def _fetch_from_any(self, job: Job, device: str, on_progress: OnProgress) -> None:
@@ -235,7 +355,7 @@ class Enlisting:
                 raise RequestError("the job has ended")
 
     def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
-        if job.way is not Way.BEGINS:
+        if not job.begins:
             return  # nobody waits for it
         report = FilesProgress(
             job=job.spec.job, done_bytes=done_bytes, total_bytes=total_bytes, ready=ready, error=error
@@ -258,7 +378,13 @@ class Enlisting:
             return Promise(refusal=f"job {generation.job} is not ready there")
         if generation.members != job.members:
             return Promise(refusal="the proposed members are not those of the offer")
-        for member in generation.members:
+        left = self._left.get(generation.job) if job.way is Way.REVIVES else None
+        before = 0 if left is None or left.generation is None else left.generation.number
+        if (wrong := list_wrong(generation)) or job.rank not in generation.ranks or generation.number <= before:
+            return Promise(
+                refusal=f"the proposed generation is wrong: {wrong or 'it leaves this device out, or is old'}"
+            )
+        for member in generation.live.values():
             if member.device == self._node.device:
                 continue
             link = self._node.links.get(member.device)
@@ -297,7 +423,12 @@ class Enlisting:
         generation = self._promised.pop(id_)
         job = self._board.jobs[id_]
         if not job.ended and not self._board.closing:
-            others = {rank: self._node.links.get(member.device) for rank, member in enumerate(job.members)}
+            if job.way is Way.REVIVES:
+                self._joining.discard(id_)
+                self._goes_on(id_)
+            elif job.spec.resume is not None:  # a person's word, who does not want both
+                self.give_up(job.spec.resume.job, "cancelled", f"it goes on as job {id_}")
+            others = {rank: self._node.links.get(member.device) for rank, member in generation.live.items()}
             links = {rank: link.connection for rank, link in others.items() if link is not None}
             self._board.start(job, generation, links)
 
@@ -315,16 +446,39 @@ class Enlisting:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
         left = self._left.get(where.job)
         rank = rank_of(where.generation, self._node.device)
-        if left is None or rank is None or where.job in self._board.jobs or self._board.closing:
+        if left is None or rank is None or self._board.closing:
             return
-        del self._left[where.job]
+        if left.generation is not None and is_older(where, left.generation):
+            self.revivals.goes_on(where.job, device)
+            log.info("job %s: the others' history is older than what is here; they will come to this one", where.job)
+            return
+        job = self._board.jobs.get(where.job)
+        if job is not None or self.is_busy(where.job):
+            self._where[where.job] = device, where
+            if (
+                job is not None
+                and job.way is Way.REVIVES
+                and job.state in BEFORE_START
+                and not self.promised(where.job)
+            ):
+                self.end_unstarted(job, JobEvent.FAIL, "others go on with it")
+            return
+        self._goes_on(where.job)
         log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
         folder = self._node.job_folder(where.job)
         job = Job(
-            *(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS, left.started_at_s)
+            *(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS, left.started_at_s),
+            left.generation,
         )
         self._board.add(job)
         self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
+
+    def _goes_on(self, id_: str) -> None:
+        """With this device, or it asks in."""
+        self._left.pop(id_, None)
+        self._before.pop(id_, None)
+        self._where.pop(id_, None)
+        self.revivals.drop(id_)
 
     # Joining a job that others have begun
 
@@ -375,7 +529,7 @@ class Enlisting:
         """Its rank is the next one for now, and for good when the others take it in."""
         spec, members = invite.spec, invite.generation.members
         log.info("job %s: this device joins it, which others have begun", spec.job)
-        self._left.pop(spec.job, None)
+        self._goes_on(spec.job)
         folder, history = self._node.job_folder(spec.job), self._node.history
         job = Job(spec, (*members, self._node.member), len(members), folder, history, Way.JOINS)
         self._board.add(job)

@@ -147,7 +147,7 @@ class CheckpointSearch:
                 log.info("job %s: %s has no checkpoints: %s", job, link.name, reply)
             elif isinstance(reply, BaseException):
                 raise reply
-        found.sort(key=lambda place: (-place.summary.round, place.link is not None))
+        found.sort(key=lambda place: (-place.summary.root, -place.summary.round, place.link is not None))
         return found, unasked
 
     async def _take(self, job: str, place: _Place) -> tuple[ResumePoint, JobSpec]:

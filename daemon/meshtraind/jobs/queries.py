@@ -18,7 +18,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.checkpoint_store import CheckpointError, list_checkpoints
 from meshtraind.storage.fetch import list_outputs, serve
 from meshtraind.storage.job_history import HistoryError
-from meshtraind.storage.job_record import Way, summary_of
+from meshtraind.storage.job_record import summary_of
 from meshtraind.storage.results import DAY_S
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
@@ -79,9 +79,12 @@ class Questions:
     def _past(self, summary: JobSummary) -> JobSummary:
         """A job of before this daemon's start. Others may be in the middle of it: if so they tell as soon as there is a
         link, and before nobody knows that it is lost."""
-        if summary.state != JobState.LOST or not self._board.enlisting.returns_soon(summary.job):
+        enlisting = self._board.enlisting
+        waiting = enlisting.revivals.waiting(summary.job)
+        if waiting is None and (summary.state != JobState.LOST or not enlisting.returns_soon(summary.job)):
             return summary
-        returning = {"state": JobState.READY, "ended_at_s": None, "error": None, "waiting_for": RETURNS}
+        reason = RETURNS if waiting is None else waiting[: limits.ERROR_CHARS_MAX]
+        returning = {"state": JobState.READY, "ended_at_s": None, "error": None, "waiting_for": reason}
         return summary.model_copy(update=returning)
 
     async def find(self, prefix: str) -> tuple[JobSummary, ...]:
@@ -132,10 +135,13 @@ class Questions:
         if summary.ended_at_s is not None:
             raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
         job, session = self._board.jobs.get(body.job), self._board.session(body.job)
-        if job is None or (forward and session is None and job.way is not Way.BEGINS):  # its files are on their way
+        reason = f"cancelled on {by}"
+        if job is None and self._board.enlisting.revivals.waits(body.job):
+            self._board.enlisting.cancel(body.job, reason)
+            return
+        if job is None or (forward and session is None and not job.begins):  # its files are on their way
             await self._cancel_elsewhere(body, summary)
             return
-        reason = f"cancelled on {by}"
         if session is not None:
             if not body.now:
                 await session.passage.save()

@@ -23,11 +23,11 @@ from meshtraind.storage.disk_space import results_bytes_max
 from meshtraind.storage.job_history import RESUME, HistoryError, UnknownJobError
 from meshtraind.storage.job_record import BEFORE_START, Job, Way
 from meshtraind.storage.results import expire
-from meshtraind.storage.resume_file import JobFile, forget, load_all
+from meshtraind.storage.resume_file import forget, load_all
 from meshtraind.transport.connection import Connection, RequestError
 from meshwire import limits
 from meshwire.frames.header import Header
-from meshwire.jobs.lifecycle import JOB_ID_PATTERN, JobEvent, JobState, job_number
+from meshwire.jobs.lifecycle import JOB_ID_PATTERN, TERMINAL_STATES, JobEvent, JobState, job_number
 from meshwire.membership.effects import Message
 from meshwire.message_base import Wire
 from meshwire.messages.generation import (
@@ -48,6 +48,7 @@ from meshwire.messages.job import (
     Generation,
     Outcome,
     RankReport,
+    Remains,
 )
 from meshwire.messages.local import Resubmit, Submit, Submitted
 
@@ -105,20 +106,22 @@ class Board:
         return self._sessions.get(job)
 
     async def close(self) -> None:
-        """Leaves every job whose others can go on, and ends the rest everywhere."""
+        """Leaves every job whose others can go on. The rest begins again with this daemon, from a checkpoint of now; or
+        it ends."""
         self.closing = True
         reason = f"meshtraind on {self._node.name} was stopped"
         sessions = list(self._sessions.values())
         left = await asyncio.gather(*(session.leave() for session in sessions))
-        for session, has_left in zip(sessions, left, strict=True):
-            if not has_left and not session.job.ended:
+        stays = await asyncio.gather(*(session.stays() for session in sessions))
+        for session, goes_on in zip(sessions, map(any, zip(left, stays, strict=True)), strict=True):
+            if not goes_on and not session.job.ended:
                 session.end("failed", f"{reason}; {RESUME.format(job=session.job.spec.job)}", now=True)
         for job in self._jobs.values():
-            if not job.ended and job.spec.job not in self._sessions:
+            if not job.ended and job.spec.job not in self._sessions and job.way is not Way.REVIVES:
                 job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
-        for session, has_left in zip(sessions, left, strict=True):
-            if not has_left and not session.job.ended:
+        for session in sessions:
+            if session.job.ending and not session.job.ended:
                 session.job.advance(JobEvent.STOPPED)
         await self._tasks.close()
 
@@ -144,6 +147,11 @@ class Board:
         job.advance(JobEvent.ACCEPT)
         self._jobs[job.spec.job] = job
         self._ids[job_number(job.spec.job)] = job.spec.job
+
+    def drop(self, job: Job) -> None:
+        """It has not begun, and is as it was before it was added."""
+        del self._jobs[job.spec.job]
+        del self._ids[job_number(job.spec.job)]
 
     def start(self, job: Job, generation: Generation, links: dict[int, Connection]) -> None:
         """The job begins."""
@@ -173,11 +181,7 @@ class Board:
         self._sessions[job.spec.job] = session
         self._tasks.spawn(self._forget(session), f"end of {job.spec.job}")
         self._tell_members()
-        try:
-            began_s = job.started_at_s or time.time()
-            JobFile(spec=job.spec, members=job.members, started_at_s=began_s).save(job.folder)
-        except OSError as error:
-            log.warning("job %s: a restarted meshtraind could not return to it: %s", job.spec.job, error)
+        job.remember()
         return session
 
     def _tell_members(self) -> None:
@@ -204,6 +208,10 @@ class Board:
     def keep_clean(self) -> None:
         """From now on, until `close`, what has expired is deleted."""
         self._tasks.spawn(self._clean_up_regularly(), "delete what has expired")
+
+    def revive(self) -> None:
+        """From now on jobs that all of their daemons have lost are begun again (J5)."""
+        self.enlisting.revivals.start(self._tasks)
 
     async def _clean_up_regularly(self) -> None:
         await self._cleaned
@@ -280,7 +288,10 @@ class Board:
             case FilesProgress():
                 self.enlisting.files_progress(device, body)
             case End() if body.job not in self._sessions:
+                self.enlisting.ended_elsewhere(device, body)
                 self.ended(body)
+            case Remains():
+                return self._answer_remains(device, body)
             case Propose() | Promised() | Refused() | Enter() | Entered() | Where() | AskIn() | Wish() | Accuse():
                 self._of_generations(device, header, body)
             case _:
@@ -334,6 +345,7 @@ class Board:
 
     def link_made(self, link: Link) -> None:
         """There is a new link: the jobs of its device may go on with it."""
+        self.enlisting.revivals.link_made(link.device)
         for session in list(self._sessions.values()):
             if not session.job.ended:
                 session.passage.link_made(link.device, link.hello.incarnation)
@@ -353,6 +365,27 @@ class Board:
     def _tell_end(self, device: str, job: Job) -> None:
         if not job.left:
             self._send_end(device, job.spec.job, OUTCOMES.get(job.state, "failed"), job.error)
+
+    def _answer_remains(self, device: str, body: Remains) -> str | None:
+        """A device that was in a job has lost it. If it is over, it is told so. Returns what is wrong with that."""
+        job = self._jobs.get(body.job)
+        if job is not None and job.ended:
+            if job.rank_of(device) is not None:
+                self._tell_end(device, job)
+        elif self.enlisting.revivals.waits(body.job):
+            return self.enlisting.revivals.told(device, body)
+        elif job is None:
+            self._tell_end_of_before(device, body.job)
+        return None
+
+    def _tell_end_of_before(self, device: str, id_: str) -> None:
+        try:
+            record = self._node.history.find(id_)
+        except HistoryError:
+            return  # it is not known here
+        over = record.state in TERMINAL_STATES and record.state is not JobState.LOST and not record.spec.get("left")
+        if over and device in record.members:
+            self._send_end(device, id_, OUTCOMES.get(record.state, "failed"), record.error)
 
     def _tell_of_before(self, device: str, id_: str) -> None:
         """Who asks to be taken into a job that succeeded before this daemon was restarted would wait for ever."""
@@ -376,6 +409,9 @@ class Board:
             job.left = True
             self.enlisting.end_unstarted(job, JobEvent.CANCEL, reason)
             await asyncio.to_thread(forget, job.folder)
+            return
+        if job is None and self.enlisting.revivals.waits(id_):
+            self.enlisting.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
             return
         if session is None:
             raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
@@ -435,10 +471,11 @@ class Board:
                 session.passage.link_lost(device, reason)
         if device in self._node.links:
             return
-        for job in self._jobs.values():
+        self.enlisting.revivals.link_lost(device)
+        for job in list(self._jobs.values()):
             if self.enlisting.promised(job.spec.job):
                 continue  # it may have told others to begin
-            if job.state in BEFORE_START and job.way is Way.BEGINS and device == job.spec.submitter:
+            if job.state in BEFORE_START and job.begins and device == job.spec.submitter:
                 text = f"lost the submitter before the job began: {reason}"
                 self.enlisting.end_unstarted(job, JobEvent.FAIL, text)
 

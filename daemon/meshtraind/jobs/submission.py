@@ -1,6 +1,7 @@
 """The submitter's part: from what a person typed to a running job, by two phases (G2)."""
 
 import asyncio
+import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -32,12 +33,26 @@ from meshwire.sync.mode import SyncSettings
 if TYPE_CHECKING:
     from meshtraind.jobs.registry import Board
 
+log = logging.getLogger(__name__)
+
 OFFER_TIMEOUT_S = 20.0
 PREPARE_TIMEOUT_S = 20.0
 FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
 PROGRESS_INTERVAL_S = 0.5
 OFFER_REPEAT_S = 60.0  # while others still receive the files; who hears nothing for OFFER_SILENCE_S_MAX forgets it
 DRY_RUN_JOB = "0" * 12
+
+
+class RefusedError(RequestError):
+    """A member does not take part, and says why.
+
+    Attributes:
+        device: the member's.
+    """
+
+    def __init__(self, text: str, device: str) -> None:
+        super().__init__(text)
+        self.device = device
 
 
 class Submission:
@@ -65,7 +80,7 @@ class Submission:
         Args:
             owner: in its name the blobs are held that the members fetch from here.
         """
-        body, emit = self._body, self._emit
+        body = self._body
         members, notes = choose_members(self._node, body.on, body.peers, body.peers_max)
         if body.peers_max is not None and body.peers_max > len(members):
             notes.append(f"devices that are paired or wake up while it runs join it, up to {body.peers_max} in all")
@@ -79,19 +94,38 @@ class Submission:
             spec = await self._new(body, owner, members, notes)
         else:
             spec = await self._again(body, owner, notes)
+        await self._start(spec, Generation.first(spec.job, self._node.device, members))
+        return Submitted(job=spec.job, members=members, notes=tuple(notes))
+
+    async def revive(self, owner: str, generation: Generation) -> None:
+        """The same for a job that goes on under its own id, in this generation, from its newest checkpoint (J5).
+
+        Raises:
+            RefusedError, RequestError: it could not begin, and is called off.
+        """
+        notes: list[str] = []
+        assert isinstance(self._body, Resubmit)
+        spec = await self._again(self._body, owner, notes)
+        for note in notes:
+            log.info("job %s: %s", generation.job, note)
+        await self._start(spec.model_copy(update={"job": generation.job}), generation)
+
+    async def _start(self, spec: JobSpec, generation: Generation) -> None:
         try:
             with self._board.enlisting.submitting(spec.job, self):
-                await self._offer_all(spec, members)
-                await self._await_files(spec, members)
-                emit(SubmitProgress(text="starting"))
-                await self._agree(spec, members)
+                await self._offer_all(spec, generation)
+                await self._await_files(spec, generation)
+                self._emit(SubmitProgress(text="starting"))
+                await self._agree(spec, generation)
+        except RefusedError as error:
+            self._call_off(spec, str(error))
+            raise
         except (RequestError, ConnectionLost, TimeoutError) as error:
             self._call_off(spec, str(error))
             raise RequestError(str(error)) from error
         except BaseException:
             self._call_off(spec, "its submission was given up")
             raise
-        return Submitted(job=spec.job, members=members, notes=tuple(notes))
 
     async def _new(self, body: Submit, owner: str, members: tuple[Member, ...], notes: list[str]) -> JobSpec:
         """Adds to the notes what the person should know."""
@@ -134,9 +168,9 @@ class Submission:
         self.progress[device] = report
         self._changed.set()
 
-    async def _offer_all(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
-        offer = Offer(spec=spec, members=members)
-        for member in members:
+    async def _offer_all(self, spec: JobSpec, generation: Generation) -> None:
+        offer = Offer(spec=spec, members=generation.members)
+        for member in generation.live.values():
             if member.device not in self._told:
                 self._told.append(member.device)
             if member.device == self._node.device:
@@ -144,7 +178,7 @@ class Submission:
             else:
                 reply = await self._offer(offer, member)
             if reply.refusal is not None:
-                raise RequestError(f"{member.name} refused the job: {reply.refusal}")
+                raise RefusedError(f"{member.name} refused the job: {reply.refusal}", member.device)
 
     async def _offer(self, offer: Offer, member: Member) -> OfferReply:
         name = f"offer to {member.name}"
@@ -160,21 +194,21 @@ class Submission:
             raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
         return answer
 
-    async def _await_files(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+    async def _await_files(self, spec: JobSpec, generation: Generation) -> None:
         """Until every member has the files; shows the slowest."""
-        names = {member.device: member.name for member in members}
+        names = {member.device: member.name for member in generation.live.values()}
         loop = asyncio.get_running_loop()
         heard_s = offered_s = loop.time()
         while waiting := [device for device in names if not self._ready(device)]:
             for device, name in names.items():
                 report = self.progress.get(device)
                 if report is not None and report.error is not None:
-                    raise RequestError(f"{name} could not receive the job: {report.error}")
+                    raise RefusedError(f"{name} could not receive the job: {report.error}", device)
             for device in waiting:
                 if device != self._node.device and device not in self._node.links:
                     raise RequestError(f"lost {names[device]} while it received the files")
             if loop.time() - offered_s > OFFER_REPEAT_S:
-                await self._offer_all(spec, members)
+                await self._offer_all(spec, generation)
                 offered_s = loop.time()
             shown = ", ".join(names[device] for device in waiting)
             if loop.time() - heard_s > FILES_SILENCE_TIMEOUT_S:
@@ -195,9 +229,9 @@ class Submission:
     def _ready(self, device: str) -> bool:
         return device in self.progress and self.progress[device].ready
 
-    async def _agree(self, spec: JobSpec, members: tuple[Member, ...]) -> None:
+    async def _agree(self, spec: JobSpec, generation: Generation) -> None:
         """G2: a promise from all, then commit."""
-        generation = Generation.first(spec.job, self._node.device, members)
+        members = generation.live.values()
         prepare = Prepare(generation=generation)
         commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:
@@ -211,7 +245,7 @@ class Submission:
                     raise RequestError(f"{member.name} answered a proposal with {type(answer).__name__}")
                 promise = answer
             if promise.refusal is not None:
-                raise RequestError(f"{member.name} cannot take part: {promise.refusal}")
+                raise RefusedError(f"{member.name} cannot take part: {promise.refusal}", member.device)
         for member in members:
             if member.device == self._node.device:
                 self._board.enlisting.committed(commit)

@@ -203,6 +203,11 @@ class Passage:
         if self.rounds is not None and not self.founding:
             await self._checkpointing.before_the_end(self.rounds)
 
+    @property
+    def saved(self) -> bool:
+        """Whether the learner here has written a checkpoint of this history."""
+        return self._checkpointing.newest is not None
+
     async def write_given_up(self) -> Written:
         """The base of a history that is not kept, before its learner is ended."""
         rounds = self.rounds

@@ -314,8 +314,18 @@ class Session:
         self._metrics.part = "leaves"
         self._tell_report()
         await self.passage.leave()
+        if self.passage.is_out:
+            self.job.goodbye()
         log.info("job %s: the others go on without this device", self.job.spec.job)
         return True
+
+    async def stays(self) -> bool:
+        """Saves a job that only this device could go on with. Returns whether it can be begun again from that (J5)."""
+        generation = self.job.generation
+        if self.job.ending or generation is None or self.passage.is_out or generation.ranks != (self.job.rank,):
+            return False
+        await self.passage.save()
+        return self.passage.saved and not self.job.ending
 
     async def close(self) -> None:
         """Ends what is left of the session; the job's state stays as it is."""

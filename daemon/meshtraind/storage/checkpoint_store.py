@@ -323,6 +323,7 @@ def list_checkpoints(job_folder: Path, job: str, rank: int, check: Check) -> tup
                 size_bytes=None if isinstance(one, Rejected) else one.manifest.size_bytes,
                 wrong=one.reason if isinstance(one, Rejected) else store.verify(one, check),
                 given_up=one.name.given_up or None,
+                root=0 if isinstance(one, Rejected) else one.manifest.generation.generation(job).root,
             )
         )
     return tuple(found)

@@ -9,6 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from meshtraind.storage.job_history import EXPIRED, HistoryError, JobHistory
+from meshtraind.storage.resume_file import JobFile
 from meshwire import limits
 from meshwire.jobs.lifecycle import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
 from meshwire.membership.lineage import rank_of
@@ -86,6 +87,7 @@ class Way(Enum):
     BEGINS = "with all others, at its start"
     RETURNS = "it was in it before"
     JOINS = "others have begun it"
+    REVIVES = "with others that it was in it with, when all of their daemons had ended"
 
 
 class Job:
@@ -96,6 +98,7 @@ class Job:
         folder: DATA/jobs/ID.
         way: how this daemon comes into the job.
         started_at_s: Unix time, if it was in it before.
+        entered: the newest generation that this device was in, if it was in it before.
 
     Attributes:
         on_odd: called with a round and the ranks whose base after it was not that of the others (O9).
@@ -110,11 +113,13 @@ class Job:
         history: JobHistory,
         way: Way = Way.BEGINS,
         started_at_s: float | None = None,
+        entered: Generation | None = None,
     ) -> None:
         self.spec = spec
         self.members = members
         self.rank = rank
         self.way = way
+        self._entered = entered  # as the job's file names it
         self.folder = folder
         self._device = members[rank].device
         self._history = history
@@ -144,6 +149,11 @@ class Job:
     def ended(self) -> bool:
         """In a terminal state."""
         return self.state in TERMINAL_STATES
+
+    @property
+    def begins(self) -> bool:
+        """Whether this daemon begins it with the others."""
+        return self.way in (Way.BEGINS, Way.REVIVES)
 
     @property
     def ending(self) -> bool:
@@ -182,12 +192,27 @@ class Job:
             self._refused.pop(back, None)
         self._seen |= set(generation.ranks)
         self._out = False
-        self.generation = generation
+        self.generation = self._entered = generation
         self.members = generation.members
         self._save()
+        self.remember()
         self.touch()
         for round_, odd in self.hashes.expect(generation.learning).items():
             self.on_odd(round_, odd)
+
+    def remember(self) -> None:
+        """Writes down what this daemon needs to go on with it when it is started again."""
+        began_s = self.started_at_s or time.time()
+        file = JobFile(spec=self.spec, members=self.members, started_at_s=began_s, generation=self._entered)
+        try:
+            file.save(self.folder)
+        except OSError as error:
+            log.warning("job %s: a restarted meshtraind could not return to it: %s", self.spec.job, error)
+
+    def goodbye(self) -> None:
+        """The others know that this device has left the generation, and go on: it does not begin the job again."""
+        self._entered = None
+        self.remember()
 
     def take_hash(self, message: BaseHash) -> None:
         """One rank's, after one round."""
@@ -335,6 +360,7 @@ class Job:
                 "present": sorted(self._present()),
                 "rounds": self._rounds,
                 **({} if self.expired_at_s is None else {EXPIRED: self.expired_at_s}),
+                "left": self.left,
                 "given_up": [one.model_dump(mode="json") for one in self.given_up],
             },
             state=self.state,

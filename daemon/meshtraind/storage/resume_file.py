@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from meshtraind.runtime.open_below import open_below, read_below
 from meshwire import limits
 from meshwire.message_base import Wire
-from meshwire.messages.job import JobSpec, Member
+from meshwire.messages.job import Generation, JobSpec, Member
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,8 @@ class JobFile(Wire):
     spec: JobSpec
     members: tuple[Member, ...]
     started_at_s: float | None = None  # Unix time
+    # the newest one that it entered (J5); None: it has left it by a person's word, or has not come into one
+    generation: Generation | None = None
 
     def save(self, folder: Path) -> None:
         """Writes it into the job's folder, whole or not at all. Raises OSError."""

@@ -90,7 +90,7 @@ def is_entitled(part: Incarnations, standings: Mapping[int, Standing], gone: Col
         return False
     asked = [vote for vote in (history, *votes) if vote.number >= root]
     return all(
-        _has_quorum(vote, part, gone) for vote in asked if vote.entered or not _came_to_nothing(vote, part, standings)
+        has_quorum(vote, part, gone) for vote in asked if vote.entered or not _came_to_nothing(vote, part, standings)
     )
 
 
@@ -107,7 +107,7 @@ def _names(standing: Standing) -> Iterator[int]:
     return (vote.generation for vote in standing.votes)
 
 
-def _has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]]) -> bool:
+def has_quorum(vote: Electorate, part: Incarnations, gone: Collection[tuple[int, int]] = ()) -> bool:
     """More than half of the electorate, or half with its lowest rank, or all that are not gone.
 
     Where all of the electorate is gone its members decide: nobody can be missed of none, so every part would have it.

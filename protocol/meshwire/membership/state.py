@@ -26,7 +26,7 @@ from meshwire.membership.refusals import Refusals
 from meshwire.membership.rejoin import Outside
 from meshwire.membership.requests import Petitions
 from meshwire.messages.generation import Accuse, Enter, Entered, Refused, Standing, Where, Wish
-from meshwire.messages.job import Generation, Member
+from meshwire.messages.job import Generation, Member, hash64_of
 from meshwire.timeouts import Timeouts
 
 NOTHING = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
@@ -69,7 +69,9 @@ class State:
         self.until_s: float | None = None  # the deadline of the present phase
         self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
         self.effects: list[Effect] = []
-        self._lineage: tuple[int, ...] = ()  # what the promised generation came after, by hash, newest first
+        parent = None if generation is None else generation.parent  # of a job that all had lost, and that goes on
+        # what the promised generation came after, by hash, newest first
+        self._lineage: tuple[int, ...] = () if parent is None else (hash64_of(parent),)
         self._heard: set[int] = set()  # ranks that have entered the promised generation
         self._promised_at_s = now_s
         self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is

@@ -76,6 +76,11 @@ class Member(Wire):
     name: Name
 
 
+def hash64_of(digest: bytes) -> int:
+    """Of a generation with this digest, what its frames carry."""
+    return int.from_bytes(digest[:8], "little")
+
+
 class Generation(Wire):
     """G2: the numbered membership of a job.
 
@@ -104,7 +109,7 @@ class Generation(Wire):
 
     def hash64(self) -> int:
         """What every frame of this generation carries."""
-        return int.from_bytes(self.digest()[:8], "little")
+        return hash64_of(self.digest())
 
     @classmethod
     def first(cls, job: str, proposer: str, members: tuple[Member, ...]) -> "Generation":
@@ -324,6 +329,15 @@ class End(Wire):
     now: bool
 
 
+@message("job.remains")
+class Remains(Wire):
+    """On a new link, to a device that was in the job: it ran here when this daemon ended, and nobody has told that it
+    goes on (J5)."""
+
+    job: JobId
+    generation: Generation  # the newest that the sender was in
+
+
 @message("job.find")
 class Find(Wire):
     """Request: what do you know of jobs with this id prefix? Reply: `Found`."""
@@ -387,6 +401,7 @@ class CheckpointSummary(Wire):
     size_bytes: Annotated[int, Field(ge=0)] | None
     wrong: Text | None  # why it cannot be used
     given_up: GivenUpTag | None = None  # its history was: no job goes on from it unless a person names it
+    root: Annotated[int, Field(ge=0)] = 0  # of the generation in which it was made: of two histories the newer one's
 
 
 @message("job.checkpoints")

@@ -1,0 +1,147 @@
+"""Jobs that ran here when this daemon ended, and that nobody has gone on with: begun again from their checkpoints (J5).
+
+When, and by whom, says `meshwire.membership.revival`. They keep their ids: who comes up later returns to them as to any
+job that goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from meshtraind.jobs.submission import RefusedError, Submission
+from meshtraind.peers.node import Node
+from meshtraind.runtime.tasks import TaskSet
+from meshtraind.storage.blob_writer import BlobError
+from meshtraind.storage.job_history import HistoryError, JobHistory
+from meshtraind.storage.resume_file import JobFile
+from meshtraind.transport.connection import RequestError
+from meshwire.jobs.lifecycle import JobState, job_number
+from meshwire.membership.lineage import rank_of
+from meshwire.membership.revival import Revival
+from meshwire.messages.job import Member, Remains
+from meshwire.messages.local import Resubmit, ResumeFrom
+from meshwire.timeouts import Timeouts
+
+if TYPE_CHECKING:
+    from meshtraind.jobs.registry import Board
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25  # while there is such a job
+
+
+class Revivals:
+    """Of one daemon.
+
+    Args:
+        left: by id; those that name no generation were left by a person's word, or by an earlier meshtraind.
+    """
+
+    def __init__(self, node: Node, board: "Board", left: Mapping[str, JobFile]) -> None:
+        self._node = node
+        self._board = board
+        self._why_not: dict[str, str] = {}  # what came of the last try
+        self._machines = {
+            id_: Revival(node.member, file.generation, Timeouts(patience_s=node.patience_s))
+            for id_, file in left.items()
+            if file.generation is not None
+            and rank_of(file.generation, node.device) is not None
+            and _is_lost(node.history, id_)
+        }
+
+    def start(self, tasks: TaskSet) -> None:
+        """From now on they are begun as soon as enough of their devices are there."""
+        if self._machines:
+            tasks.spawn(self._run(), "begin lost jobs again")
+
+    def waits(self, job: str) -> bool:
+        """Whether the job is one of them."""
+        return job in self._machines
+
+    def waiting(self, job: str) -> str | None:
+        """For people: what it waits for. None: it is none of them."""
+        if job not in self._machines:
+            return None
+        why_not = self._why_not.get(job)
+        return self._machines[job].waiting() + (f" (tried, and tries again: {why_not})" if why_not else "")
+
+    def devices(self, job: str) -> tuple[str, ...]:
+        """All that were ever in it."""
+        return tuple(member.device for member in self._machines[job].entered.members)
+
+    def is_now(self, job: str, device: str) -> bool:
+        """Whether the device was in the generation that this one entered last."""
+        entered = self._machines[job].entered
+        return rank_of(entered, device) in entered.ranks
+
+    def drop(self, job: str) -> None:
+        """It goes on, or is over."""
+        self._machines.pop(job, None)
+        self._why_not.pop(job, None)
+
+    def link_made(self, device: str) -> None:
+        """Tells a device that was in it."""
+        for job, machine in self._machines.items():
+            if rank_of(machine.entered, device) is not None:
+                remains = Remains(job=job, generation=machine.entered)
+                self._node.links[device].connection.notify(remains, job=job_number(job))
+
+    def link_lost(self, device: str) -> None:
+        """It is not there any more."""
+        for machine in self._machines.values():
+            machine.lost(device, asyncio.get_running_loop().time())
+
+    def goes_on(self, job: str, device: str) -> None:
+        """The device has the job again."""
+        if job in self._machines:
+            self._machines[job].lost(device, asyncio.get_running_loop().time())
+
+    def told(self, device: str, body: Remains) -> str | None:
+        """A device has lost the job, too. Returns what is wrong with what it says, or None."""
+        machine, link = self._machines.get(body.job), self._node.links.get(device)
+        if machine is None or link is None:
+            return None
+        member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
+        return machine.told(member, body.generation, asyncio.get_running_loop().time())
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._machines:
+            for job, machine in list(self._machines.items()):
+                under_way = job in self._board.jobs or self._board.enlisting.is_busy(job)
+                if not under_way and machine.due(loop.time()) is not None:
+                    await self._begin(job, machine)
+            await asyncio.sleep(POLL_S)
+
+    async def _begin(self, job: str, machine: Revival) -> None:
+        """As the one that proposes it. Others may do so for other reasons: then they refuse, and it tries again."""
+        loop = asyncio.get_running_loop()
+        generation = machine.due(loop.time())
+        assert generation is not None
+        names = ", ".join(member.name for member in generation.live.values())
+        log.info("job %s: all of its daemons had ended; it begins again on %s", job, names)
+        body = Resubmit(resume=ResumeFrom(job=job))
+        submission = Submission(self._node, self._board, body, lambda _progress: None)
+        by = None
+        try:
+            with self._node.blobs.holding() as owner:
+                await submission.revive(owner, generation)
+            return
+        except RefusedError as error:
+            by, why_not = error.device, str(error)
+        except (RequestError, BlobError) as error:
+            why_not = str(error)
+        if job in self._machines:
+            log.warning("job %s: it could not begin again: %s", job, why_not)
+            self._why_not[job] = why_not
+            machine.failed(loop.time(), by)
+
+
+def _is_lost(history: JobHistory, job: str) -> bool:
+    """Whether it ran when this daemon ended, as far as is recorded."""
+    try:
+        return history.find(job).state is JobState.LOST
+    except HistoryError as error:
+        log.warning("job %s: it is not begun again: %s", job, error)
+        return False

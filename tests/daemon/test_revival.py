@@ -1,0 +1,362 @@
+"""J5: daemons that all lost a job begin it again from a checkpoint; a job that somebody ended stays ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+from meshtraind.jobs.checkpoint_search import ship
+from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.registry import Board
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import list_checkpoints
+from meshtraind.storage.cleanup import RESUME
+from meshtraind.storage.fetch import serve
+from meshtraind.storage.job_history import JobHistory
+from meshtraind.storage.job_record import Job, Way
+from meshtraind.storage.resume_file import NAME, JobFile, load_all
+from meshtraind.transport.connection import ConnectionLost
+from meshwire.checkpoints.manifest import CheckpointName
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState
+from meshwire.message_base import Wire
+from meshwire.messages.generation import Where
+from meshwire.messages.job import (
+    AskCheckpoint,
+    CheckpointFiles,
+    Checkpoints,
+    End,
+    Fetch,
+    Generation,
+    JobSpec,
+    ListCheckpoints,
+    Member,
+    Offer,
+    Prepare,
+    ResumePoint,
+)
+from meshwire.messages.local import Cancel
+from tests.daemon.test_checkpointing import JOB, MEMBERS
+from tests.daemon.test_checkpointing import spec as plain_spec
+from tests.daemon.test_intake import make_spec
+from tests.daemon.test_resume import written
+
+FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+PATIENCE_S = 0.3
+
+
+class Daemon:
+    """One that comes up, with a folder of before; its links are made by the test."""
+
+    def __init__(self, folder: Path, rank: int, spec: JobSpec) -> None:
+        self.member = MEMBERS[rank].model_copy(update={"incarnation": 50 + rank})
+        self.device, self.name = self.member.device, self.member.name
+        self.data = folder / self.name
+        self.folder = self.data / "jobs" / JOB
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.links: dict[str, Any] = {}
+        self.began: list[tuple[Job, Generation]] = []
+        self.spec = spec
+        self.torch: str | None = "2.0"
+
+    def was_in(self, generation: Generation | None = FIRST, state: JobState = JobState.RUNNING) -> None:
+        """The job, when its daemon was killed."""
+        JobFile(spec=self.spec, members=MEMBERS, started_at_s=5.0, generation=generation).save(self.folder)
+        history = JobHistory(self.data / "jobs.db", 6.0)
+        devices = tuple(member.device for member in MEMBERS)
+        history.put(
+            JobRecord(id=JOB, name="test", spec={"rounds": 77}, state=state, members=devices,
+                      submitter=MEMBERS[0].device, created_s=1.0, started_s=5.0)
+        )  # fmt: skip
+        history.close()
+
+    def start(self) -> None:
+        self.history = JobHistory(self.data / "jobs.db", 7.0)
+        self.blobs = BlobStore(self.data / "blobs")
+        node: Any = SimpleNamespace(
+            device=self.device, name=self.name, member=self.member, incarnation=self.member.incarnation,
+            links=self.links, history=self.history, software=SimpleNamespace(torch=self.torch), blobs=self.blobs,
+            job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data, patience_s=PATIENCE_S,
+        )  # fmt: skip
+        self.board = Board(node)
+        self.questions = Questions(node, self.board)
+        cast(Any, self.board).start = self._began
+        cast(Any, self.board).come_back = self._came_back
+        self.board.revive()
+
+    def _began(self, job: Job, generation: Generation, _links: object) -> None:
+        job.advance(JobEvent.START)
+        self.began.append((job, generation))
+
+    async def _came_back(self, job: Job, _device: str, _where: Where) -> None:
+        await asyncio.sleep(0)
+        job.advance(JobEvent.START)
+
+    def link(self, other: "Daemon") -> None:
+        for one, two in ((self, other), (other, self)):
+            hello = SimpleNamespace(incarnation=two.member.incarnation, name=two.name)
+            one.links[two.device] = SimpleNamespace(device=two.device, hello=hello, connection=Wired(one, two))
+        for one, two in ((self, other), (other, self)):
+            one.board.link_made(one.links[two.device])
+
+    @property
+    def waits(self) -> bool:
+        return self.board.enlisting.revivals.waits(JOB)
+
+    @property
+    def state(self) -> JobState:
+        return self.history.find(JOB).state
+
+    async def close(self) -> None:
+        await self.board.close()
+        self.history.close()
+
+
+class Wired:
+    """A link that delivers."""
+
+    def __init__(self, src: Daemon, dst: Daemon) -> None:
+        self.src, self.dst, self.name = src, dst, dst.name
+
+    def notify(self, body: Wire, *, job: int = 0) -> None:
+        header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job)
+        asyncio.get_running_loop().call_soon(self.dst.board.notice, self.src.device, header, body)
+
+    async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
+        await asyncio.sleep(0)
+        dst, device = self.dst, self.src.device
+        if dst.device not in self.src.links:
+            raise ConnectionLost(f"{self.name} is gone")
+        match body:
+            case Offer():
+                return dst.board.enlisting.offered(body, device)
+            case Prepare():
+                return dst.board.enlisting.prepared(body.generation)
+            case ListCheckpoints():
+                return Checkpoints(checkpoints=list_checkpoints(dst.folder, JOB, 1, lambda: None))
+            case AskCheckpoint():
+                with dst.blobs.holding() as owner:
+                    wanted = CheckpointName(body.round, body.given_up or "")
+                    return CheckpointFiles(files=ship(dst.folder, JOB, wanted, dst.blobs, owner))
+        assert isinstance(body, Fetch)
+        return await serve(body, dst.blobs, dst.folder, ended=lambda: True)
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[list[Daemon]]:
+    """Three that lost the job; the checkpoint and the files lie on the second alone."""
+    files = make_spec(BlobStore(tmp_path / MEMBERS[1].name / "blobs"), {"train.py": b"print()"}).files
+    spec = plain_spec(files=files)
+    daemons = [Daemon(tmp_path, rank, spec) for rank in range(3)]
+    written(daemons[1].folder, 40, spec)
+    yield daemons
+    for daemon in daemons:
+        if hasattr(daemon, "board"):
+            await daemon.close()
+
+
+def come_up(daemons: Iterable[Daemon]) -> None:
+    up: list[Daemon] = []
+    for daemon in daemons:
+        daemon.start()
+        for other in up:
+            daemon.link(other)
+        up.append(daemon)
+
+
+@pytest.mark.asyncio
+async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_that_one_has(
+    mesh: list[Daemon],
+) -> None:
+    """J5: and who comes up later returns to it."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (shown,) = mesh[0].questions.summaries("")
+    assert (shown.state, shown.ended_at_s, shown.error) == (JobState.READY, None, None)
+    await until(lambda: all(daemon.began for daemon in mesh[:2]))
+    for rank, daemon in enumerate(mesh[:2]):
+        ((job, generation),) = daemon.began
+        assert (generation.number, generation.root, generation.ranks) == (2, 2, (0, 1))
+        assert generation.proposer == mesh[0].device
+        assert (job.spec.job, job.rank, job.way) == (JOB, rank, Way.REVIVES)
+        assert job.spec.resume is not None
+        assert (job.spec.resume.job, job.spec.resume.round) == (JOB, 40)
+        assert {path.name for path in (daemon.folder / RESUME).iterdir()} > {"manifest.json"}
+        assert job.started_at_s == 5.0
+        assert not daemon.waits
+        job.take(generation)
+        (kept,) = load_all([daemon.folder]).values()
+        assert kept.generation == generation, "another power cut goes on from here"
+    mesh[2].start()
+    where = Where(job=JOB, generation=mesh[0].began[0][1], ancestors=(FIRST.hash64(),), samples=0)
+    mesh[2].link(mesh[0])
+    mesh[2].board.enlisting.left_behind(mesh[0].device, where)
+    assert mesh[2].board.jobs[JOB].way is Way.RETURNS
+    assert not mesh[2].waits
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_cannot_begin_lies_as_before_and_is_tried_again(mesh: list[Daemon]) -> None:
+    """J5: nothing of it is deleted, a person sees why, and the others hear no end."""
+    mesh[1].torch = None
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    come_up(mesh[:2])
+    revivals = mesh[0].board.enlisting.revivals
+    await until(lambda: "it has no torch" in (revivals.waiting(JOB) or ""))
+    await until(lambda: not any(JOB in daemon.board.jobs for daemon in mesh[:2]))
+    for daemon in mesh[:2]:
+        assert daemon.waits
+        assert daemon.state is JobState.LOST
+        assert (daemon.folder / NAME).exists()
+        assert not (daemon.folder / "src").exists()
+    assert list_checkpoints(mesh[1].folder, JOB, 1, lambda: None)[0].round == 40
+    (shown,) = mesh[0].questions.summaries("")
+    assert shown.state == JobState.READY
+    assert "has no torch" in (shown.waiting_for or "")
+    mesh[1].board._node.software.torch = "2.0"  # type: ignore[misc]
+    await until(lambda: all(daemon.began for daemon in mesh[:2]))
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_was_cancelled_by_a_person_never_begins_again(mesh: list[Daemon]) -> None:
+    """J5: neither where it is cancelled while it lies there, nor where another member knows of it."""
+    for daemon in mesh:
+        daemon.was_in()
+    mesh[1].start()
+    await mesh[1].questions.cancel(Cancel(job=JOB, now=False), "n1", forward=True)
+    assert not mesh[1].waits
+    await until(lambda: not (mesh[1].folder / NAME).exists())
+    for late in (mesh[0], mesh[2]):
+        late.start()
+        late.link(mesh[1])
+        await until(lambda late=late: not late.waits)
+        assert late.state is JobState.CANCELLED
+        await until(lambda late=late: not (late.folder / NAME).exists())
+    assert not any(daemon.began for daemon in mesh)
+    assert list_checkpoints(mesh[1].folder, JOB, 1, lambda: None), "what it learned stays"
+
+
+@pytest.mark.asyncio
+async def test_what_ended_before_its_daemon_did_is_not_begun_again_nor_by_those_that_missed_it(
+    mesh: list[Daemon],
+) -> None:
+    """J5: it failed by its script, or succeeded, and one was away; or its file was left by a kill after its end."""
+    mesh[0].was_in(state=JobState.FAILED)
+    mesh[1].was_in()
+    come_up(mesh[:2])
+    assert not mesh[0].waits
+    await until(lambda: mesh[1].state is JobState.FAILED)
+    mesh[2].was_in(state=JobState.SUCCEEDED)
+    assert not mesh[1].waits
+    assert not any(daemon.began for daemon in mesh)
+
+
+@pytest.mark.asyncio
+async def test_only_an_end_that_concerns_this_device_ends_a_job_that_waits(mesh: list[Daemon]) -> None:
+    """J5: not an offer that is called off, not the failure of one that the others had gone on without, not a stranger's
+    word; nor does one who left in order decide."""
+    without = FIRST.model_copy(update={"number": 2, "root": 2, "ranks": (0, 1), "learning": (0, 1), "counted": (0, 1)})
+    mesh[1].was_in(without)
+    mesh[1].start()
+    enlisting = mesh[1].board.enlisting
+    end = End(job=JOB, outcome="failed", reason="its disk is full", now=False)
+    enlisting.ended_elsewhere(mesh[0].device, end.model_copy(update={"now": True}))
+    enlisting.ended_elsewhere(mesh[2].device, end)
+    enlisting.ended_elsewhere("f" * 64, end.model_copy(update={"outcome": "cancelled"}))
+    assert mesh[1].waits
+    enlisting.ended_elsewhere(mesh[0].device, end)
+    assert not mesh[1].waits
+    assert mesh[1].state is JobState.FAILED
+    mesh[2].was_in(None)
+    mesh[2].start()
+    assert not mesh[2].waits
+    assert mesh[2].board.enlisting.may_return(JOB)
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_it_while_it_waits_ends_it_for_no_other(mesh: list[Daemon]) -> None:
+    """J5: the others begin it without that one, if they are enough."""
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    mesh[0].start()
+    await mesh[0].board.leave(JOB)
+    assert (mesh[0].waits, mesh[0].state) == (False, JobState.CANCELLED)
+    mesh[1].start()
+    mesh[1].link(mesh[0])
+    await asyncio.sleep(0.05)
+    assert mesh[1].waits
+
+
+@pytest.mark.asyncio
+async def test_who_was_in_something_newer_does_not_join_what_is_older(mesh: list[Daemon]) -> None:
+    """J5, G4: a laptop that trained apart and kept its power is not followed back."""
+    newer = FIRST.model_copy(update={"number": 3, "root": 3})
+    mesh[1].was_in(newer)
+    mesh[1].start()
+    apart = FIRST.model_copy(update={"number": 9, "ranks": (2,), "learning": (2,), "proposer": mesh[2].device})
+    where = Where(job=JOB, generation=apart, ancestors=(FIRST.hash64(),), samples=10**6)
+    mesh[1].board.enlisting.left_behind(mesh[2].device, where)
+    assert JOB not in mesh[1].board.jobs
+    assert mesh[1].waits
+
+
+@pytest.mark.asyncio
+async def test_others_that_go_on_are_joined_also_while_it_begins_again(mesh: list[Daemon]) -> None:
+    """J5: a link to them may come a moment too late."""
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    come_up(mesh[:1])
+    offer = Offer(
+        spec=mesh[1].spec.model_copy(update={"submitter": mesh[1].device, "resume": resume_of(mesh[1])}),
+        members=with_members(mesh[:2]),
+    )
+    mesh[1].start()
+    mesh[1].link(mesh[0])
+    assert mesh[0].board.enlisting.offered(offer, mesh[1].device).refusal is None
+    where = Where(job=JOB, generation=FIRST, ancestors=(), samples=0)
+    mesh[0].board.enlisting.left_behind(mesh[2].device, where)
+    await until(lambda: JOB in mesh[0].board.jobs and mesh[0].board.jobs[JOB].way is Way.RETURNS)
+    assert not mesh[0].waits
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_is_stopped_while_it_begins_again_lies_there_again(mesh: list[Daemon]) -> None:
+    """J5: `meshtrain down` ends nothing that had not begun."""
+    daemon = mesh[0]
+    daemon.was_in()
+    daemon.start()
+    spec = daemon.spec.model_copy(update={"submitter": mesh[1].device, "resume": resume_of(mesh[1])})
+    mesh[1].was_in()
+    mesh[1].start()
+    mesh[1].link(daemon)
+    offer = Offer(spec=spec, members=with_members(mesh[:2]))
+    assert daemon.board.enlisting.offered(offer, mesh[1].device).refusal is None
+    await until(lambda: daemon.board.jobs[JOB].state is JobState.READY)
+    async with asyncio.timeout(5.0):
+        await daemon.close()
+    daemon.start()
+    assert daemon.waits
+
+
+def with_members(daemons: Iterable[Daemon]) -> tuple[Member, ...]:
+    now = {daemon.device: daemon.member for daemon in daemons}
+    return tuple(now.get(member.device, member) for member in MEMBERS)
+
+
+def resume_of(daemon: Daemon) -> ResumePoint:
+    blobs = BlobStore(daemon.data / "blobs")
+    with blobs.holding() as owner:
+        files = ship(daemon.folder, JOB, CheckpointName(40), blobs, owner)
+    return ResumePoint(job=JOB, round=40, files=files)
