@@ -23,17 +23,18 @@ from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.links import Links, ListenError
 from meshtraind.peers.mesh import Mesh, MeshSettings
 from meshtraind.peers.node import Node
-from meshtraind.runtime.data_folder import FormatError, check, migrate
+from meshtraind.runtime.data_folder import FormatError, read_format
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import HistoryError, JobHistory
+from meshtraind.storage.migration import migrate
 from meshtraind.trust.identity import IdentityError, load_or_create
 from meshtraind.trust.pins import PinsError, PinTable
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.addresses import Address, split_host_port
 from meshwire.discovery.addressbook import AddressBook
-from meshwire.messages.link import Hello
+from meshwire.messages.link import Hello, Software
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class App:
         try:
             if config.interfaces:
                 usable_interfaces(config.interfaces)
-            check(config.data_dir)  # before anything is written
+            read_format(config.data_dir)  # before anything is written
             rundir = RunDir(config.data_dir)
         except (RunDirError, InterfaceError, FormatError) as error:
             raise StartError(str(error)) from error
@@ -122,18 +123,18 @@ class App:
             log.warning("%s", note)
         with rundir:
             try:
-                migrate(config.data_dir)
-                await self._run(rundir)
+                software = installed_software()
+                migrate(config.data_dir, software.meshtrain)
+                await self._run(rundir, software)
             except UNUSABLE as error:
                 raise StartError(str(error)) from error
 
-    async def _run(self, rundir: RunDir) -> None:
+    async def _run(self, rundir: RunDir, software: Software) -> None:
         config = self._config
         identity = load_or_create(config.data_dir, config.name)
         pins = PinTable(config.data_dir / "pins.db")
         history = JobHistory(config.data_dir / "jobs.db", time.time())
         try:
-            software = installed_software()
             incarnation = secrets.randbits(62)
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)

@@ -479,9 +479,10 @@ async def test_a_checkpoint_is_offered_and_fetched(
     saved = offer("a state", made, donor.store)
     assert saved.round == 5
     assert donor.store.blob_path(saved.units[0].sha256).samefile(made.unit_path(0))
-    told: list[Waiting] = []
+    told: list[Wire] = []
     await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", told.append)
     assert content(tmp_path / "state") == content(made.folder)
+    assert isinstance(told[0], Waiting)
     assert told[0].reason.startswith("the state of anna: ")
     assert not [path for path in blobs.path.rglob("*") if path.is_file()]
     donor.store.release("a state")

@@ -307,13 +307,13 @@ async def test_unpairing_between_the_handshake_and_the_hello_revokes_too(
         verified = asyncio.Event()
         made: list[Link] = []
         anna.links.on_link = made.append
-        verify = anna.links.verify
+        verify = anna.links.verify_peer
 
         def noted(connection: Connection) -> None:
             verify(connection)
             verified.set()
 
-        monkeypatch.setattr(anna.links, "verify", noted)
+        monkeypatch.setattr(anna.links, "verify_peer", noted)
         async with stranger(anna, bert) as (reader, writer):
             await asyncio.wait_for(verified.wait(), DEADLINE_S)
             anna.pins.remove(bert.id)

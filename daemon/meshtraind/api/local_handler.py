@@ -6,10 +6,9 @@ from collections.abc import Callable
 
 from meshtraind.jobs.queries import Questions
 from meshtraind.jobs.registry import Board
-from meshtraind.jobs.spec import Emit
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done

@@ -1,11 +1,10 @@
 """What other daemons may ask of this one, over their pinned links."""
 
 import logging
-from collections.abc import Callable
 
 from meshtraind.jobs.queries import Questions
 from meshtraind.jobs.registry import Board
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -34,7 +33,7 @@ class PeerSide:
         if wrong is not None:
             conn.refuse(wrong)
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         match body:
             case Offer():
                 return self._board.enlisting.offered(body, _device(conn))

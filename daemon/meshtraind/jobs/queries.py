@@ -10,7 +10,6 @@ from functools import partial
 
 from meshtraind.jobs.checkpoint_search import READ_TIMEOUT_S, ship
 from meshtraind.jobs.registry import Board
-from meshtraind.jobs.spec import Emit
 from meshtraind.peers.node import Node
 from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.threads import in_thread
@@ -20,7 +19,7 @@ from meshtraind.storage.fetch import list_outputs, serve
 from meshtraind.storage.job_history import HistoryError
 from meshtraind.storage.job_record import summary_of
 from meshtraind.storage.results import DAY_S
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.lifecycle import JobState

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from meshtraind.jobs.admission import Enlisting
-from meshtraind.jobs.spec import Emit
 from meshtraind.jobs.submission import Submission
 from meshtraind.learner.environment import learner_threads
 from meshtraind.peers.links import Link
@@ -24,7 +23,7 @@ from meshtraind.storage.job_history import RESUME, HistoryError, UnknownJobError
 from meshtraind.storage.job_record import BEFORE_START, Job, Way
 from meshtraind.storage.results import expire
 from meshtraind.storage.resume_file import forget, load_all
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire import limits
 from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import JOB_ID_PATTERN, TERMINAL_STATES, JobEvent, JobState, job_number

@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed
-from meshtraind.jobs.spec import Emit, check_settings, describe_size, ingest_all, make_spec, spec_again
+from meshtraind.jobs.spec import check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.peers.node import Node
 from meshtraind.peers.selection import choose_members
 from meshtraind.storage.blob_writer import BlobError
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.collectives.cost import gather_note
 from meshwire.jobs.lifecycle import job_number

@@ -8,7 +8,7 @@ import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,7 +17,8 @@ from meshtraind.peers.presence import Presence
 from meshtraind.peers.refused_dial import refuses
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.transport.connection import Connection, ConnectionLost, Handler, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, Handler, RequestError
+from meshtraind.trust.pairing_host import ServeGuest
 from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire import limits
 from meshwire.addresses import Address
@@ -36,7 +37,6 @@ DIAL_TIMEOUT_S = 5.0
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 GOSSIP_INTERVAL_S = 2.0  # between two words on what has changed: anybody can announce addresses in a device's name
-ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
 NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
 
@@ -183,7 +183,7 @@ class Links:
             link.connection.refuse(reason)
 
     @contextlib.asynccontextmanager
-    async def guests(self, serve: ServeGuest) -> AsyncIterator[None]:
+    async def admit_guests(self, serve: ServeGuest) -> AsyncIterator[None]:
         """While entered, callers that name pairing's ALPN are let in without a certificate, and are `serve`'s alone.
 
         Before and after it TLS refuses them. They take places among the callers that have not said hello, and no link.
@@ -227,7 +227,7 @@ class Links:
         self.dial_now()
 
     async def _dial(self, dial: Dial) -> None:
-        """Dials once. A link is made when the other end's hello arrives, see `greeted`."""
+        """Dials once. A link is made when the other end's hello arrives, see `make_link`."""
         loop = asyncio.get_running_loop()
         context = self._trust.client_context if self._trust is not None else None
         greeting = Greeting(self, dial.address)
@@ -291,7 +291,7 @@ class Links:
                     await door.greeting.finish(self._hello)
         except NOT_LINKED as error:
             name = door.greeting.connection.name
-            level = logging.DEBUG if door.greeting.other_version else logging.INFO  # `speaks` has told it, once
+            level = logging.DEBUG if door.greeting.other_version else logging.INFO  # told already
             log.log(level, "%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(host))
             return
         if door.guest is not None and self._serve_guest is not None:
@@ -300,12 +300,12 @@ class Links:
 
     # Both
 
-    def verify(self, connection: Connection) -> None:
+    def verify_peer(self, connection: Connection) -> None:
         """Notes whose key the other end has, if that is pinned at this moment. Raises NotPinnedError."""
         if self._trust is not None:
             connection.device = self._trust.verify_peer(connection.ssl_object())
 
-    def speaks(self, connection: Connection, version: int) -> str:
+    def note_other_version(self, connection: Connection, version: int) -> str:
         """A verified peer speaks another wire version (W6): notes it, tells it once, and returns it in words."""
         device, name = connection.device, connection.name
         if device is not None and self._trust is not None:
@@ -316,7 +316,7 @@ class Links:
             log.warning("%s", told, extra=caused_by(connection.remote_host))
         return told
 
-    def greeted(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
+    def make_link(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
         """A verified peer has said hello: makes the link and returns the device. Raises ConnectionLost if it cannot."""
         if connection.device is None:
             connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
@@ -499,7 +499,7 @@ class _Linked:
         else:
             self._links.handler.notice(conn, header, body)
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         if isinstance(body, Heartbeat):
             return Done()
         return await self._links.handler.request(conn, header, body, emit)

@@ -7,13 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from meshtraind.jobs.spec import Emit
 from meshtraind.peers.interfaces import InterfaceError, likely_addresses, reachable_addresses, usable_interfaces
 from meshtraind.peers.links import Link, Links
 from meshtraind.peers.mdns import Discovery, Sighting
 from meshtraind.peers.node import Node
 from meshtraind.peers.pairing_search import PairingSearch
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import Emit, RequestError
 from meshtraind.trust.identity import Identity
 from meshtraind.trust.pairing_guest import Guest, Target, pair_at
 from meshtraind.trust.pairing_host import PairedDevice, PairingError, PairingHost

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshtraind.runtime.threads import in_thread
-from meshtraind.startup.start_state import Emit
 from meshtraind.storage.background_pacing import Courtesy
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
 from meshtraind.storage.state_transfer import fetch_state, lay_out
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting

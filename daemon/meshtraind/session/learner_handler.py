@@ -16,7 +16,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import DATA
 from meshtraind.storage.fetch import output_folder
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -148,7 +148,7 @@ class LearnerLink:
 
     # What it asks for
 
-    async def request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, body: Wire, emit: Emit) -> Wire:
         """Answers the learner, who meanwhile gets signs of life: some answers take as long as the network does."""
         self._answering += 1
         try:
@@ -158,7 +158,7 @@ class LearnerLink:
         finally:
             self._answering -= 1
 
-    async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def _answer(self, body: Wire, emit: Emit) -> Wire:
         preparation = self.preparation
         match body:
             case LearnerModel():

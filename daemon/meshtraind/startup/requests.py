@@ -9,11 +9,10 @@ from meshtraind.learner.software import memory_bytes
 from meshtraind.rounds.history import Entry
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.resume import Resuming
-from meshtraind.startup.start_state import Emit
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.codecs.registry import FP16, parse_codec
 from meshwire.layout.budget import budget_of
 from meshwire.layout.by_round import RoundLayouts

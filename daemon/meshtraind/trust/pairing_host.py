@@ -10,9 +10,11 @@ guest either.
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.trust.identity import CertificateError, Identity, check_certificate, device_id_of
@@ -34,9 +36,6 @@ from meshtraind.trust.pairing_proof import (
 )
 from meshwire import limits
 from meshwire.addresses import Address
-
-if TYPE_CHECKING:
-    from meshtraind.peers.links import Links
 
 log = logging.getLogger(__name__)
 
@@ -96,23 +95,39 @@ class PairedDevice:
     address: Address
 
 
+ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
+
+
+class GuestEntrance(Protocol):
+    """A listener that can let in callers without a certificate, for as long as a pairing code is shown."""
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+
+    def admit_guests(self, serve: ServeGuest) -> AbstractAsyncContextManager[None]:
+        """While entered, callers that name pairing's ALPN are `serve`'s: given a guest's stream and IP address."""
+
+
 class PairingHost:
     """Shows a code and lets guests in, from entering the context to leaving it.
 
     Args:
         identity: what this device shows and is called.
-        links: whose listener the guests come to.
+        entrance: where the guests come to: the listener of the peer links.
         lifetime_s: how long the code holds.
 
     Attributes:
         code: `483-917`.
     """
 
-    def __init__(self, identity: Identity, links: "Links", lifetime_s: float = limits.PAIRING_LIFETIME_S) -> None:
+    def __init__(
+        self, identity: Identity, entrance: GuestEntrance, lifetime_s: float = limits.PAIRING_LIFETIME_S
+    ) -> None:
         self.code = new_code()
         self._identity = identity
-        self._profile = Profile(name=identity.name, listen_port=links.port)
-        self._guests = links.guests(self._serve)
+        self._profile = Profile(name=identity.name, listen_port=entrance.port)
+        self._guests = entrance.admit_guests(self._serve)
         self._lifetime_s = lifetime_s
         self._tries_left = limits.PAIRING_TRIES_MAX
         self._wrong_from: list[str] = []
