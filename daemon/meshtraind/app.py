@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Self
 
 from meshtraind.api.endpoint import Endpoint, EndpointError
-from meshtraind.api.local_handler import LocalSide
-from meshtraind.api.peer_handler import PeerSide
+from meshtraind.api.local_handler import LocalHandler
+from meshtraind.api.peer_handler import PeerHandler
 from meshtraind.api.rundir import RunDir, RunDirError
-from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
@@ -171,15 +171,15 @@ class App:
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             self.mesh = Mesh(node, identity, pins, book, links, settings)
             self.board = Board(node)
-            questions = Questions(node, self.board)
-            links.handler = PeerSide(self.board, questions)
+            questions = JobQueries(node, self.board)
+            links.handler = PeerHandler(self.board, questions)
             links.on_link = self.board.link_made
             links.on_away = self.board.was_away
             links.on_gone = self.board.peer_gone
             links.on_violated = self.board.violated
             self.board.on_members = links.awaits
-            self.board.unlinkable = links.refused
-            endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
+            self.board.unlinkable = links.unlinkable
+            endpoint.handler = LocalHandler(self.mesh, self.board, questions, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
                 await links.start()

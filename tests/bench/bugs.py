@@ -85,7 +85,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "stale-message-reaches-rounds",
         "meshtraind.session.member_handler",
-        "MemberSide.notice",
+        "MemberHandler.notice",
         "elif rounds is not None and rounds.takes(header.generation):",
         "elif rounds is not None:",
         f"{DAEMON}/test_crossing.py -k another_generation",
@@ -93,7 +93,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "stale-report-counts",
         "meshtraind.session.member_handler",
-        "MemberSide.notice",
+        "MemberHandler.notice",
         "if rounds.takes(header.generation):",
         "if True:",
         f"{DAEMON}/test_crossing.py -k another_generation",
@@ -352,7 +352,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "lent-states-stay",
         "meshtraind.recovery.state_donor",
-        "Donor.entered",
+        "StateDonor.entered",
         "self._give_up()",
         "pass",
         f"{DAEMON}/test_checkpointing.py -k lies_on_the_disk",
@@ -368,7 +368,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "half-a-state-stays",
         "meshtraind.recovery.state_donor",
-        "Donor._saved",
+        "StateDonor._saved",
         "await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)",
         "pass",
         f"{DAEMON}/test_checkpointing.py -k could_not_be_written",
@@ -376,7 +376,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "ended-job-keeps-its-session",
         "meshtraind.session.session",
-        "Session.close",
+        "JobSession.close",
         "self.job.on_odd = lambda _round, _odd: None",
         "pass",
         f"{DAEMON}/test_session_edges.py -k ten_compressed",
@@ -666,7 +666,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "state-of-another-history-loaded",
         "meshtraind.recovery.join_requests",
-        "Joining._check_history",
+        "JoinRequests._check_history",
         "if own != saved.chain:",
         "if False:",
         f"{DAEMON}/test_generation_edges.py -k state_of_another_history",
@@ -892,7 +892,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "liars-end-for-all",
         "meshtraind.session.session",
-        "Session._member_ended",
+        "JobSession._member_ended",
         "and self.passage.founding",
         "",
         f"{DAEMON}/test_liars.py -k failure_is_its_members_own",

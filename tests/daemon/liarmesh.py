@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from meshtraind.jobs.registry import Board
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import LearnerWishes, Passage
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
@@ -172,7 +172,7 @@ class Peer:
         self.rounds._stall = StallWatch(STALL_S)
         self.passage.begin_with_all()
         self.passage._founding = None
-        self.members = MemberSide(
+        self.members = MemberHandler(
             self.job, cast(Any, agreement), lambda: self.learner.rounds, self.passage, nothing,
             lambda rank, end: self.ends.append((rank, end)),
         )  # fmt: skip

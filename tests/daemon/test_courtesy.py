@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.storage.background_pacing import PRICE_MAX, Courtesy, Share
+from meshtraind.storage.background_pacing import PRICE_MAX, Pacer, Share
 from meshtraind.storage.fetch import PIECES_IN_FLIGHT
 from meshwire import limits
 
@@ -156,7 +156,7 @@ def test_a_piece_that_took_long_is_not_paid_for_in_minutes() -> None:
 async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> None:
     """R5, M1: as many rounds are kept for its learner as can be; all stand still until it has the state."""
     waited_for = False
-    pace = Courtesy(lambda: 0, lambda: waited_for)
+    pace = Pacer(lambda: 0, lambda: waited_for)
     assert (pace.pieces, pace.piece_bytes) == (1, 32 * limits.KIB)
     async with pace.piece(pace.piece_bytes):
         await asyncio.sleep(0.05)
@@ -170,6 +170,6 @@ async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> N
     await tasks.close()
 
 
-async def _piece(pace: Courtesy) -> None:
+async def _piece(pace: Pacer) -> None:
     async with pace.piece(1):
         pass

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.jobs import admission as enlisting
-from meshtraind.jobs.admission import Enlisting
-from meshtraind.jobs.queries import Questions
+from meshtraind.jobs import admission as admission
+from meshtraind.jobs.admission import Admission
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
 from meshtraind.peers.selection import choose_members
 from meshtraind.runtime.tasks import TaskSet
@@ -18,7 +18,7 @@ from meshtraind.session import invitations as inviting
 from meshtraind.session.invitations import Inviting
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.job_history import UnknownJobError
-from meshtraind.storage.job_record import Job, Way
+from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobEvent, JobState
@@ -66,7 +66,7 @@ class Invited:
         )  # fmt: skip
         self.board = SimpleNamespace(closing=False, running=0, jobs=self.jobs, add=self._add, come_back=self._come_back)
         self.tasks = TaskSet("test")
-        self.enlisting = Enlisting(cast(Any, self.node), cast(Any, self.board), self.tasks, {})
+        self.admission = Admission(cast(Any, self.node), cast(Any, self.board), self.tasks, {})
         invited = self
 
         class FakeIntake:
@@ -78,7 +78,7 @@ class Invited:
                 if invited.wrong:
                     raise invited.wrong.pop()
 
-        monkeypatch.setattr(enlisting, "Intake", FakeIntake)
+        monkeypatch.setattr(admission, "Intake", FakeIntake)
 
     def _add(self, job: Job) -> None:
         job.advance(JobEvent.ACCEPT)
@@ -90,7 +90,7 @@ class Invited:
         self.taken_in.append(job)
 
     async def asked(self, spec: JobSpec = SPEC, by: Member = ANNA) -> str | None:
-        reply = await self.enlisting.invited(Invite(spec=spec, generation=FIRST), by.device)
+        reply = await self.admission.invited(Invite(spec=spec, generation=FIRST), by.device)
         return reply.refusal
 
 
@@ -124,7 +124,7 @@ async def test_two_members_that_ask_at_once_get_one_answer_and_one_job_begins(cl
     assert set(await asyncio.gather(cleo.asked(by=ANNA), cleo.asked(by=BERT))) == {None}
     await asyncio.sleep(0)
     (job,) = cleo.taken_in
-    assert (job.way, job.rank, job.members) == (Way.JOINS, 2, (ANNA, BERT, CLEO))
+    assert (job.entry_mode, job.rank, job.members) == (EntryMode.LATE_JOIN, 2, (ANNA, BERT, CLEO))
     assert await cleo.asked() is None
     assert len(cleo.taken_in) == 1
 
@@ -169,7 +169,7 @@ async def test_an_invitation_that_nobody_can_have_sent_is_refused(cleo: Invited)
         (SPEC, {"job": "k" + "0" * 11}, "is one of job k"),
     ):
         invite = Invite(spec=spec, generation=FIRST.model_copy(update=update))
-        assert why in ((await cleo.enlisting.invited(invite, ANNA.device)).refusal or "")
+        assert why in ((await cleo.admission.invited(invite, ANNA.device)).refusal or "")
     assert not cleo.jobs
     assert await cleo.asked() is None
     assert "another job" in (await cleo.asked(SPEC.model_copy(update={"seed": 2})) or "")
@@ -200,7 +200,7 @@ async def test_who_leaves_while_its_files_come_is_not_drawn_into_it_again(cleo: 
     """A person who does not want a job here must not wait until it has begun."""
     board = cast(Any, Board.__new__(Board))
     board._node, board._jobs, board._sessions = cleo.node, cleo.jobs, {}
-    board.enlisting = cleo.enlisting
+    board.admission = cleo.admission
     asked = cleo.tasks.spawn(cleo.asked(), "ask")
     await asyncio.sleep(0)
     await board.leave(JOB)
@@ -226,13 +226,13 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
 
         return SimpleNamespace(request=request)
 
-    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), EntryMode.LATE_JOIN)
     links = {
         ANNA.device: link(ANNA, member("anna", RequestError("no job there"))),
         BERT.device: link(BERT, member("bert", None)),
     }
     board = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
-    questions = Questions(cast(Any, SimpleNamespace(device=CLEO.device, links=links)), cast(Any, board))
+    questions = JobQueries(cast(Any, SimpleNamespace(device=CLEO.device, links=links)), cast(Any, board))
     await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
     assert asked == ["anna", "bert"]
     links.clear()
@@ -242,7 +242,7 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
 
 def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> None:
     """Another device may have joined before; and it was never away."""
-    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), EntryMode.LATE_JOIN)
     members = (ANNA, BERT, DORA, CLEO)
     fields: dict[str, Any] = {"members": members, "ranks": (0, 1, 2, 3), "learning": (0, 1, 2), "number": 3}
     job.take(FIRST.model_copy(update=fields))
@@ -261,7 +261,7 @@ def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | N
     )
     job = SimpleNamespace(spec=SimpleNamespace(peers_max=peers_max), ended=False, members=(ANNA, BERT))
     session = SimpleNamespace(job=job, passage=passage)
-    board.enlisting = SimpleNamespace(promised=lambda _job: False)
+    board.admission = SimpleNamespace(promised=lambda _job: False)
     board._ids, board._sessions, board._members = {7: JOB}, {JOB: session}, {ANNA.device, BERT.device}
     ask = AskIn(job=JOB, member=CLEO, linked=())
     board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
@@ -282,21 +282,23 @@ def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: Job
     connection = SimpleNamespace(notify=lambda body, **_: told.append(body))
     board._node = SimpleNamespace(history=SimpleNamespace(find=find), links={CLEO.device: link(CLEO, connection)})
     board._ids, board._sessions, board._jobs = {}, {}, {}
-    board.enlisting = SimpleNamespace(promised=lambda _job: False)
+    board.admission = SimpleNamespace(promised=lambda _job: False)
     board._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
     assert [end.outcome for end in told] == (["succeeded"] if state is JobState.SUCCEEDED else [])
 
 
 @pytest.mark.parametrize(
-    ("way", "state"), [(Way.JOINS, JobState.CANCELLED), (Way.RETURNS, JobState.LOST)], ids=["joins", "returns"]
+    ("way", "state"),
+    [(EntryMode.LATE_JOIN, JobState.CANCELLED), (EntryMode.REJOIN, JobState.LOST)],
+    ids=["joins", "returns"],
 )
-def test_a_job_that_succeeds_before_its_files_are_there(tmp_path: Path, way: Way, state: JobState) -> None:
+def test_a_job_that_succeeds_before_its_files_are_there(tmp_path: Path, way: EntryMode, state: JobState) -> None:
     """Of who joins nothing is in it; who returns was lost."""
     board = cast(Any, Board.__new__(Board))
     job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), way)
     job.advance(JobEvent.ACCEPT)
     board._jobs, board._sessions, board._early = {JOB: job}, {}, {}
-    board.enlisting = SimpleNamespace(end_unstarted=lambda of, event, reason: of.advance(event, reason))
+    board.admission = SimpleNamespace(end_unstarted=lambda of, event, reason: of.advance(event, reason))
     board.ended(End(job=JOB, outcome="succeeded", reason="the job has ended", now=False))
     assert (job.state, job.error) == (state, "the job has ended")
 

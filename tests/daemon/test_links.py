@@ -493,12 +493,12 @@ async def test_another_wire_version_is_refused_and_told_once_by_name(
                     answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
                 assert said.encode() in answer
         assert told(caplog) == [said]
-        assert anna.links.refused == {bert.id: said}
+        assert anna.links.unlinkable == {bert.id: said}
         assert linked(anna, cleo)
         async with bert.running():  # which was updated
             anna.dial(bert.address)
             await until(lambda: linked(anna, bert), "the link")
-            assert not anna.links.refused
+            assert not anna.links.unlinkable
 
 
 @pytest.mark.asyncio
@@ -526,9 +526,9 @@ async def test_a_listener_of_another_wire_version_is_noted_by_who_dials_it(
         said = f"bert speaks wire version {WIRE_VERSION - 1}, anna {WIRE_VERSION}: update meshtrain on bert"
         assert told(caplog) == [said]
         assert said.encode() in refusals[0]
-        assert anna.links.refused == {bert.id: said}
+        assert anna.links.unlinkable == {bert.id: said}
         anna.links.drop(bert.id, "this device was unpaired")
-        assert not anna.links.refused
+        assert not anna.links.unlinkable
         server.close()
     bert.pins.close()
 
@@ -545,7 +545,7 @@ async def test_the_version_of_a_stranger_is_nobodys_business(tmp_path: Path, cap
             anna.pins.remove(bert.id)
             writer.write(in_version(WIRE_VERSION + 1, Envelope(Role.NOTICE, 0, bert.hello)))
             assert b"is not paired with this one" in await asyncio.wait_for(reader.read(), DEADLINE_S)
-        assert not anna.links.refused
+        assert not anna.links.unlinkable
         assert "wire version" not in caplog.text
         bert.pins.close()
 
@@ -563,7 +563,7 @@ async def test_a_link_whose_version_changes_breaks_the_protocol(tmp_path: Path) 
             await until(lambda: bert.id in anna.links.linked, "the link")
             writer.write(in_version(WIRE_VERSION + 1, hello))
             assert b"protocol violation" in await asyncio.wait_for(reader.read(), DEADLINE_S)
-        assert not anna.links.refused
+        assert not anna.links.unlinkable
         bert.pins.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import meshtraind.jobs.submission
-from meshtraind.jobs import admission as enlisting
+from meshtraind.jobs import admission as admission
 from meshtraind.jobs.registry import Board
 from meshtraind.jobs.submission import Submission
 from meshtraind.learner import software
@@ -64,7 +64,7 @@ class Bert:
         self.board = Board(cast(Any, self.node))
 
     def offered(self, offer: Offer) -> str | None:
-        return self.board.enlisting.offered(offer, ANNA.device).refusal
+        return self.board.admission.offered(offer, ANNA.device).refusal
 
     async def until(self, offer: Offer, *states: JobState) -> Job:
         job = self.board.jobs[offer.spec.job]
@@ -76,7 +76,7 @@ class Bert:
 
 @pytest_asyncio.fixture
 async def bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bert]:
-    monkeypatch.setattr(enlisting, "EXPIRY_POLL_S", 0.01)
+    monkeypatch.setattr(admission, "EXPIRY_POLL_S", 0.01)
     bert = Bert(tmp_path / "bert", Anna(BlobStore(tmp_path / "anna")))
     yield bert
     bert.anna.open.set()

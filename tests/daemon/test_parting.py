@@ -23,7 +23,7 @@ from meshtraind.recovery.parting import TOO_LATE
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_host as passage
 from meshtraind.session.membership_driver import Generations
-from meshtraind.session.session import Session
+from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
 from meshtraind.storage.job_record import Job
@@ -317,7 +317,7 @@ async def test_what_cannot_be_saved_holds_nobody_up(how: str, monkeypatch: pytes
 # All of it but the learner's process and the others' machines
 
 
-async def train_alone(session: Session, told: list[Wire], rounds: int) -> Any:
+async def train_alone(session: JobSession, told: list[Wire], rounds: int) -> Any:
     """What a learner says from its call on, while it takes so many steps. Returns how it is spoken to."""
     await until(lambda: Script.running is not None)
     connection = SimpleNamespace(notify=told.append, writable=True, close=lambda _reason: None)
@@ -373,7 +373,7 @@ class Laptop:
         self.job.advance(JobEvent.FILES_COMPLETE)
         self.both = Generation.first(id_, anna.device, (anna, self.bert))
 
-    def begins(self, generation: Generation) -> Session:
+    def begins(self, generation: Generation) -> JobSession:
         self.board.start(self.job, generation, {})
         session = self.board.session(self.id_)
         assert session is not None

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
@@ -96,7 +96,7 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
                 await asyncio.sleep(0.01)
         assert left(jobs) == {young.id, running.id, unknown, "backup"}
         assert [summary_of(job).expired_at_s is None for job in history.newest()] == [True, True, False]
-        questions = Questions(node, board)
+        questions = JobQueries(node, board)
         gone = f"the results and logs of job {old.id} on this device have expired: they were deleted on 20.*90 days"
         with pytest.raises(RequestError, match=gone):
             await questions.outputs(ListOutputs(job=old.id), forward=False)

@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 
 from meshtraind.jobs.checkpoint_search import ship
-from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import list_checkpoints
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.fetch import serve
 from meshtraind.storage.job_history import JobHistory
-from meshtraind.storage.job_record import Job, Way
+from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.storage.resume_file import NAME, JobFile, load_all
 from meshtraind.transport.connection import ConnectionLost
 from meshwire.checkpoints.manifest import CheckpointName
@@ -83,7 +83,7 @@ class Daemon:
             job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data, patience_s=PATIENCE_S,
         )  # fmt: skip
         self.board = Board(node)
-        self.questions = Questions(node, self.board)
+        self.questions = JobQueries(node, self.board)
         cast(Any, self.board).start = self._began
         cast(Any, self.board).come_back = self._came_back
         self.board.revive()
@@ -105,7 +105,7 @@ class Daemon:
 
     @property
     def waits(self) -> bool:
-        return self.board.enlisting.revivals.waits(JOB)
+        return self.board.admission.revivals.waits(JOB)
 
     @property
     def state(self) -> JobState:
@@ -133,9 +133,9 @@ class Wired:
             raise ConnectionLost(f"{self.name} is gone")
         match body:
             case Offer():
-                return dst.board.enlisting.offered(body, device)
+                return dst.board.admission.offered(body, device)
             case Prepare():
-                return dst.board.enlisting.prepared(body.generation)
+                return dst.board.admission.prepared(body.generation)
             case ListCheckpoints():
                 return Checkpoints(checkpoints=list_checkpoints(dst.folder, JOB, 1, lambda: None))
             case AskCheckpoint():
@@ -189,7 +189,7 @@ async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_
         ((job, generation),) = daemon.began
         assert (generation.number, generation.root, generation.ranks) == (2, 2, (0, 1))
         assert generation.proposer == mesh[0].device
-        assert (job.spec.job, job.rank, job.way) == (JOB, rank, Way.REVIVES)
+        assert (job.spec.job, job.rank, job.entry_mode) == (JOB, rank, EntryMode.REVIVAL)
         assert job.spec.resume is not None
         assert (job.spec.resume.job, job.spec.resume.round) == (JOB, 40)
         assert {path.name for path in (daemon.folder / RESUME).iterdir()} > {"manifest.json"}
@@ -201,8 +201,8 @@ async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_
     mesh[2].start()
     where = Where(job=JOB, generation=mesh[0].began[0][1], ancestors=(FIRST.hash64(),), samples=0)
     mesh[2].link(mesh[0])
-    mesh[2].board.enlisting.left_behind(mesh[0].device, where)
-    assert mesh[2].board.jobs[JOB].way is Way.RETURNS
+    mesh[2].board.admission.left_behind(mesh[0].device, where)
+    assert mesh[2].board.jobs[JOB].entry_mode is EntryMode.REJOIN
     assert not mesh[2].waits
 
 
@@ -213,7 +213,7 @@ async def test_a_job_that_cannot_begin_lies_as_before_and_is_tried_again(mesh: l
     for daemon in mesh[:2]:
         daemon.was_in()
     come_up(mesh[:2])
-    revivals = mesh[0].board.enlisting.revivals
+    revivals = mesh[0].board.admission.revivals
     await until(lambda: "it has no torch" in (revivals.waiting(JOB) or ""))
     await until(lambda: not any(JOB in daemon.board.jobs for daemon in mesh[:2]))
     for daemon in mesh[:2]:
@@ -270,19 +270,19 @@ async def test_only_an_end_that_concerns_this_device_ends_a_job_that_waits(mesh:
     without = FIRST.model_copy(update={"number": 2, "root": 2, "ranks": (0, 1), "learning": (0, 1), "counted": (0, 1)})
     mesh[1].was_in(without)
     mesh[1].start()
-    enlisting = mesh[1].board.enlisting
+    admission = mesh[1].board.admission
     end = End(job=JOB, outcome="failed", reason="its disk is full", now=False)
-    enlisting.ended_elsewhere(mesh[0].device, end.model_copy(update={"now": True}))
-    enlisting.ended_elsewhere(mesh[2].device, end)
-    enlisting.ended_elsewhere("f" * 64, end.model_copy(update={"outcome": "cancelled"}))
+    admission.ended_elsewhere(mesh[0].device, end.model_copy(update={"now": True}))
+    admission.ended_elsewhere(mesh[2].device, end)
+    admission.ended_elsewhere("f" * 64, end.model_copy(update={"outcome": "cancelled"}))
     assert mesh[1].waits
-    enlisting.ended_elsewhere(mesh[0].device, end)
+    admission.ended_elsewhere(mesh[0].device, end)
     assert not mesh[1].waits
     assert mesh[1].state is JobState.FAILED
     mesh[2].was_in(None)
     mesh[2].start()
     assert not mesh[2].waits
-    assert mesh[2].board.enlisting.may_return(JOB)
+    assert mesh[2].board.admission.may_return(JOB)
 
 
 @pytest.mark.asyncio
@@ -307,7 +307,7 @@ async def test_who_was_in_something_newer_does_not_join_what_is_older(mesh: list
     mesh[1].start()
     apart = FIRST.model_copy(update={"number": 9, "ranks": (2,), "learning": (2,), "proposer": mesh[2].device})
     where = Where(job=JOB, generation=apart, ancestors=(FIRST.hash64(),), samples=10**6)
-    mesh[1].board.enlisting.left_behind(mesh[2].device, where)
+    mesh[1].board.admission.left_behind(mesh[2].device, where)
     assert JOB not in mesh[1].board.jobs
     assert mesh[1].waits
 
@@ -324,10 +324,10 @@ async def test_others_that_go_on_are_joined_also_while_it_begins_again(mesh: lis
     )
     mesh[1].start()
     mesh[1].link(mesh[0])
-    assert mesh[0].board.enlisting.offered(offer, mesh[1].device).refusal is None
+    assert mesh[0].board.admission.offered(offer, mesh[1].device).refusal is None
     where = Where(job=JOB, generation=FIRST, ancestors=(), samples=0)
-    mesh[0].board.enlisting.left_behind(mesh[2].device, where)
-    await until(lambda: JOB in mesh[0].board.jobs and mesh[0].board.jobs[JOB].way is Way.RETURNS)
+    mesh[0].board.admission.left_behind(mesh[2].device, where)
+    await until(lambda: JOB in mesh[0].board.jobs and mesh[0].board.jobs[JOB].entry_mode is EntryMode.REJOIN)
     assert not mesh[0].waits
 
 
@@ -342,7 +342,7 @@ async def test_a_daemon_that_is_stopped_while_it_begins_again_lies_there_again(m
     mesh[1].start()
     mesh[1].link(daemon)
     offer = Offer(spec=spec, members=with_members(mesh[:2]))
-    assert daemon.board.enlisting.offered(offer, mesh[1].device).refusal is None
+    assert daemon.board.admission.offered(offer, mesh[1].device).refusal is None
     await until(lambda: daemon.board.jobs[JOB].state is JobState.READY)
     async with asyncio.timeout(5.0):
         await daemon.close()

@@ -22,10 +22,10 @@ from meshtraind.learner import supervisor as learnerlife
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
-from meshtraind.session.session import Session
+from meshtraind.session.session import JobSession
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.storage.job_record import HashBoard, Job
+from meshtraind.storage.job_record import Job, ReplicaHashes
 from meshtraind.transport.connection import Connection, RequestError
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
@@ -167,7 +167,7 @@ def test_a_member_cannot_be_in_barriers_without_end() -> None:
 def test_replicas_are_compared_among_those_that_compute() -> None:
     """O9, G4: whoever leaves may have told of a round that the others make without it. Of equal parts the lowest rank's
     is right."""
-    board = HashBoard((0, 1, 2))
+    board = ReplicaHashes((0, 1, 2))
 
     def told(rank: int, round_: int, what: int) -> set[int]:
         return board.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes([what]) * 32))
@@ -184,7 +184,7 @@ def test_replicas_are_compared_among_those_that_compute() -> None:
 
 def test_a_replica_that_is_found_to_differ_when_another_member_is_lost_is_repaired_at_once() -> None:
     """O9: nobody will tell of that round again, and until the next hash it would go on with the wrong base."""
-    board = HashBoard((0, 1, 2))
+    board = ReplicaHashes((0, 1, 2))
     for rank, what in ((0, 1), (1, 2)):
         assert not board.add(BaseHash(job=JOB, rank=rank, round=7, sha256=bytes([what]) * 32))
     assert board.expect((0, 1)) == {7: {1}}
@@ -236,7 +236,7 @@ class Promised:
         self.heard: list[Wire] = []
         self.begun: list[dict[int, Any]] = []
         self.board.start = self.begin  # type: ignore[method-assign]
-        assert self.board.enlisting.prepared(self.generation).refusal is None
+        assert self.board.admission.prepared(self.generation).refusal is None
 
     def begin(self, job: Job, generation: Generation, links: dict[int, Any]) -> None:
         assert (job, generation) == (self.job, self.generation)
@@ -279,7 +279,7 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool | None)
     None: leaving fails, too.
     """
     ended: list[tuple[str, str, bool]] = []
-    session = Session.__new__(Session)
+    session = JobSession.__new__(JobSession)
     session.job = cast(Job, SimpleNamespace(ending=False, left=False, rank=1))
     session._node = cast(Any, SimpleNamespace(name="bert"))
     session._dropping_out = False
@@ -334,7 +334,7 @@ class Script:
             self.code.set_result(-9)
 
 
-async def prepare(session: Session) -> list[Wire]:
+async def prepare(session: JobSession) -> list[Wire]:
     """What a learner says, alone, from its call to its first step. Returns what it is told from then on."""
     await until(lambda: Script.running is not None)
     told: list[Wire] = []
@@ -350,7 +350,7 @@ async def prepare(session: Session) -> list[Wire]:
     return told
 
 
-async def train(session: Session, rounds: int) -> None:
+async def train(session: JobSession, rounds: int) -> None:
     """What a learner says, alone, from its call to its end, while it takes a few steps."""
     told = await prepare(session)
     plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec(session.job.spec.codec))
@@ -403,7 +403,7 @@ def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Board:
     return Board(cast(Any, node))
 
 
-def job_alone(board: Board, folder: Path, codec: str, number: int) -> Session:
+def job_alone(board: Board, folder: Path, codec: str, number: int) -> JobSession:
     """A job of one device that has begun."""
     who, id_ = board._node.member, new_job_id(number.to_bytes(8, "big"))
     spec = JobSpec(

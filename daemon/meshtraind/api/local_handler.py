@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
@@ -36,7 +36,7 @@ from meshwire.timeouts import Timeouts
 log = logging.getLogger(__name__)
 
 
-class LocalSide:
+class LocalHandler:
     """Handler of every attached client and learner.
 
     Args:
@@ -48,7 +48,7 @@ class LocalSide:
         self,
         mesh: Mesh,
         board: Board,
-        questions: Questions,
+        questions: JobQueries,
         shutdown: Callable[[], None],
         warnings: tuple[str, ...] = (),
     ) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 
-from meshtraind.jobs.queries import Questions
+from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
 from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.frames.header import Header
@@ -15,10 +15,10 @@ from meshwire.messages.local import Cancel
 log = logging.getLogger(__name__)
 
 
-class PeerSide:
+class PeerHandler:
     """Handler of every linked peer's connection."""
 
-    def __init__(self, board: Board, questions: Questions) -> None:
+    def __init__(self, board: Board, questions: JobQueries) -> None:
         self._board = board
         self._questions = questions
 
@@ -36,11 +36,11 @@ class PeerSide:
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         match body:
             case Offer():
-                return self._board.enlisting.offered(body, _device(conn))
+                return self._board.admission.offered(body, _device(conn))
             case Invite():
-                return await self._board.enlisting.invited(body, _device(conn))
+                return await self._board.admission.invited(body, _device(conn))
             case Prepare():
-                return self._board.enlisting.prepared(body.generation)
+                return self._board.admission.prepared(body.generation)
             case Fetch():
                 return await self._questions.fetch(body, forward=False)
             case ListOutputs():

@@ -16,7 +16,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import clean_up, discard, remove_inputs
 from meshtraind.storage.job_history import HistoryError
-from meshtraind.storage.job_record import BEFORE_START, Job, Way, summary_of
+from meshtraind.storage.job_record import BEFORE_START, EntryMode, Job, summary_of
 from meshtraind.storage.resume_file import JobFile, forget
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
@@ -53,7 +53,7 @@ RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a jo
 OnProgress = Callable[[int, int], None]
 
 
-class Enlisting:
+class Admission:
     """Of one daemon.
 
     Args:
@@ -116,7 +116,7 @@ class Enlisting:
     def end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
         """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
         self._promised.pop(job.spec.job, None)
-        if job.way is Way.REVIVES and event is not JobEvent.CANCEL:
+        if job.entry_mode is EntryMode.REVIVAL and event is not JobEvent.CANCEL:
             job.left = True  # it is not over for that: nobody is told so
         if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
             self._tasks.spawn(self._remove_files(job), f"remove files of {job.spec.job}")
@@ -126,10 +126,10 @@ class Enlisting:
     async def _remove_files(self, job: Job) -> None:
         """Of one that has ended here before it began."""
         place = job.spec.job, job.folder, self._node.blobs
-        match job.way:
-            case Way.RETURNS:  # its results and checkpoints of before stay
+        match job.entry_mode:
+            case EntryMode.REJOIN:  # its results and checkpoints of before stay
                 await asyncio.to_thread(clean_up, *place, succeeded=False)
-            case Way.REVIVES:
+            case EntryMode.REVIVAL:
                 await self._lay_down(job)
             case _:
                 await asyncio.to_thread(discard, *place)
@@ -253,7 +253,7 @@ class Enlisting:
         except HistoryError as error:
             log.warning("job %s: what was known of it is lost: %s", spec.job, error)
         place = node.job_folder(spec.job), node.history
-        job = Job(spec, offer.members, rank, *place, Way.REVIVES, left.started_at_s, left.generation)
+        job = Job(spec, offer.members, rank, *place, EntryMode.REVIVAL, left.started_at_s, left.generation)
         job.take_given_up(given_up)
         self._joining.add(spec.job)
         return job
@@ -309,7 +309,7 @@ class Enlisting:
                 await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
             if not job.ended:
-                job.left = job.left or job.way is Way.REVIVES
+                job.left = job.left or job.entry_mode is EntryMode.REVIVAL
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
         if job.ended:
@@ -348,7 +348,7 @@ class Enlisting:
                     log.debug("job %s: %s", job.spec.job, error)
                 else:
                     return
-            if job.way is Way.JOINS and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
+            if job.entry_mode is EntryMode.LATE_JOIN and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
                 raise RequestError(f"no member has sent its files for {limits.JOIN_SILENCE_S_MAX:.0f} s")
             await job.news(RETURN_RETRY_S)
             if job.ended:
@@ -378,7 +378,7 @@ class Enlisting:
             return Promise(refusal=f"job {generation.job} is not ready there")
         if generation.members != job.members:
             return Promise(refusal="the proposed members are not those of the offer")
-        left = self._left.get(generation.job) if job.way is Way.REVIVES else None
+        left = self._left.get(generation.job) if job.entry_mode is EntryMode.REVIVAL else None
         before = 0 if left is None or left.generation is None else left.generation.number
         if (wrong := list_wrong(generation)) or job.rank not in generation.ranks or generation.number <= before:
             return Promise(
@@ -423,7 +423,7 @@ class Enlisting:
         generation = self._promised.pop(id_)
         job = self._board.jobs[id_]
         if not job.ended and not self._board.closing:
-            if job.way is Way.REVIVES:
+            if job.entry_mode is EntryMode.REVIVAL:
                 self._joining.discard(id_)
                 self._goes_on(id_)
             elif job.spec.resume is not None:  # a person's word, who does not want both
@@ -457,7 +457,7 @@ class Enlisting:
             self._where[where.job] = device, where
             if (
                 job is not None
-                and job.way is Way.REVIVES
+                and job.entry_mode is EntryMode.REVIVAL
                 and job.state in BEFORE_START
                 and not self.promised(where.job)
             ):
@@ -467,7 +467,15 @@ class Enlisting:
         log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
         folder = self._node.job_folder(where.job)
         job = Job(
-            *(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS, left.started_at_s),
+            *(
+                left.spec,
+                where.generation.members,
+                rank,
+                folder,
+                self._node.history,
+                EntryMode.REJOIN,
+                left.started_at_s,
+            ),
             left.generation,
         )
         self._board.add(job)
@@ -480,7 +488,7 @@ class Enlisting:
         self._where.pop(id_, None)
         self.revivals.drop(id_)
 
-    # Joining a job that others have begun
+    # JoinRequests a job that others have begun
 
     async def invited(self, invite: Invite, device: str) -> OfferReply:
         """A member asks this device to join. Several may: they get the same answer, once the files are here."""
@@ -531,7 +539,7 @@ class Enlisting:
         log.info("job %s: this device joins it, which others have begun", spec.job)
         self._goes_on(spec.job)
         folder, history = self._node.job_folder(spec.job), self._node.history
-        job = Job(spec, (*members, self._node.member), len(members), folder, history, Way.JOINS)
+        job = Job(spec, (*members, self._node.member), len(members), folder, history, EntryMode.LATE_JOIN)
         self._board.add(job)
         self._joining.add(spec.job)
         self._tasks.spawn(self._come_later(job, device, None), f"join {spec.job}")

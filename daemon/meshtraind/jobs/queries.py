@@ -56,7 +56,7 @@ RETURNS = "a link to another member of the job: meshtraind was started again her
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
-class Questions:
+class JobQueries:
     """Every method raises RequestError with a text for the person who asked."""
 
     def __init__(self, node: Node, board: Board) -> None:
@@ -78,9 +78,9 @@ class Questions:
     def _past(self, summary: JobSummary) -> JobSummary:
         """A job of before this daemon's start. Others may be in the middle of it: if so they tell as soon as there is a
         link, and before nobody knows that it is lost."""
-        enlisting = self._board.enlisting
-        waiting = enlisting.revivals.waiting(summary.job)
-        if waiting is None and (summary.state != JobState.LOST or not enlisting.returns_soon(summary.job)):
+        admission = self._board.admission
+        waiting = admission.revivals.waiting(summary.job)
+        if waiting is None and (summary.state != JobState.LOST or not admission.returns_soon(summary.job)):
             return summary
         reason = RETURNS if waiting is None else waiting[: limits.ERROR_CHARS_MAX]
         returning = {"state": JobState.READY, "ended_at_s": None, "error": None, "waiting_for": reason}
@@ -135,8 +135,8 @@ class Questions:
             raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
         job, session = self._board.jobs.get(body.job), self._board.session(body.job)
         reason = f"cancelled on {by}"
-        if job is None and self._board.enlisting.revivals.waits(body.job):
-            self._board.enlisting.cancel(body.job, reason)
+        if job is None and self._board.admission.revivals.waits(body.job):
+            self._board.admission.cancel(body.job, reason)
             return
         if job is None or (forward and session is None and not job.begins):  # its files are on their way
             await self._cancel_elsewhere(body, summary)

@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from meshtraind.jobs.admission import Enlisting
+from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.submission import Submission
 from meshtraind.learner.environment import learner_threads
 from meshtraind.peers.links import Link
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.membership_host import Asked
-from meshtraind.session.session import Session
+from meshtraind.session.session import JobSession
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import clean_up, clean_up_all
 from meshtraind.storage.disk_space import results_bytes_max
 from meshtraind.storage.job_history import RESUME, HistoryError, UnknownJobError
-from meshtraind.storage.job_record import BEFORE_START, Job, Way
+from meshtraind.storage.job_record import BEFORE_START, EntryMode, Job
 from meshtraind.storage.results import expire
 from meshtraind.storage.resume_file import forget, load_all
 from meshtraind.transport.connection import Connection, Emit, RequestError
@@ -80,14 +80,14 @@ class Board:
         self._node = node
         self._jobs: dict[str, Job] = {}
         self._ids: dict[int, str] = {}  # by number in frame headers
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, JobSession] = {}
         self._members: set[str] = set()  # of all their jobs, as told last
         self.closing = False
         self.on_members: Callable[[set[str]], None] = lambda _devices: None
         self.unlinkable: Mapping[str, str] = {}
         self._tasks = TaskSet("jobs")
         past = list(node.job_folder("").glob("*"))  # now: those of new jobs are to stay
-        self.enlisting = Enlisting(node, self, self._tasks, load_all(past))
+        self.admission = Admission(node, self, self._tasks, load_all(past))
         self._cleaned = self._tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     @property
@@ -100,7 +100,7 @@ class Board:
         """Jobs of this daemon's life by id; a live view. Older ones are in the history."""
         return self._jobs
 
-    def session(self, job: str) -> Session | None:
+    def session(self, job: str) -> JobSession | None:
         """The session of a job that runs here."""
         return self._sessions.get(job)
 
@@ -116,7 +116,7 @@ class Board:
             if not goes_on and not session.job.ended:
                 session.end("failed", f"{reason}; {RESUME.format(job=session.job.spec.job)}", now=True)
         for job in self._jobs.values():
-            if not job.ended and job.spec.job not in self._sessions and job.way is not Way.REVIVES:
+            if not job.ended and job.spec.job not in self._sessions and job.entry_mode is not EntryMode.REVIVAL:
                 job.advance(JobEvent.FAIL, reason)
         await asyncio.gather(*(session.close() for session in sessions))
         for session in sessions:
@@ -163,13 +163,13 @@ class Board:
         if where is not None:
             self._to_generations(session, device, where)
 
-    def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> Session:
+    def _open_session(self, job: Job, generation: Generation | None, links: dict[int, Connection]) -> JobSession:
         peers = [
             link
             for member in job.members
             if member.device != self._node.device and (link := self._node.links.get(member.device)) is not None
         ]
-        session = Session(
+        session = JobSession(
             self._node,
             job,
             generation,
@@ -190,7 +190,7 @@ class Board:
     def _job_members(self) -> set[str]:
         return {member.device for session in self._sessions.values() for member in session.job.members}
 
-    async def _forget(self, session: Session) -> None:
+    async def _forget(self, session: JobSession) -> None:
         """Lets go of a session and its files when it has closed."""
         await session.closed.wait()
         job_id, folder = session.job.spec.job, session.job.folder
@@ -210,7 +210,7 @@ class Board:
 
     def revive(self) -> None:
         """From now on jobs that all of their daemons have lost are begun again (J5)."""
-        self.enlisting.revivals.start(self._tasks)
+        self.admission.revivals.start(self._tasks)
 
     async def _clean_up_regularly(self) -> None:
         await self._cleaned
@@ -257,7 +257,7 @@ class Board:
         except HistoryError as error:
             log.warning("the results of job %s are kept: %s", id_, error)
             return None
-        if self.enlisting.may_return(id_) and ended_s is not None and ended_s > now_s - limits.RESULTS_S_MAX:
+        if self.admission.may_return(id_) and ended_s is not None and ended_s > now_s - limits.RESULTS_S_MAX:
             return None
         return ended_s
 
@@ -265,7 +265,7 @@ class Board:
         """A member, the submitter or, before the start, a person here ends a job."""
         job = self._jobs.get(end.job)
         if job is None:
-            self.enlisting.call_off(end.job)
+            self.admission.call_off(end.job)
             return
         if job.ended:
             return
@@ -273,9 +273,9 @@ class Board:
         if session is not None:
             session.end(end.outcome, end.reason, now=end.now, tell=False)
         else:
-            late = end.outcome == "succeeded" and job.way is Way.JOINS  # nothing of it is lost here
+            late = end.outcome == "succeeded" and job.entry_mode is EntryMode.LATE_JOIN  # nothing of it is lost here
             event = JobEvent.CANCEL if late else UNSTARTED[end.outcome]
-            self.enlisting.end_unstarted(job, event, end.reason)
+            self.admission.end_unstarted(job, event, end.reason)
 
     # What arrives from members of running jobs
 
@@ -283,11 +283,11 @@ class Board:
         """Hands a job's message to its job. Returns what is wrong with it, if anything."""
         match body:
             case Commit():
-                self.enlisting.committed(body)
+                self.admission.committed(body)
             case FilesProgress():
-                self.enlisting.files_progress(device, body)
+                self.admission.files_progress(device, body)
             case End() if body.job not in self._sessions:
-                self.enlisting.ended_elsewhere(device, body)
+                self.admission.ended_elsewhere(device, body)
                 self.ended(body)
             case Remains():
                 return self._answer_remains(device, body)
@@ -306,11 +306,11 @@ class Board:
                     self._answer_late(device, self._jobs[id_], body)
         return None
 
-    def _session_of(self, device: str, id_: str) -> Session | None:
+    def _session_of(self, device: str, id_: str) -> JobSession | None:
         """For what a member says of a running job. It may have been told to begin sooner than this one, or the
         submitter was lost before it had told all: who has promised and hears of the job knows that all have."""
-        if self.enlisting.promised(id_) and self._jobs[id_].rank_of(device) is not None:
-            self.enlisting.begin(id_)
+        if self.admission.promised(id_) and self._jobs[id_].rank_of(device) is not None:
+            self.admission.begin(id_)
         return self._sessions.get(id_)
 
     def _of_generations(self, device: str, header: Header, body: Message) -> None:
@@ -324,11 +324,11 @@ class Board:
         elif id_ and self._jobs[id_].ended:
             self._tell_end(device, self._jobs[id_])
         elif isinstance(body, Where):
-            self.enlisting.left_behind(device, body)
+            self.admission.left_behind(device, body)
         elif isinstance(body, AskIn) and not id_:
             self._tell_of_before(device, body.job)
 
-    def _to_generations(self, session: Session, device: str, body: Message) -> None:
+    def _to_generations(self, session: JobSession, device: str, body: Message) -> None:
         generations = session.passage.generations
         if generations is not None and not session.job.ended:
             generations.notice(device, body)
@@ -344,7 +344,7 @@ class Board:
 
     def link_made(self, link: Link) -> None:
         """There is a new link: the jobs of its device may go on with it."""
-        self.enlisting.revivals.link_made(link.device)
+        self.admission.revivals.link_made(link.device)
         for session in list(self._sessions.values()):
             if not session.job.ended:
                 session.passage.link_made(link.device, link.hello.incarnation)
@@ -371,8 +371,8 @@ class Board:
         if job is not None and job.ended:
             if job.rank_of(device) is not None:
                 self._tell_end(device, job)
-        elif self.enlisting.revivals.waits(body.job):
-            return self.enlisting.revivals.told(device, body)
+        elif self.admission.revivals.waits(body.job):
+            return self.admission.revivals.told(device, body)
         elif job is None:
             self._tell_end_of_before(device, body.job)
         return None
@@ -404,13 +404,13 @@ class Board:
         """A person takes this device out of a job. Raises RequestError where the others could not go on."""
         session, job = self._sessions.get(id_), self._jobs.get(id_)
         reason = f"{self._node.name} left it, the others went on"
-        if session is None and job is not None and not job.ended and job.way is not Way.BEGINS:
+        if session is None and job is not None and not job.ended and job.entry_mode is not EntryMode.FOUNDER:
             job.left = True
-            self.enlisting.end_unstarted(job, JobEvent.CANCEL, reason)
+            self.admission.end_unstarted(job, JobEvent.CANCEL, reason)
             await asyncio.to_thread(forget, job.folder)
             return
-        if job is None and self.enlisting.revivals.waits(id_):
-            self.enlisting.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
+        if job is None and self.admission.revivals.waits(id_):
+            self.admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
             return
         if session is None:
             raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
@@ -425,7 +425,7 @@ class Board:
         if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in UNDER_WAY:
             self._tell_end(device, job)
 
-    def _to_session(self, session: Session, device: str, header: Header, body: Wire) -> str | None:
+    def _to_session(self, session: JobSession, device: str, header: Header, body: Wire) -> str | None:
         rank = session.job.rank_of(device)
         if rank is None and session.job.spec.peers_max is not None:
             return None  # it has joined, and heard of it sooner than this member
@@ -470,13 +470,13 @@ class Board:
                 session.passage.link_lost(device, reason)
         if device in self._node.links:
             return
-        self.enlisting.revivals.link_lost(device)
+        self.admission.revivals.link_lost(device)
         for job in list(self._jobs.values()):
-            if self.enlisting.promised(job.spec.job):
+            if self.admission.promised(job.spec.job):
                 continue  # it may have told others to begin
             if job.state in BEFORE_START and job.begins and device == job.spec.submitter:
                 text = f"lost the submitter before the job began: {reason}"
-                self.enlisting.end_unstarted(job, JobEvent.FAIL, text)
+                self.admission.end_unstarted(job, JobEvent.FAIL, text)
 
 
 def _on_disk(jobs: Path) -> tuple[dict[Path, float], int]:

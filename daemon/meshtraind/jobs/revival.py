@@ -109,7 +109,7 @@ class Revivals:
         loop = asyncio.get_running_loop()
         while self._machines:
             for job, machine in list(self._machines.items()):
-                under_way = job in self._board.jobs or self._board.enlisting.is_busy(job)
+                under_way = job in self._board.jobs or self._board.admission.is_busy(job)
                 if not under_way and machine.due(loop.time()) is not None:
                     await self._begin(job, machine)
             await asyncio.sleep(POLL_S)

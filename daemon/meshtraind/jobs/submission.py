@@ -112,7 +112,7 @@ class Submission:
 
     async def _start(self, spec: JobSpec, generation: Generation) -> None:
         try:
-            with self._board.enlisting.submitting(spec.job, self):
+            with self._board.admission.submitting(spec.job, self):
                 await self._offer_all(spec, generation)
                 await self._await_files(spec, generation)
                 self._emit(SubmitProgress(text="starting"))
@@ -174,7 +174,7 @@ class Submission:
             if member.device not in self._told:
                 self._told.append(member.device)
             if member.device == self._node.device:
-                reply = self._board.enlisting.offered(offer, self._node.device)
+                reply = self._board.admission.offered(offer, self._node.device)
             else:
                 reply = await self._offer(offer, member)
             if reply.refusal is not None:
@@ -236,7 +236,7 @@ class Submission:
         commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:
             if member.device == self._node.device:
-                promise = self._board.enlisting.prepared(generation)
+                promise = self._board.admission.prepared(generation)
             else:
                 answer = await self._link(member).request(
                     prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
@@ -248,7 +248,7 @@ class Submission:
                 raise RefusedError(f"{member.name} cannot take part: {promise.refusal}", member.device)
         for member in members:
             if member.device == self._node.device:
-                self._board.enlisting.committed(commit)
+                self._board.admission.committed(commit)
             elif member.device in self._node.links:  # else the others begin without it (G9)
                 self._node.links[member.device].connection.notify(commit, job=job_number(spec.job))
 

@@ -84,7 +84,7 @@ class Links:
         on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
         on_violated: called with a linked device, and what it sent that is no frame, no message or no payload.
         linked: the links by device id; live.
-        refused: which paired devices answered last in another wire version (W6), in words; live.
+        unlinkable: which paired devices answered last in another wire version (W6), in words; live.
         port: the actual one, once started.
     """
 
@@ -114,7 +114,7 @@ class Links:
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
         self._presence.on_away = self._was_away
         self._linked: dict[str, Link] = {}
-        self._refused: dict[str, str] = {}
+        self._unlinkable: dict[str, str] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
         self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
@@ -130,9 +130,9 @@ class Links:
         return self._linked
 
     @property
-    def refused(self) -> Mapping[str, str]:
+    def unlinkable(self) -> Mapping[str, str]:
         """Why a link to a paired device that answers cannot be, by device id; a live view."""
-        return self._refused
+        return self._unlinkable
 
     async def start(self) -> None:
         """Listens, and dials what the address book says. Raises ListenError."""
@@ -177,7 +177,7 @@ class Links:
 
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
-        self._refused.pop(device, None)
+        self._unlinkable.pop(device, None)
         link = self._linked.get(device)
         if link is not None:
             link.connection.refuse(reason)
@@ -311,8 +311,8 @@ class Links:
         if device is not None and self._trust is not None:
             name = printable(self._trust.name_of(device))
         told = versions_differ(name, version, self._hello.name)
-        if device is not None and self._refused.get(device) != told:
-            self._refused[device] = told
+        if device is not None and self._unlinkable.get(device) != told:
+            self._unlinkable[device] = told
             log.warning("%s", told, extra=caused_by(connection.remote_host))
         return told
 
@@ -355,7 +355,7 @@ class Links:
         connection.handler = _Linked(self, link)
         connection.on_violated = functools.partial(self._violated, device)
         self._linked[device] = link
-        self._refused.pop(device, None)
+        self._unlinkable.pop(device, None)
         if there is not None and not there.connection.closing:
             there.connection.close("a better link has replaced it")
         log.info("linked with %s at %s", connection.name, address)

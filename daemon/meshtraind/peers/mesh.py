@@ -118,7 +118,7 @@ class Mesh:
     def warnings(self) -> tuple[str, ...]:
         """What a person should know."""
         found = self._discovery.warning if self._discovery is not None else None
-        return (*((found,) if found is not None else ()), *self._links.refused.values())
+        return (*((found,) if found is not None else ()), *self._links.unlinkable.values())
 
     def peers(self) -> tuple[PeerSummary, ...]:
         """Linked first, then paired, then those that were only seen."""
@@ -149,7 +149,7 @@ class Mesh:
             software=None,
             cores=None,
             memory_bytes=None,
-            refused=self._links.refused.get(device),
+            refused=self._links.unlinkable.get(device),
         )
 
     # Pairing
@@ -220,7 +220,7 @@ class Mesh:
         self._links.dial_now()
         with contextlib.suppress(TimeoutError):  # paired all the same; `meshtrain peers` shows when it is linked
             async with asyncio.timeout(LINK_AFTER_PAIRING_S):
-                while device.device_id not in self.node.links and device.device_id not in self._links.refused:
+                while device.device_id not in self.node.links and device.device_id not in self._links.unlinkable:
                     await asyncio.sleep(0.02)
         return Paired(device=device.device_id, name=printable(device.name))
 

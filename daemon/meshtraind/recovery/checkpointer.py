@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.runtime.threads import in_thread
@@ -47,7 +47,7 @@ class Written:
         )
 
 
-class Checkpointing:
+class Checkpointer:
     """One job's on this device.
 
     A learner saves at the first boundary after the round that it was asked for. What the ledger and the chain were is
@@ -61,7 +61,7 @@ class Checkpointing:
     """
 
     def __init__(
-        self, job: Job, software: Software, saving: Saving, tasks: TaskSet, model: Callable[[], Model]
+        self, job: Job, software: Software, saving: StateRequests, tasks: TaskSet, model: Callable[[], Model]
     ) -> None:
         self._job = job
         self._software = software

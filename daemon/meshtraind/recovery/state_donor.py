@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blobs import BlobError, BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint
@@ -80,7 +80,7 @@ class _Held:
     saved: SavedState
 
 
-class Donor:
+class StateDonor:
     """One learner's states on their way to others. A state that is new enough is given again, as is a checkpoint.
 
     Args:
@@ -93,7 +93,7 @@ class Donor:
         self,
         job: Job,
         store: BlobStore,
-        saving: Saving,
+        saving: StateRequests,
         checkpoint: Callable[[], Checkpoint | None],
         chain_after: Callable[[int], bytes | None],
         tasks: TaskSet,

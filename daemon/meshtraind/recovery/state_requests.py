@@ -9,7 +9,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.learner import LearnerSaved, Save
 
 
-class Saving:
+class StateRequests:
     """One job's learners, one after the other. Several states may be asked for at once.
 
     Args:

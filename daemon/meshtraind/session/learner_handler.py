@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshtraind.recovery.join_requests import Joining
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.join_requests import JoinRequests
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
@@ -56,10 +56,10 @@ class Place:
     agreement: Agreement
     metrics: MetricsKeeper
     tasks: TaskSet
-    saving: Saving
+    saving: StateRequests
 
 
-class LearnerLink:
+class LearnerHandler:
     """The learner's side of one session: of one process after the other.
 
     Args:
@@ -94,12 +94,12 @@ class LearnerLink:
         self._connection: Connection | None = None
         self._answering = 0
         self._ready = False
-        self.preparation: Preparation | Joining = preparation
+        self.preparation: Preparation | JoinRequests = preparation
         self.attached = False
         self.rounds: Rounds | None = None
         self._in_barrier: asyncio.Task[None] | None = None
 
-    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | Joining) -> None:
+    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | JoinRequests) -> None:
         """Another process will call, and load its state from a member that computes; before round 1, prepare with the
         others."""
         self.let_go("another learner takes its place")
@@ -255,7 +255,7 @@ class LearnerLink:
     @property
     def has_base(self) -> bool:
         """A learner holds the base, or the next one will find it in memory."""
-        return self.ready or (isinstance(self.preparation, Joining) and self.preparation.kept)
+        return self.ready or (isinstance(self.preparation, JoinRequests) and self.preparation.kept)
 
     @property
     def ready(self) -> bool:

@@ -24,7 +24,7 @@ class _Membership(Protocol):
         """It broke the protocol."""
 
 
-class MemberSide:
+class MemberHandler:
     """Of one job here.
 
     Args:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
 
 
-class RoundsMaker:
+class RoundsFactory:
     """One job's.
 
     Args:

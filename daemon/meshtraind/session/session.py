@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from meshtraind.learner.script_error import explain_end
 from meshtraind.learner.shared_memory import SharedMemory
-from meshtraind.learner.supervisor import Ending, LearnerLife
+from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
-from meshtraind.recovery.checkpointer import Checkpointing
-from meshtraind.recovery.state_donor import Donor
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.checkpointer import Checkpointer
+from meshtraind.recovery.state_donor import StateDonor
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.learner_handler import LearnerLink, Place
-from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.learner_handler import LearnerHandler, Place
+from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import LearnerWishes, Passage
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
@@ -46,7 +46,7 @@ NOTHING_EXCHANGED = (
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
 
 
-class Session:
+class JobSession:
     """Owns the learner, the rounds and the generations of one job here.
 
     Args:
@@ -76,15 +76,15 @@ class Session:
         self._over: set[int] = set()  # ranks that say that the job has succeeded
         self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._learners = LearnerLife(node, job, threads, lambda: self.passage.memory)
+        self._learners = LearnerSupervisor(node, job, threads, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, lambda: job.gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         memory = SharedMemory()
-        saving = Saving(lambda body: self.learner.notify(body), lambda: self.learner.ready)
-        checkpointing = Checkpointing(job, node.software, saving, self._tasks, lambda: self.passage.model())
-        self._donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after, self._tasks)
-        self.learner = LearnerLink(
+        saving = StateRequests(lambda body: self.learner.notify(body), lambda: self.learner.ready)
+        checkpointing = Checkpointer(job, node.software, saving, self._tasks, lambda: self.passage.model())
+        self._donor = StateDonor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after, self._tasks)
+        self.learner = LearnerHandler(
             Place(
                 job=job,
                 who=self._who,
@@ -122,7 +122,7 @@ class Session:
             self._tasks,
             wishes,
         )
-        self.members = MemberSide(
+        self.members = MemberHandler(
             job, self._agreement, lambda: self.rounds, self.passage, self._check_all_done, self._member_ended
         )
         job.on_odd = self._replicas_differ

@@ -101,7 +101,7 @@ class Share:
         self.piece_bytes = int(max(PIECE_BYTES_MIN, min(wanted, limits.FETCH_BYTES_MAX)))
 
 
-class Courtesy:
+class Pacer:
     """The pace (`fetch.Pace`) of one state, or of a job's files for a device that takes part in no round yet.
 
     Args:
