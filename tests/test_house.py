@@ -171,13 +171,6 @@ def test_every_folder_has_a_map() -> None:
     assert not without
 
 
-def floors(package: str) -> list[str]:
-    """The rooms and single files of a package, bottom up, as its README's table has them: "rounds", "app"."""
-    text = (PACKAGES[package] / "README.md").read_text("utf-8")
-    rows = re.findall(r"^\| (?:`([\w/]+)\.py`|\[([\w/]+)/\]\()", text, re.MULTILINE)
-    return [file or room for file, room in rows]
-
-
 @pytest.mark.parametrize("folder", sorted({path.parent for top in PACKAGES.values() for path in top.rglob("*.py")}))
 def test_a_room_has_a_door_sign(folder: Path) -> None:
     """Its README names all that lies in it, and nothing that is gone."""
@@ -199,6 +192,73 @@ def test_a_room_is_small_enough_to_look_around_in(folder: Path) -> None:
     if folder == PACKAGES["meshtraind"] / "codecs":
         return
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 15
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """What each of our modules imports of our modules, anywhere in it: at the top, in functions, for types alone."""
+    names: dict[str, Path] = {}
+    for package, top in PACKAGES.items():
+        for path in top.rglob("*.py"):
+            parts = (package, *path.relative_to(top).with_suffix("").parts)
+            names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    found: dict[str, set[str]] = {}
+    for name, path in names.items():
+        found[name] = set()
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found[name].update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                found[name].update(full & names.keys() or {node.module or ""})
+        found[name] = (found[name] & names.keys()) - {name}
+    return found
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    """Who is in a circle can be read only together with all others in it. Lazy imports and those for types count."""
+    waiting = imported_modules()
+    while free := {name for name, needs in waiting.items() if not needs & waiting.keys()}:
+        waiting = {name: needs for name, needs in waiting.items() if name not in free}
+    assert not {name: sorted(needs & waiting.keys()) for name, needs in waiting.items()}
+
+
+def floors(folder: str) -> list[str]:
+    """The rooms and single files of a folder, bottom up, as the table in its README has them: "rounds", "app"."""
+    text = (ROOT / folder / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (?:`([\w/]+)\.py`|\[([\w/]+)/\]\()", text, re.MULTILINE)
+    return [file or room for file, room in rows]
+
+
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    [
+        ("meshwire", "protocol/meshwire"),
+        ("meshtraind", "daemon/meshtraind"),
+        ("meshtrain", "meshtrain"),
+        ("meshtrain.train", "meshtrain/train"),
+        ("meshtrain.cli", "meshtrain/cli"),
+    ],
+)
+def test_rooms_import_only_what_lies_below(package: str, folder: str) -> None:
+    """The map of a package is the order of its layers, bottom up, and the only place where it is written down."""
+    order = floors(folder)
+
+    def floor(module: str) -> int | None:
+        """None: another package, or the entry `__main__` and the package itself, which anybody may be."""
+        inner = module.removeprefix(package).removeprefix(".").replace(".", "/")
+        if not module.startswith(f"{package}.") or inner == "__main__":
+            return order.index("__init__") if module == package and "__init__" in order else None
+        fits = [room for room in order if f"{inner}/".startswith(f"{room}/")]
+        assert fits, f"{folder}/README.md has no row for {module}"
+        return order.index(max(fits, key=len))
+
+    wrong = [
+        f"{module} imports {needed}, which the map has above it"
+        for module, needs in imported_modules().items()
+        for needed in needs
+        if (here := floor(module)) is not None and (there := floor(needed)) is not None and there > here
+    ]
+    assert not wrong
 
 
 RULES_NOT_BUILT = {"R6"}  # several learners on one machine

@@ -2,8 +2,7 @@
 
 import sys
 
-EXIT_INCOMPLETE = 4  # of `get`: some of it could not be reached
-EXIT_INTERRUPTED = 130
+from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 
 
 def main() -> None:

@@ -722,7 +722,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "members-version-not-on-the-jobs-screen",
-        "meshtrain.cli.ui.peernews",
+        "meshtrain.cli.ui.peer_news",
         "news",
         "if why not in unlinkable(before)",
         "if False",

@@ -2,9 +2,10 @@
 
 Storms of 75 s and calms of 45 s take turns; after each calm the job ends, and another with another codec begins. Nobody
 is spared. In the first half no daemon ends, so that what one keeps can be seen to grow. `--power` is another run: all
-processes are killed at once, and come up one after the other. Ends with exit code 1 when an invariant breaks: 30 s
-without a round while two peers could commit one, a job that ended, replicas that differ, samples that count twice, or
-growth without bound of memory, disk, descriptors or log. What is done, and when, follows from `--seed`.
+processes are killed at once, and daemons come up one after the other, which begin the job again. Ends with exit code 1
+when an invariant breaks: 30 s without a round while two peers could commit one, a job that ended, replicas that differ,
+samples that count twice, or growth without bound of memory, disk, descriptors or log. What is done, and when, follows
+from `--seed`.
 """
 
 import argparse
@@ -42,6 +43,7 @@ END_TIMEOUT_S = 60.0
 BETWEEN_S = 12.0  # from one job to the next, about
 PEER_BYTES = 700 * 2**20  # of a daemon and its learner
 CHECKPOINT_EVERY = "1"  # minute
+CHECKPOINT_EVERY_POWER = "50r"  # the power may be cut in a job's first minute
 HARMLESS = ("storm", "calm", "spawn", "thaw", "heal", "empty", "delay", "throttle", "step")  # these end no round
 WAYS = (
     "fp32@bsp",
@@ -61,12 +63,15 @@ def say(text: str) -> None:
 class Jobs:
     """One after the other on a mesh: each way of exchanging in its turn."""
 
-    def __init__(self, mesh: ChaosMesh, folder: Path, ways: Sequence[str], *, trace: bool) -> None:
+    def __init__(
+        self, mesh: ChaosMesh, folder: Path, ways: Sequence[str], *, trace: bool, checkpoint_every: str
+    ) -> None:
         self._mesh = mesh
         self._folder = folder
         self._ways = itertools.cycle(ways)
         self._numbers = itertools.count(1)
         self._trace = trace
+        self._checkpoint_every = checkpoint_every
 
     def begin(self) -> ChaosJob:
         """The next one; when all its learners have been in a round it returns. Raises LocalMeshError."""
@@ -86,7 +91,7 @@ class Jobs:
             sync=sync or "bsp",
             hash_every=10,
             trace=self._trace,
-            checkpoint_every=CHECKPOINT_EVERY,
+            checkpoint_every=self._checkpoint_every,
         )
         wait_running(self._mesh, job)
         return job
@@ -345,7 +350,8 @@ def soak(options: argparse.Namespace) -> dict[str, object]:
         )
         mesh = stack.enter_context(made)
         say(f"{options.peers} daemons in {mesh.folder}, seed {options.seed}")
-        jobs = Jobs(mesh, folder, options.ways.split(","), trace=options.trace)
+        every = CHECKPOINT_EVERY_POWER if options.power else CHECKPOINT_EVERY
+        jobs = Jobs(mesh, folder, options.ways.split(","), trace=options.trace, checkpoint_every=every)
         run = Soak(mesh, jobs, schedule_of(options, hosts.left_out), hosts.by_name)
         try:
             run.run()

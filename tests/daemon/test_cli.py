@@ -18,8 +18,8 @@ import pytest
 from typer.testing import CliRunner
 
 from meshtrain.cli.app import app
-from meshtrain.cli.ui.followview import View, prefixes, status_text
-from meshtrain.cli.ui.logpieces import LINE_CHARS_MAX, Lines
+from meshtrain.cli.ui.follow_view import View, prefixes, status_text
+from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines
 from meshtrain.cli.ui.terminal import human_seconds, printable_lines
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT

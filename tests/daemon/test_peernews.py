@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshtrain.cli.commands.jobs import outcome_lines
-from meshtrain.cli.ui.followview import FAILURE_HOLD_S, View, status_text
-from meshtrain.cli.ui.peernews import joined, news, outcome_notes, part_of
-from meshtrain.cli.ui.peertable import peer_rows, render_peers
+from meshtrain.cli.ui.follow_view import FAILURE_HOLD_S, View, status_text
+from meshtrain.cli.ui.job import outcome_lines
+from meshtrain.cli.ui.peer_news import joined, news, outcome_notes, part_of
+from meshtrain.cli.ui.peer_table import peer_rows, render_peers
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import GivenUp, JobSummary, Metrics, RankReport, RefusedRank
 from meshwire.messages.local import GetJobs, GetStatus
@@ -228,7 +228,7 @@ def test_an_error_that_ends_the_job_is_told_by_its_end_alone(
 ) -> None:
     """It is held back for a moment; what has happened meanwhile is told after it, in order."""
     now_s = 0.0
-    monkeypatch.setattr("meshtrain.cli.ui.followview.time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr("meshtrain.cli.ui.follow_view.time", SimpleNamespace(monotonic=lambda: now_s))
     again = job(2, (0, 1, 2), (0, 1), cleo=report(2, failure=KILLED, restarts=1))
     view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
     for seen in (FIRST, again, job(2, (0, 1, 2), state=JobState.FAILED)):

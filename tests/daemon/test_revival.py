@@ -12,6 +12,7 @@ import pytest_asyncio
 from meshtraind.jobs.checkpoint_search import ship
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import Board
+from meshtraind.session.session import Session
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import list_checkpoints
 from meshtraind.storage.cleanup import RESUME
@@ -348,6 +349,77 @@ async def test_a_daemon_that_is_stopped_while_it_begins_again_lies_there_again(m
         await daemon.close()
     daemon.start()
     assert daemon.waits
+
+
+class Last:
+    """What a session asks when its daemon is stopped.
+
+    Args:
+        others: whether somebody else is in the generation.
+        saves: whether the learner writes a checkpoint in time.
+    """
+
+    def __init__(self, daemon: Daemon, *, others: bool = False, saves: bool = True, lets_go: bool = False) -> None:
+        spec = daemon.spec.model_copy(update={"resume": None})
+        self.job = Job(spec, MEMBERS, 0, daemon.folder, daemon.history)
+        for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+            self.job.advance(event)
+        ranks = (0, 1) if others else (0,)
+        self.job.take(FIRST.model_copy(update={"number": 3, "root": 3, "ranks": ranks, "learning": (0,)}))
+        self.passage: Any = SimpleNamespace(
+            saved=False, is_out=False, may_leave=lets_go, leave=self._leaves, save=self._saves
+        )
+        self._writes = saves
+        self._metrics = SimpleNamespace(part="")
+        self._tell_report = lambda: None
+        self.ends: list[str] = []
+
+    async def _leaves(self) -> None:
+        self.passage.is_out = True
+
+    async def _saves(self) -> None:
+        self.passage.saved = self._writes
+
+    async def leave(self) -> bool:
+        return await Session.leave(cast(Session, self))
+
+    async def stays(self) -> bool:
+        return await Session.stays(cast(Session, self))
+
+    def end(self, outcome: str, reason: str, *, now: bool) -> None:
+        self.ends.append(reason)
+        self.job.advance(JobEvent.FAIL, reason)
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("how", "ends", "waits"),
+    [
+        ({}, False, True),
+        ({"saves": False}, True, False),
+        ({"others": True}, True, False),
+        ({"others": True, "lets_go": True}, False, False),
+    ],
+    ids=["the last one", "without a checkpoint", "others that only forward", "others go on"],
+)
+async def test_who_is_stopped_last_begins_the_job_again_and_who_leaves_others_with_it_returns(
+    mesh: list[Daemon], how: dict[str, bool], ends: bool, waits: bool
+) -> None:
+    """J5: `down` on all laptops in the evening, `up` in the morning."""
+    daemon = mesh[0]
+    daemon.start()
+    last = Last(daemon, **how)
+    daemon.board._jobs[JOB] = last.job
+    daemon.board._sessions[JOB] = cast(Session, last)
+    await daemon.close()
+    assert bool(last.ends) is ends
+    assert last.job.state == (JobState.FAILED if ends else JobState.RUNNING)
+    daemon.start()
+    assert daemon.waits is waits
+    assert daemon.state == (JobState.FAILED if ends else JobState.LOST)
 
 
 def with_members(daemons: Iterable[Daemon]) -> tuple[Member, ...]:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from meshtrain.cli.submission import measuring
-from meshtrain.cli.submission.dryrun import PARTS, Memory
+from meshtrain.cli.submission.dry_run import PARTS, Memory
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.shipping import data_place, pack
 from meshtrain.cli.ui.errors import CliError

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from meshtrain.cli.commands.jobs import outcome_lines
 from meshtrain.cli.ui import follow
-from meshtrain.cli.ui.followview import View, status_text
-from meshtrain.cli.ui.logpieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
+from meshtrain.cli.ui.follow_view import View, status_text
+from meshtrain.cli.ui.job import outcome_lines
+from meshtrain.cli.ui.log_pieces import LINE_CHARS_MAX, Lines, RawLines, raw_bytes
 from meshtrain.cli.ui.terminal import COLOUR_CHARS_MAX, say, script_text
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from meshtrain.cli.ui.followview import View
-from meshtrain.cli.ui.peertable import COLUMNS, peer_rows, render_peers, with_names
+from meshtrain.cli.ui.follow_view import View
+from meshtrain.cli.ui.peer_table import COLUMNS, peer_rows, render_peers, with_names
 from meshwire.jobs.lifecycle import JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import JobSummary, Metrics, RankReport

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import meshtraind.api.rundir
-from meshtrain.cli.ui.peernews import news
+from meshtrain.cli.ui.peer_news import news
 from meshtraind.api.endpoint import Endpoint as DaemonsEndpoint
 from meshtraind.api.rundir import RunDir
 from meshwire.frames.header import WIRE_VERSION, Header, Kind, other_version

@@ -8,9 +8,9 @@ import pytest
 
 from meshwire import limits
 from meshwire.membership.checks import list_wrong
-from meshwire.membership.revival import Revival, is_older
 from meshwire.messages.generation import Where
 from meshwire.messages.job import Generation, Member
+from meshwire.revival import Revival, is_older
 from meshwire.timeouts import Timeouts
 from tests.wire.test_entitled import FIRST, JOB, MEMBERS, after
 

@@ -25,7 +25,6 @@ from meshwire.jobs.lifecycle import EXIT_CODES, JobEvent, JobRecord, JobState, j
 from meshwire.membership.checks import list_wrong
 from meshwire.membership.invitations import invitation_wrong
 from meshwire.membership.lineage import rank_of
-from meshwire.membership.revival import is_older
 from meshwire.messages.generation import Invite, Where
 from meshwire.messages.job import (
     Commit,
@@ -39,6 +38,8 @@ from meshwire.messages.job import (
     Outcome,
     Promise,
 )
+from meshwire.messages.local import Resubmit, ResumeFrom
+from meshwire.revival import is_older
 
 if TYPE_CHECKING:
     from meshtraind.jobs.registry import Board
@@ -69,7 +70,7 @@ class Admission:
         self._board = board
         self._tasks = tasks
         self._left = left
-        self.revivals = Revivals(node, board, left)
+        self.revivals = Revivals(node, self, left)
         self._before: dict[str, JobRecord] = {}  # what was known of jobs that are about to begin again
         self._where: dict[str, tuple[str, Where]] = {}  # who has told meanwhile that they go on, by job
         self._began_s = time.monotonic()
@@ -100,9 +101,15 @@ class Admission:
         """Whether this daemon was just started, and may return to a job as soon as it has a link to a member."""
         return self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
 
-    def is_busy(self, job: str) -> bool:
-        """Whether its files are on their way, or are deleted again."""
-        return job in self._joining
+    def is_under_way(self, job: str) -> bool:
+        """Whether it is about to begin, or its files are being deleted again."""
+        return job in self._board.jobs or job in self._joining
+
+    async def begin_again(self, generation: Generation) -> None:
+        """As `Submission.revive`."""
+        body = Resubmit(resume=ResumeFrom(job=generation.job))
+        with self._node.blobs.holding() as owner:
+            await Submission(self._node, self._board, body, lambda _progress: None).revive(owner, generation)
 
     def call_off(self, job: str) -> None:
         """An unknown job has ended: its offer may be right behind, for requests are answered by tasks. One that lies
@@ -222,7 +229,7 @@ class Admission:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None and known.ended and known.started_at_s is None:
             refusal = f"it has ended there: {known.error or known.state}"
-        elif known is not None or self.is_busy(spec.job):
+        elif self.is_under_way(spec.job):
             refusal = f"there is a job {spec.job} already"
         elif revives and not self.revivals.waits(spec.job):
             refusal = f"job {spec.job} is over there, or goes on"
@@ -453,7 +460,7 @@ class Admission:
             log.info("job %s: the others' history is older than what is here; they will come to this one", where.job)
             return
         job = self._board.jobs.get(where.job)
-        if job is not None or self.is_busy(where.job):
+        if self.is_under_way(where.job):
             self._where[where.job] = device, where
             if (
                 job is not None

@@ -1,15 +1,15 @@
 """Jobs that ran here when this daemon ended, and that nobody has gone on with: begun again from their checkpoints (J5).
 
-When, and by whom, says `meshwire.membership.revival`. They keep their ids: who comes up later returns to them as to any
+When, and by whom, says `meshwire.revival`. They keep their ids: who comes up later returns to them as to any
 job that goes on.
 """
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from meshtraind.jobs.submission import RefusedError, Submission
+from meshtraind.jobs.submission import RefusedError
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
@@ -18,17 +18,23 @@ from meshtraind.storage.resume_file import JobFile
 from meshtraind.transport.connection import RequestError
 from meshwire.jobs.lifecycle import JobState, job_number
 from meshwire.membership.lineage import rank_of
-from meshwire.membership.revival import Revival
-from meshwire.messages.job import Member, Remains
-from meshwire.messages.local import Resubmit, ResumeFrom
+from meshwire.messages.job import Generation, Member, Remains
+from meshwire.revival import Revival
 from meshwire.timeouts import Timeouts
-
-if TYPE_CHECKING:
-    from meshtraind.jobs.registry import Board
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # while there is such a job
+
+
+class Beginner(Protocol):
+    """What begins them."""
+
+    def is_under_way(self, job: str) -> bool:
+        """Whether it is about to begin, here or from elsewhere, or its files are being deleted again."""
+
+    async def begin_again(self, generation: Generation) -> None:
+        """Submits a job from its newest checkpoint, to go on in it. Raises RefusedError, RequestError, BlobError."""
 
 
 class Revivals:
@@ -38,9 +44,9 @@ class Revivals:
         left: by id; those that name no generation were left by a person's word, or by an earlier meshtraind.
     """
 
-    def __init__(self, node: Node, board: "Board", left: Mapping[str, JobFile]) -> None:
+    def __init__(self, node: Node, beginner: Beginner, left: Mapping[str, JobFile]) -> None:
         self._node = node
-        self._board = board
+        self._beginner = beginner
         self._why_not: dict[str, str] = {}  # what came of the last try
         self._machines = {
             id_: Revival(node.member, file.generation, Timeouts(patience_s=node.patience_s))
@@ -109,24 +115,19 @@ class Revivals:
         loop = asyncio.get_running_loop()
         while self._machines:
             for job, machine in list(self._machines.items()):
-                under_way = job in self._board.jobs or self._board.admission.is_busy(job)
-                if not under_way and machine.due(loop.time()) is not None:
-                    await self._begin(job, machine)
+                generation = machine.due(loop.time())
+                if generation is not None and not self._beginner.is_under_way(job):
+                    await self._begin(machine, generation)
             await asyncio.sleep(POLL_S)
 
-    async def _begin(self, job: str, machine: Revival) -> None:
-        """As the one that proposes it. Others may do so for other reasons: then they refuse, and it tries again."""
-        loop = asyncio.get_running_loop()
-        generation = machine.due(loop.time())
-        assert generation is not None
+    async def _begin(self, machine: Revival, generation: Generation) -> None:
+        """As the one that proposes it. Others may do so, too: then they refuse, and it tries again."""
+        job = generation.job
         names = ", ".join(member.name for member in generation.live.values())
         log.info("job %s: all of its daemons had ended; it begins again on %s", job, names)
-        body = Resubmit(resume=ResumeFrom(job=job))
-        submission = Submission(self._node, self._board, body, lambda _progress: None)
         by = None
         try:
-            with self._node.blobs.holding() as owner:
-                await submission.revive(owner, generation)
+            await self._beginner.begin_again(generation)
             return
         except RefusedError as error:
             by, why_not = error.device, str(error)
@@ -135,7 +136,7 @@ class Revivals:
         if job in self._machines:
             log.warning("job %s: it could not begin again: %s", job, why_not)
             self._why_not[job] = why_not
-            machine.failed(loop.time(), by)
+            machine.failed(asyncio.get_running_loop().time(), by)
 
 
 def _is_lost(history: JobHistory, job: str) -> bool:

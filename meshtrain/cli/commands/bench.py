@@ -6,8 +6,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from meshtrain.cli import EXIT_INTERRUPTED
 from meshtrain.cli.ui.errors import CliError, reported
+from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
 from meshtrain.cli.ui.options import Json
 
 MODULE = "meshtraind.bench"  # a process of its own: the command imports nothing of the daemon

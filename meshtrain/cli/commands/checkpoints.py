@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.commands.jobs import find_job
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import reported
+from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.options import DataDir, Json
 from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say
 from meshwire.checkpoints.manifest import CheckpointName

@@ -11,13 +11,13 @@ from typing import IO, Annotated
 
 import typer
 
-from meshtrain.cli import EXIT_INCOMPLETE
-from meshtrain.cli.commands.jobs import find_job, has_ended
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported
-from meshtrain.cli.ui.logpieces import PIECE_TIMEOUT_S
+from meshtrain.cli.ui.exits import EXIT_INCOMPLETE
+from meshtrain.cli.ui.job import find_job, has_ended
+from meshtrain.cli.ui.log_pieces import PIECE_TIMEOUT_S
 from meshtrain.cli.ui.options import DataDir
-from meshtrain.cli.ui.peernews import joined, name_of
+from meshtrain.cli.ui.peer_news import joined, name_of
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client

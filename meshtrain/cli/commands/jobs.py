@@ -1,112 +1,28 @@
-"""`jobs`, `cancel` and `leave`; how commands find a job by its id prefix, and how they describe one."""
+"""`jobs`, `cancel` and `leave`."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported, show_error
+from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
-from meshtrain.cli.ui.peernews import failures, losses, outcome_notes
-from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say, script_text
+from meshtrain.cli.ui.peer_news import losses
+from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
-from meshwire.jobs.lifecycle import JOB_ID_CHARS, TERMINAL_STATES, JobState
-from meshwire.message_base import Wire
+from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.envelope import Done
-from meshwire.messages.job import Found, JobSummary
-from meshwire.messages.local import Cancel, GetJobs, GetStatus, Leave, Status, Watch, Watched
+from meshwire.messages.job import JobSummary
+from meshwire.messages.local import Cancel, GetStatus, Leave, Status
 from meshwire.text import printable
 
 LEAVE_TIMEOUT_S = 60.0  # the others agree on going on, then the learner gets its grace
 CANCEL_TIMEOUT_S = 120.0  # every learner gets its grace, at peers that may be slow to answer
-WATCH_TIMEOUT_S = 14 * 86400.0  # the longest that one command follows a job
-WATCH_SILENCE_S = 30.0  # it is told about the job every second
-MATCHES_SHOWN = 5
-
-
-def list_jobs(client: Client, prefix: str = "") -> list[JobSummary]:
-    """Jobs with this id prefix, the newest first."""
-    found = ask(client, GetJobs(prefix=prefix), Found, name="list of jobs")
-    return sorted(found.jobs, key=lambda job: (job.created_at_s, job.job), reverse=True)
-
-
-def find_job(client: Client, prefix: str | None) -> JobSummary:
-    """The job with this id or unambiguous prefix; the latest when None. Raises CliError, which lists candidates."""
-    if prefix == "":
-        raise CliError("an empty text is no job id", "meshtrain jobs")
-    typed = (prefix or "").lower()
-    matches = list_jobs(client, typed) if len(typed) <= JOB_ID_CHARS else []
-    if matches and (prefix is None or len(matches) == 1):
-        return matches[0]
-    if matches:
-        raise CliError(f"{len(matches)} jobs have ids that begin with {prefix!r}:{_shown(matches)}", "one more letter")
-    known = list_jobs(client) if typed else []
-    if not known:
-        raise CliError("there are no jobs yet", "meshtrain submit train.py")
-    raise CliError(f"no job has an id that begins with {prefix!r}; the latest are{_shown(known)}", "meshtrain jobs")
-
-
-def _shown(jobs: Sequence[JobSummary]) -> str:
-    """The newest of these to choose from, a line each."""
-    now_s = time.time()
-    lines = [f"{job.job}  {printable(job.script)}, {_age(job, now_s)}, {printable(job.state)}" for job in jobs]
-    more = [f"and {len(lines) - MATCHES_SHOWN} more"] if len(lines) > MATCHES_SHOWN else []
-    return "".join(f"\n  {line}" for line in (*lines[:MATCHES_SHOWN], *more))
-
-
-def _age(job: JobSummary, now_s: float) -> str:
-    return f"{human_seconds(now_s - job.created_at_s)} ago"
-
-
-def watch_job(client: Client, job: str, show: Callable[[JobSummary], None]) -> JobSummary:
-    """Shows every update of a job until it has ended; returns the last state, which it has not shown."""
-
-    def on_event(event: Wire) -> None:
-        if isinstance(event, Watched):
-            show(event.summary)
-
-    reply = ask(
-        client,
-        Watch(job=job),
-        Watched,
-        name=f"job {job}",
-        timeout_s=WATCH_TIMEOUT_S,
-        on_event=on_event,
-        silence_s=WATCH_SILENCE_S,
-    )
-    return reply.summary
-
-
-def has_ended(job: JobSummary) -> bool:
-    """Whether nothing of it will change any more."""
-    return job.state in TERMINAL_STATES
-
-
-def outcome_lines(job: JobSummary) -> list[str]:
-    """How a job ended, and why it failed: for stderr."""
-    took = ""
-    if job.started_at_s is not None and job.ended_at_s is not None:
-        took = f" after {human_seconds(job.ended_at_s - job.started_at_s)}"
-    facts = [f"{job.rounds} rounds"] if job.rounds else []
-    if job.replicas_equal is not None:
-        verdict = "bit-equal" if job.replicas_equal else "DIFFERENT"
-        facts.append(f"replicas {verdict} ({job.hashes_compared} comparisons)")
-    lines = [f"job {job.job} ({printable(job.name)}) {job.state}{took}" + "".join(f", {fact}" for fact in facts)]
-    if job.state == JobState.SUCCEEDED:
-        return lines + [f"note: {note}" for note in outcome_notes(job)]
-    notes = [f"note: {loss}" for loss in losses(job)]
-    if job.state == JobState.CANCELLED:
-        if job.error:
-            lines = [f"{lines[0]}, {printable(job.error.removeprefix('cancelled '))}"]
-        return lines + notes
-    lines += [*notes, *(script_text(text) for text in failures(job))]
-    if any(report.failure for report in job.ranks):
-        lines.append(f"All that the scripts said: meshtrain logs {job.job}")
-    return lines
 
 
 @reported
@@ -145,7 +61,7 @@ def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
         printable(job.state) + (", expired" if job.expired_at_s is not None else ""),
         _peers(job),
         str(job.rounds),
-        _age(job, now_s),
+        age(job, now_s),
         took,
         printable(job.script),
     )

@@ -1,25 +1,21 @@
-"""`logs`: what the learners wrote, of all ranks, whole or as it grows; `follow_job` is also how `submit` goes on."""
+"""`logs`: what the learners wrote, of all ranks, whole or as it grows."""
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
-from meshtrain.cli.commands.jobs import find_job, has_ended, outcome_lines
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import CliError, UsageError, reported
-from meshtrain.cli.ui.follow import Follower
-from meshtrain.cli.ui.followview import View
-from meshtrain.cli.ui.logpieces import log_end, read_log, tail_offset
+from meshtrain.cli.ui.follow import follow_job
+from meshtrain.cli.ui.follow_view import View
+from meshtrain.cli.ui.job import find_job, has_ended
+from meshtrain.cli.ui.log_pieces import log_end, read_log, tail_offset
 from meshtrain.cli.ui.options import DataDir
-from meshtrain.cli.ui.terminal import printable_lines, say
+from meshtrain.cli.ui.terminal import say
 from meshtrain.client import Client
-from meshtrain.datadir import data_folder
 from meshtrain.errors import RequestError
-from meshwire.jobs.lifecycle import EXIT_CODES, JobState
-from meshwire.messages.job import JobSummary, Member
+from meshwire.messages.job import JobSummary
 
 
 @reported
@@ -75,41 +71,3 @@ def _show(client: Client, summary: JobSummary, ranks: Sequence[int], tail: int |
         raise CliError("\n".join(failed), "meshtrain peers")
     if not has_ended(summary):
         say(f"The job is {summary.state}. Follow it: meshtrain logs -f {summary.job}")
-
-
-def follow_job(
-    data_dir: Path | None,
-    job: str,
-    members: Sequence[Member],
-    *,
-    ranks: Sequence[int] | None = None,  # all, if none are named
-    tail: int | None = None,
-    logs: TextIO | None = None,
-    raw: bool = False,
-) -> int:
-    """Shows a job until it ends or ctrl-C detaches. Returns the exit code: the outcome's, 0 when detached."""
-    shown = list(range(len(members))) if ranks is None else list(ranks)
-    folder = data_folder(data_dir)
-    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None, raw=raw)
-    try:
-        with View([member.name for member in members], shown, logs or sys.stdout, raw=raw) as view:
-            summary = follower.run(view)
-    except KeyboardInterrupt:
-        say(f"\nDetached: job {job} is still running. Follow it: meshtrain logs -f {job}")
-        return 0
-    for line in outcome_lines(summary):
-        say(line)
-    if summary.state == JobState.SUCCEEDED:
-        say(f"Results: meshtrain get {job}")
-    return exit_code(summary)
-
-
-def exit_code(summary: JobSummary) -> int:
-    """What a shell learns of a job that has ended. Raises CliError for a state that is no end."""
-    try:
-        return EXIT_CODES[JobState(summary.state)]
-    except (ValueError, KeyError):
-        raise CliError(
-            f"the daemon ended the report on job {summary.job}, which is {printable_lines(summary.state)}",
-            f"meshtrain logs -f {summary.job}",
-        ) from None

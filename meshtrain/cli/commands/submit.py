@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.submission.dryrun import Memory, memory_of_members, show_dry_run
+from meshtrain.cli.submission.dry_run import Memory, memory_of_members, show_dry_run
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.peers import peers_wanted
 from meshtrain.cli.submission.resume import check_alone, resume_from

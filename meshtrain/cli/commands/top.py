@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from meshtrain.cli.commands.jobs import find_job, has_ended, list_jobs, outcome_lines, watch_job
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import reported
+from meshtrain.cli.ui.job import find_job, has_ended, list_jobs, outcome_lines, watch_job
 from meshtrain.cli.ui.options import DataDir
-from meshtrain.cli.ui.peertable import print_peers, render_peers
+from meshtrain.cli.ui.peer_table import print_peers, render_peers
 from meshtrain.cli.ui.terminal import console, plain, say
 from meshtrain.client import Client
 from meshwire.messages.job import JobSummary

@@ -2,8 +2,8 @@
 
 import typer
 
-from meshtrain.cli.commands.jobs import find_job
 from meshtrain.cli.ui.errors import UsageError
+from meshtrain.cli.ui.job import find_job
 from meshtrain.client import Client
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.messages.local import ResumeFrom

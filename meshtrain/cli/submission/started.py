@@ -7,10 +7,10 @@ from typing import Any
 
 import typer
 
-from meshtrain.cli import EXIT_INTERRUPTED
-from meshtrain.cli.commands.jobs import find_job
-from meshtrain.cli.commands.logs import follow_job
 from meshtrain.cli.ui.connection import ask, connected
+from meshtrain.cli.ui.exits import EXIT_INTERRUPTED
+from meshtrain.cli.ui.follow import follow_job
+from meshtrain.cli.ui.job import find_job
 from meshtrain.cli.ui.progress import Stages
 from meshtrain.cli.ui.terminal import plain, print_json, printable_lines, say
 from meshtrain.client import Client

@@ -7,15 +7,12 @@ from typing import ParamSpec, TypeVar
 import typer
 from pydantic import ValidationError
 
-from meshtrain.cli import EXIT_INTERRUPTED
+from meshtrain.cli.ui.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE
 from meshtrain.cli.ui.terminal import printable_lines, say
 from meshtrain.errors import ConnectionLost, DaemonNotRunning, MeshtrainError, OtherVersion
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 
 class CliError(Exception):

@@ -5,21 +5,26 @@ Of an error that ends a script the state tells, once for all ranks; it is left o
 
 import functools
 import queue
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
 
-from meshtrain.cli.commands.jobs import watch_job
 from meshtrain.cli.ui.errors import CliError
-from meshtrain.cli.ui.followview import View
-from meshtrain.cli.ui.logpieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
+from meshtrain.cli.ui.follow_view import View
+from meshtrain.cli.ui.job import outcome_lines, watch_job
+from meshtrain.cli.ui.log_pieces import Lines, RawLines, ScriptErrors, fetch_log, log_end, tail_offset
 from meshtrain.cli.ui.terminal import printable_lines, say
 from meshtrain.client import Client
+from meshtrain.datadir import data_folder
 from meshtrain.errors import MeshtrainError, RequestError
 from meshwire import limits
-from meshwire.messages.job import JobSummary
+from meshwire.jobs.lifecycle import EXIT_CODES, JobState
+from meshwire.messages.job import JobSummary, Member
 
 LOG_WAIT_S = 5.0  # how long the daemon holds a request for more of a log
 BAR_EVERY_S = 10.0  # so often a progress bar that is drawn anew becomes a line
@@ -204,3 +209,41 @@ class Follower:
                 self._stopping.wait(RETRY_S)  # answered at once with nothing
         self._items.put(_LogLines(rank, lines.flush()))
         return None
+
+
+def follow_job(
+    data_dir: Path | None,
+    job: str,
+    members: Sequence[Member],
+    *,
+    ranks: Sequence[int] | None = None,  # all, if none are named
+    tail: int | None = None,
+    logs: TextIO | None = None,
+    raw: bool = False,
+) -> int:
+    """Shows a job until it ends or ctrl-C detaches. Returns the exit code: the outcome's, 0 when detached."""
+    shown = list(range(len(members))) if ranks is None else list(ranks)
+    folder = data_folder(data_dir)
+    follower = Follower(lambda: Client.connect(folder), job, shown, tail, newcomers=ranks is None, raw=raw)
+    try:
+        with View([member.name for member in members], shown, logs or sys.stdout, raw=raw) as view:
+            summary = follower.run(view)
+    except KeyboardInterrupt:
+        say(f"\nDetached: job {job} is still running. Follow it: meshtrain logs -f {job}")
+        return 0
+    for line in outcome_lines(summary):
+        say(line)
+    if summary.state == JobState.SUCCEEDED:
+        say(f"Results: meshtrain get {job}")
+    return exit_code(summary)
+
+
+def exit_code(summary: JobSummary) -> int:
+    """What a shell learns of a job that has ended. Raises CliError for a state that is no end."""
+    try:
+        return EXIT_CODES[JobState(summary.state)]
+    except (ValueError, KeyError):
+        raise CliError(
+            f"the daemon ended the report on job {summary.job}, which is {printable_lines(summary.state)}",
+            f"meshtrain logs -f {summary.job}",
+        ) from None

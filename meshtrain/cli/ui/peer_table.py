@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshtrain.cli.ui.peernews import losses, name_of, part_of, unlinkable
+from meshtrain.cli.ui.peer_news import losses, name_of, part_of, unlinkable
 from meshtrain.cli.ui.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.text import printable
