@@ -17,7 +17,7 @@ from meshtraind.api.local_handler import LocalHandler
 from meshtraind.api.peer_handler import PeerHandler
 from meshtraind.api.rundir import RunDir, RunDirError
 from meshtraind.jobs.queries import JobQueries
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.links import Links, ListenError
@@ -95,7 +95,7 @@ class App:
     """One daemon.
 
     Attributes:
-        started: it answers; `mesh` and `board` exist.
+        started: it answers; `mesh` and `jobs` exist.
     """
 
     def __init__(self, config: Config) -> None:
@@ -103,7 +103,7 @@ class App:
         self._config = config
         self._stopping = asyncio.Event()
         self.mesh: Mesh
-        self.board: Board
+        self.jobs: JobRouter
 
     def request_stop(self) -> None:
         """Begins the end."""
@@ -163,33 +163,24 @@ class App:
                 blobs=BlobStore(config.data_dir / "blobs"),
                 history=history,
                 data_dir=config.data_dir,
-                endpoint=lambda: endpoint.address,
-                learners=endpoint.learners,
+                entrance=endpoint,
                 software=software,
                 patience_s=config.patience_s,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             self.mesh = Mesh(node, identity, pins, book, links, settings)
-            self.board = Board(node)
-            questions = JobQueries(node, self.board)
-            links.handler = PeerHandler(self.board, questions)
-            links.on_link = self.board.link_made
-            links.on_away = self.board.was_away
-            links.on_gone = self.board.peer_gone
-            links.on_violated = self.board.violated
-            self.board.on_members = links.awaits
-            self.board.unlinkable = links.unlinkable
-            endpoint.handler = LocalHandler(self.mesh, self.board, questions, self.request_stop, rundir.notes)
+            self.jobs = JobRouter(node, links)
+            queries = JobQueries(node, self.jobs.registry, self.jobs.admission)
+            local = LocalHandler(self.mesh, self.jobs, queries, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
-                await links.start()
+                await links.start(PeerHandler(self.jobs, queries))
                 started.push_async_callback(endpoint.close)
-                await endpoint.start()
+                await endpoint.start(local)
                 started.push_async_callback(self.mesh.stop)
                 await self.mesh.start()
-                started.push_async_callback(self.board.close)
-                self.board.keep_clean()
-                self.board.revive()
+                started.push_async_callback(self.jobs.close)
+                self.jobs.start()
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
                 log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)

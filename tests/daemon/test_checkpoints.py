@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.queries import JobQueries
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.peers.node import Node
 from meshtraind.runtime.threads import Stopped
 from meshtraind.storage.background_pacing import Pacer
@@ -569,7 +570,7 @@ async def test_all_members_are_asked_and_who_is_away_is_named(store: CheckpointS
     links = {MEMBERS[1].device: SimpleNamespace(connection=SimpleNamespace(request=request))}
     node = SimpleNamespace(device=MEMBERS[0].device, links=links, job_folder=lambda _: tmp_path / "job")
     board = SimpleNamespace(jobs={JOB: SimpleNamespace(summary=lambda: SimpleNamespace(members=MEMBERS))})
-    questions = JobQueries(cast(Node, node), cast(Board, board))
+    questions = JobQueries(cast(Node, node), cast(JobRegistry, board), cast(Admission, None))
     all_ = await questions.checkpoints(ListCheckpoints(job=JOB), forward=True)
     assert [(one.round, one.rank, one.wrong) for one in all_.checkpoints] == [(6, 1, None), (5, 0, None)]
     assert all_.unasked == (MEMBERS[2].name,)

@@ -167,7 +167,7 @@ async def test_what_earlier_versions_have_written_is_all_there(
         assert node.device == device
         assert [row.name for row in app.mesh.peers()] == ["anna"]
         assert [(record.id, record.state) for record in node.history.newest()] == [(JOB, "lost")]
-        assert app.board.admission.may_return(JOB)
+        assert app.jobs.admission.may_return(JOB)
 
     with caplog.at_level(logging.INFO):
         await started(data, look)

@@ -13,7 +13,7 @@ import pytest
 
 from meshtraind.jobs import admission as admission
 from meshtraind.jobs.admission import Admission
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.learner.supervisor import LearnerSupervisor
@@ -375,13 +375,13 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
     monkeypatch.setattr(SlowProcess, "started", 0)
     spec = SimpleNamespace(job=JOB, script="train.py", args=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
-    node = SimpleNamespace(endpoint=lambda: "", learners=LearnerTokens())
+    node = SimpleNamespace(entrance=SimpleNamespace(address="", learners=LearnerTokens()))
     return LearnerSupervisor(cast(Any, node), cast(Any, job), 1, lambda: cast(Any, None))
 
 
 @pytest.mark.asyncio
 async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life: LearnerSupervisor) -> None:
-    tokens = life._node.learners
+    tokens = life._node.entrance.learners
     assert await life.start(life.run)
     first = life._token
     assert tokens.job_of(first) == life._job.spec.job
@@ -530,15 +530,16 @@ async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
     running, ended = (SimpleNamespace(job=SimpleNamespace(ended=over)) for over in (False, True))
     running.passage = passage = cast(Any, object.__new__(Passage))
     passage.generations = shell
-    board = SimpleNamespace(_sessions={"a": running, "b": ended, "c": SimpleNamespace(job=running.job)})
-    board._sessions["c"].passage = early = cast(Any, object.__new__(Passage))
+    beginning = SimpleNamespace(job=running.job)
+    beginning.passage = early = cast(Any, object.__new__(Passage))
+    router = SimpleNamespace(registry=SimpleNamespace(sessions=(running, ended, beginning)))
     early.generations = None
-    Board.peer_gone(cast(Any, board), "b" * 64, 7)
-    Board.was_away(cast(Any, board))
+    JobRouter.peer_gone(cast(Any, router), "b" * 64, 7)
+    JobRouter.was_away(cast(Any, router))
     assert (machine.gone_ones, len(machine.away_s)) == ([("b" * 64, 7)], 1)
     shell.close()
-    Board.peer_gone(cast(Any, board), "b" * 64, 7)
-    Board.was_away(cast(Any, board))
+    JobRouter.peer_gone(cast(Any, router), "b" * 64, 7)
+    JobRouter.was_away(cast(Any, router))
     assert (len(machine.gone_ones), len(machine.away_s)) == (1, 1), "nobody goes on here"
     await tasks.close()
 

@@ -313,7 +313,7 @@ def test_a_job_is_not_called_lost_while_its_members_are_looked_for(path: Path, m
         node: Any = SimpleNamespace(history=history)
         board: Any = SimpleNamespace(jobs={})
         board.admission = Admission(node, board, cast(Any, None), {record(1).id: cast(Any, None)})
-        questions = JobQueries(node, board)
+        questions = JobQueries(node, board.registry, board.admission)
         (job,) = questions.summaries("")
         assert (job.state, job.ended_at_s, job.error, job.waiting_for) == (JobState.READY, None, None, RETURNS)
         board.admission._left.clear()

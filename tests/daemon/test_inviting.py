@@ -11,7 +11,8 @@ import pytest
 from meshtraind.jobs import admission as admission
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.queries import JobQueries
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.registry import JobRegistry
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.peers.selection import choose_members
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import invitations as inviting
@@ -30,6 +31,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.messages.local import Cancel
 from meshwire.sync.mode import sync_settings
+from tests.daemon.linkusers import DialsNobody
 
 JOB = "j" + "0" * 11
 ANNA, BERT, CLEO, DORA = (
@@ -64,9 +66,12 @@ class Invited:
             software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / job,
             blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None),
         )  # fmt: skip
-        self.board = SimpleNamespace(closing=False, running=0, jobs=self.jobs, add=self._add, come_back=self._come_back)
+        self.registry = SimpleNamespace(
+            closing=False, running=0, jobs=self.jobs, session=lambda _job: None, add=self._add,
+            come_back=self._come_back,
+        )  # fmt: skip
         self.tasks = TaskSet("test")
-        self.admission = Admission(cast(Any, self.node), cast(Any, self.board), self.tasks, {})
+        self.admission = Admission(cast(Any, self.node), cast(Any, self.registry), self.tasks, {})
         invited = self
 
         class FakeIntake:
@@ -149,9 +154,9 @@ async def test_what_stands_against_it_is_said(cleo: Invited) -> None:
     cleo.node.software.torch = None
     assert "no torch" in (await cleo.asked() or "")
     cleo.node.software.torch = "2.0"
-    cleo.board.running = limits.JOBS_RUNNING_MAX
+    cleo.registry.running = limits.JOBS_RUNNING_MAX
     assert "jobs run there already" in (await cleo.asked() or "")
-    cleo.board.closing = True
+    cleo.registry.closing = True
     assert "stopping" in (await cleo.asked() or "")
     assert not cleo.jobs
 
@@ -198,12 +203,10 @@ async def test_who_has_left_a_job_is_not_drawn_into_it_again(cleo: Invited) -> N
 @pytest.mark.asyncio
 async def test_who_leaves_while_its_files_come_is_not_drawn_into_it_again(cleo: Invited) -> None:
     """A person who does not want a job here must not wait until it has begun."""
-    board = cast(Any, Board.__new__(Board))
-    board._node, board._jobs, board._sessions = cleo.node, cleo.jobs, {}
-    board.admission = cleo.admission
+    queries = JobQueries(cast(Any, cleo.node), cast(Any, cleo.registry), cleo.admission)
     asked = cleo.tasks.spawn(cleo.asked(), "ask")
     await asyncio.sleep(0)
-    await board.leave(JOB)
+    await queries.leave(JOB)
     assert "cleo left it" in (await asked or "")
     assert "cleo left it" in (await cleo.asked() or "")
     assert cleo.jobs[JOB].state is JobState.CANCELLED
@@ -232,7 +235,8 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
         BERT.device: link(BERT, member("bert", None)),
     }
     board = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
-    questions = JobQueries(cast(Any, SimpleNamespace(device=CLEO.device, links=links)), cast(Any, board))
+    node = cast(Any, SimpleNamespace(device=CLEO.device, links=links))
+    questions = JobQueries(node, cast(Any, board), cast(Any, None))
     await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
     assert asked == ["anna", "bert"]
     links.clear()
@@ -250,21 +254,31 @@ def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> 
     assert job.summary().returned == ()
 
 
+def routed(node: Any) -> JobRouter:
+    """A router of a device that has promised nothing."""
+    router = JobRouter.__new__(JobRouter)
+    router._node = node
+    router._tasks = TaskSet("test")
+    router.registry = JobRegistry(node, DialsNobody(), router._tasks)
+    router.admission = cast(Any, SimpleNamespace(promised=lambda _job: False))
+    return router
+
+
 @pytest.mark.parametrize(("peers_max", "hears"), [(3, True), (None, False)])
 def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | None, hears: bool) -> None:
     """A paired device is not a member for that, and no message of it but this one counts as one's."""
     heard: list[object] = []
-    board = cast(Any, Board.__new__(Board))
+    router = routed(SimpleNamespace(links={}))
     passage = SimpleNamespace(
         is_member=lambda device: device == ANNA.device,
         generations=SimpleNamespace(notice=lambda _device, body: heard.append(body)),
     )
     job = SimpleNamespace(spec=SimpleNamespace(peers_max=peers_max), ended=False, members=(ANNA, BERT))
     session = SimpleNamespace(job=job, passage=passage)
-    board.admission = SimpleNamespace(promised=lambda _job: False)
-    board._ids, board._sessions, board._members = {7: JOB}, {JOB: session}, {ANNA.device, BERT.device}
+    registry = cast(Any, router.registry)
+    registry._ids, registry._sessions, registry._members = {7: JOB}, {JOB: session}, {ANNA.device, BERT.device}
     ask = AskIn(job=JOB, member=CLEO, linked=())
-    board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
+    cast(Any, router)._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
     assert heard == ([ask] if hears else [])
 
 
@@ -278,12 +292,10 @@ def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: Job
             raise UnknownJobError(job)
         return SimpleNamespace(state=state)
 
-    board = cast(Any, Board.__new__(Board))
     connection = SimpleNamespace(notify=lambda body, **_: told.append(body))
-    board._node = SimpleNamespace(history=SimpleNamespace(find=find), links={CLEO.device: link(CLEO, connection)})
-    board._ids, board._sessions, board._jobs = {}, {}, {}
-    board.admission = SimpleNamespace(promised=lambda _job: False)
-    board._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
+    links = {CLEO.device: link(CLEO, connection)}
+    router = cast(Any, routed(SimpleNamespace(history=SimpleNamespace(find=find), links=links)))
+    router._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
     assert [end.outcome for end in told] == (["succeeded"] if state is JobState.SUCCEEDED else [])
 
 
@@ -294,12 +306,12 @@ def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: Job
 )
 def test_a_job_that_succeeds_before_its_files_are_there(tmp_path: Path, way: EntryMode, state: JobState) -> None:
     """Of who joins nothing is in it; who returns was lost."""
-    board = cast(Any, Board.__new__(Board))
+    admission = cast(Any, Admission.__new__(Admission))
     job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), way)
     job.advance(JobEvent.ACCEPT)
-    board._jobs, board._sessions, board._early = {JOB: job}, {}, {}
-    board.admission = SimpleNamespace(end_unstarted=lambda of, event, reason: of.advance(event, reason))
-    board.ended(End(job=JOB, outcome="succeeded", reason="the job has ended", now=False))
+    admission._registry = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
+    admission.end_unstarted = lambda of, event, reason: of.advance(event, reason)
+    admission.end_job(End(job=JOB, outcome="succeeded", reason="the job has ended", now=False))
     assert (job.state, job.error) == (state, "the job has ended")
 
 

@@ -66,14 +66,16 @@ class Device:
         self.patience_s = patience_s
         self.notices: list[Wire] = []
         self.losses: list[tuple[str | None, str]] = []
+        self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_away: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Device"]:
         self.links = Links(
             self.id, self.trust, self.book, hello=self.hello, host="127.0.0.1", port=0, patience_s=self.patience_s
         )
-        self.links.handler = self
-        await self.links.start()
+        await self.links.start(self)
         try:
             yield self
         finally:
@@ -95,6 +97,18 @@ class Device:
 
     def link(self, other: "Device") -> Link:
         return self.links.linked[other.id]
+
+    def link_made(self, link: Link) -> None:
+        self.on_link(link)
+
+    def was_away(self) -> None:
+        self.on_away()
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        self.on_gone(device, incarnation)
+
+    def violated(self, device: str, reason: str) -> None:
+        pass
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return None
@@ -306,7 +320,7 @@ async def test_unpairing_between_the_handshake_and_the_hello_revokes_too(
     async with devices(tmp_path, "anna", "bert") as (anna, bert):
         verified = asyncio.Event()
         made: list[Link] = []
-        anna.links.on_link = made.append
+        anna.on_link = made.append
         verify = anna.links.verify_peer
 
         def noted(connection: Connection) -> None:
@@ -735,7 +749,7 @@ async def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path) -> 
         device = Device(tmp_path, "anna")
         links = Links(device.id, device.trust, device.book, hello=device.hello, host="127.0.0.1", port=port)
         with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port}: .* in use.*meshtrain status.*--listen"):
-            await links.start()
+            await links.start(device)
         await links.close()
         device.pins.close()
 

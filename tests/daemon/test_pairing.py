@@ -19,7 +19,6 @@ import pytest
 
 import meshtraind.trust.pairing_guest
 from meshtraind.peers.links import Links
-from meshtraind.transport.connection import Connection
 from meshtraind.trust.identity import Identity, load_or_create
 from meshtraind.trust.pairing_channel import receive, send
 from meshtraind.trust.pairing_guest import Guest, Target, pair_at, pair_with
@@ -56,6 +55,7 @@ from meshwire.discovery.addressbook import AddressBook
 from meshwire.frames.parser import FrameParser
 from meshwire.messages import envelope
 from meshwire.messages.link import Hello, Software
+from tests.daemon.linkusers import QuietUser
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
@@ -725,32 +725,12 @@ async def daemon(
             pins.add(Pin(pinned.device_id, pinned.name, pinned.certificate_pem, 0.0, identity.device_id))
         trust = Trust(identity, pins)
         links = Links(identity.device_id, trust, AddressBook(identity.device_id), hello=HELLO, host=host, port=port)
-        links.handler = Unheard()
-        await links.start()
+        await links.start(QuietUser())
         try:
             yield links
         finally:
             await links.close()
             pins.close()
-
-
-class Unheard:
-    """Of links here, hellos are all that is said."""
-
-    def chunk_announced(self, conn: Connection, header: object) -> str:
-        raise AssertionError
-
-    def chunk_received(self, conn: Connection, header: object) -> None:
-        raise AssertionError
-
-    def notice(self, conn: Connection, header: object, body: object) -> None:
-        raise AssertionError
-
-    async def request(self, conn: Connection, header: object, body: object, emit: object) -> Any:
-        raise AssertionError
-
-    def lost(self, conn: Connection, reason: str) -> None:
-        pass
 
 
 @contextlib.asynccontextmanager

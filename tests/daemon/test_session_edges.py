@@ -17,7 +17,7 @@ import pytest
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
 from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
@@ -67,30 +67,19 @@ from meshwire.model.plan import plan_buckets
 from meshwire.model.schedule import Stretch, Travel
 from meshwire.sync.mode import sync_settings
 from tests.daemon import jobs
+from tests.daemon.linkusers import DialsNobody, QuietUser
 
 JOB = new_job_id(bytes(8))
 pytestmark = pytest.mark.timeout(180)
 
 
-class Listener:
+class Listener(QuietUser):
     """Notes which connections a daemon is told to be lost."""
 
     def __init__(self) -> None:
         self.lost_connections: list[Connection] = []
 
-    def chunk_announced(self, _conn: Connection, _header: Header) -> memoryview | str | None:
-        return None
-
-    def chunk_received(self, conn: Connection, header: Header) -> None:
-        raise AssertionError
-
-    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
-        raise AssertionError
-
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        raise AssertionError
-
-    def lost(self, conn: Connection, _reason: str) -> None:
+    def lost(self, conn: Connection, reason: str) -> None:
         self.lost_connections.append(conn)
 
 
@@ -105,9 +94,7 @@ def links(name: str, incarnation: int) -> Links:
         cores=1,
         memory_bytes=1,
     )
-    made = Links(name, None, AddressBook(name), hello=hello, host="127.0.0.1", port=0)
-    made.handler = Listener()
-    return made
+    return Links(name, None, AddressBook(name), hello=hello, host="127.0.0.1", port=0)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -122,7 +109,7 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
     anna, bert, bert_again = links("anna", 1), links("bert", 2), links("bert", 3)
     try:
         for device in (anna, bert, bert_again):
-            await device.start()
+            await device.start(Listener())
         at = Address(host="127.0.0.1", port=anna.port)
         bert._book.configure(at, time.monotonic())
         bert.dial_now()
@@ -131,9 +118,9 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
         bert_again._book.configure(at, time.monotonic())
         bert_again.dial_now()
         await until(lambda: "bert" in anna.linked and anna.linked["bert"].hello.incarnation == 3)
-        assert isinstance(anna.handler, Listener)
-        await until(lambda: old in anna.handler.lost_connections)  # type: ignore[attr-defined]
-        assert anna.linked["bert"].connection not in anna.handler.lost_connections
+        assert isinstance(anna.user, Listener)
+        await until(lambda: old in anna.user.lost_connections)  # type: ignore[attr-defined]
+        assert anna.linked["bert"].connection not in anna.user.lost_connections
     finally:
         for device in (bert, bert_again, anna):
             await device.close()
@@ -224,30 +211,30 @@ class Promised:
             job_folder=lambda _id: folder,
         )
         self.node = node
-        self.board = Board(cast(Any, node))
+        self.jobs = JobRouter(cast(Any, node), DialsNobody())
         spec = SimpleNamespace(
             job=JOB, name="x", script="x", args=(), codec="fp16", seed=0, submitter=members[0].device,
             created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"),
         )  # fmt: skip
         history = cast(Any, SimpleNamespace(put=lambda _record: None))
         self.job = Job(cast(Any, spec), members, 2, folder, history)
-        self.board.add(self.job)
+        self.jobs.registry.add(self.job)
         self.job.advance(JobEvent.FILES_COMPLETE)
         self.heard: list[Wire] = []
         self.begun: list[dict[int, Any]] = []
-        self.board.start = self.begin  # type: ignore[method-assign]
-        assert self.board.admission.prepared(self.generation).refusal is None
+        self.jobs.registry.start = self.begin  # type: ignore[method-assign]
+        assert self.jobs.admission.prepared(self.generation).refusal is None
 
     def begin(self, job: Job, generation: Generation, links: dict[int, Any]) -> None:
         assert (job, generation) == (self.job, self.generation)
         self.begun.append(links)
         heard = lambda _rank, _header, body: self.heard.append(body)  # noqa: E731
-        self.board._sessions[JOB] = cast(Any, SimpleNamespace(job=job, members=SimpleNamespace(notice=heard)))
+        self.jobs.registry._sessions[JOB] = cast(Any, SimpleNamespace(job=job, members=SimpleNamespace(notice=heard)))
 
     def says(self, rank: int, body: Wire) -> None:
         header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(JOB))
         device = self.generation.members[rank].device if rank < 3 else "f" * 64
-        assert self.board.notice(device, header, body) is None
+        assert self.jobs.notice(device, header, body) is None
 
 
 @pytest.mark.asyncio
@@ -261,14 +248,14 @@ async def test_who_hears_of_a_job_that_it_has_promised_begins_it(tmp_path: Path)
     device.says(1, RankReport(job=JOB, rank=1, state="failed"))
     assert not device.begun, "it has not begun there either"
     device.node.links.pop(device.generation.members[0].device)
-    device.board.peer_lost(device.generation.members[0].device, "it was killed")
+    device.jobs.peer_lost(device.generation.members[0].device, "it was killed")
     assert not device.job.ended
     device.says(1, model)
     assert [set(links) for links in device.begun] == [{1}], "the lost one is left out later, like any other (G9)"
     assert device.heard == [model]
     device.says(0, Commit(job=JOB, generation=device.generation.hash64()))
     assert len(device.begun) == 1
-    await device.board._tasks.close()
+    await device.jobs._tasks.close()
 
 
 @pytest.mark.asyncio
@@ -388,22 +375,23 @@ COMPRESSED = (
 )
 
 
-def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Board:
+def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> JobRouter:
     """Of a device whose learners are `Script`s."""
     Script.running = None
-    monkeypatch.setattr(learnerlife, "Learner", Script)
+    monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     who = Member(device="0" * 64, incarnation=1, name="anna")
     history = cast(Any, SimpleNamespace(put=lambda _record: None))
     node = SimpleNamespace(
         device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(folder / "blobs"), history=history,
-        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0, endpoint=lambda: "", learners=LearnerTokens(),
+        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0,
+        entrance=SimpleNamespace(address="", learners=LearnerTokens()),
         software=Software(meshtrain="0", python="3", torch=None, system="any"),
     )  # fmt: skip
-    return Board(cast(Any, node))
+    return JobRouter(cast(Any, node), DialsNobody())
 
 
-def job_alone(board: Board, folder: Path, codec: str, number: int) -> JobSession:
+def job_alone(board: JobRouter, folder: Path, codec: str, number: int) -> JobSession:
     """A job of one device that has begun."""
     who, id_ = board._node.member, new_job_id(number.to_bytes(8, "big"))
     spec = JobSpec(
@@ -414,10 +402,10 @@ def job_alone(board: Board, folder: Path, codec: str, number: int) -> JobSession
     job_folder = folder / "jobs" / id_
     job_folder.mkdir(parents=True)
     job = Job(spec, (who,), 0, job_folder, board._node.history)
-    board.add(job)
+    board.registry.add(job)
     job.advance(JobEvent.FILES_COMPLETE)
-    board.start(job, Generation.first(id_, who.device, (who,)), {})
-    session = board.session(id_)
+    board.registry.start(job, Generation.first(id_, who.device, (who,)), {})
+    session = board.registry.session(id_)
     assert session is not None
     return session
 
@@ -439,12 +427,12 @@ async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pyte
         await session.closed.wait()
         assert all(ref() is None for ref in large), "close frees its vectors at once, whoever refers to it"
         del session, rounds, vectors
-        await until(lambda: not board._sessions)
+        await until(lambda: not board.registry._sessions)
     await board._tasks.close()
     await asyncio.sleep(0.01)  # the loop itself lets go of the last task
     gc.collect()
     assert [type(ref()).__name__ for ref in left if ref() is not None] == []
-    assert [job.state for job in board.jobs.values()] == ["succeeded"] * len(COMPRESSED), "they are remembered"
+    assert [job.state for job in board.registry.jobs.values()] == ["succeeded"] * len(COMPRESSED), "they are remembered"
 
 
 @pytest.mark.asyncio

@@ -5,11 +5,11 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from meshtraind.jobs.file_intake import Intake
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
-from meshtraind.jobs.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.learner.software import installed_anew
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
@@ -38,14 +38,11 @@ from meshwire.messages.job import (
     Outcome,
     Promise,
 )
-from meshwire.messages.local import Resubmit, ResumeFrom
 from meshwire.revival import is_older
-
-if TYPE_CHECKING:
-    from meshtraind.jobs.registry import Board
 
 log = logging.getLogger(__name__)
 
+PROGRESS_INTERVAL_S = 0.5  # between two words on how far files are
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 RETURN_RETRY_S = 1.0
 EXPIRY_POLL_S = 0.1
@@ -54,40 +51,59 @@ RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a jo
 OnProgress = Callable[[int, int], None]
 
 
+UNSTARTED = {  # what an end means for a device that does not take part yet, or not again
+    "succeeded": JobEvent.DAEMON_DIED,
+    "failed": JobEvent.FAIL,
+    "cancelled": JobEvent.CANCEL,
+}
+
+
+class ProgressWatcher(Protocol):
+    """Whoever waits for the members of a job to have its files."""
+
+    def files_progress(self, device: str, report: FilesProgress) -> None:
+        """A member says how far its files are."""
+
+
 class Admission:
     """Of one daemon.
 
     Args:
-        board: keeps the jobs.
+        registry: keeps the jobs.
         left: jobs that ran when this daemon stopped, by id.
 
     Attributes:
         revivals: those of `left` that this device may begin again, with others that have lost them, too.
     """
 
-    def __init__(self, node: Node, board: "Board", tasks: TaskSet, left: dict[str, JobFile]) -> None:
+    def __init__(self, node: Node, registry: JobRegistry, tasks: TaskSet, left: dict[str, JobFile]) -> None:
         self._node = node
-        self._board = board
+        self._registry = registry
         self._tasks = tasks
         self._left = left
-        self.revivals = Revivals(node, self, left)
+        self.revivals = Revivals(node, left)
         self._before: dict[str, JobRecord] = {}  # what was known of jobs that are about to begin again
         self._where: dict[str, tuple[str, Where]] = {}  # who has told meanwhile that they go on, by job
         self._began_s = time.monotonic()
         self._promised: dict[str, Generation] = {}
         self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
-        self._submissions: dict[str, Submission] = {}  # on their way from here
+        self._submissions: dict[str, ProgressWatcher] = {}  # on their way from here
         self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
 
     @contextmanager
-    def submitting(self, job: str, submission: Submission) -> Iterator[None]:
-        """While this holds, the members' progress reaches the submission."""
-        self._submissions[job] = submission
+    def submitting(self, job: str, watcher: ProgressWatcher) -> Iterator[None]:
+        """While this holds, the members' progress reaches the watcher."""
+        self._submissions[job] = watcher
         try:
             yield
         finally:
             del self._submissions[job]
+
+    @property
+    def jobs_running(self) -> int:
+        """Jobs on this device that have not ended."""
+        return self._registry.running
 
     def promised(self, job: str) -> bool:
         """Whether this device waits for the start of a job."""
@@ -103,13 +119,7 @@ class Admission:
 
     def is_under_way(self, job: str) -> bool:
         """Whether it is about to begin, or its files are being deleted again."""
-        return job in self._board.jobs or job in self._joining
-
-    async def begin_again(self, generation: Generation) -> None:
-        """As `Submission.revive`."""
-        body = Resubmit(resume=ResumeFrom(job=generation.job))
-        with self._node.blobs.holding() as owner:
-            await Submission(self._node, self._board, body, lambda _progress: None).revive(owner, generation)
+        return job in self._registry.jobs or job in self._joining
 
     def call_off(self, job: str) -> None:
         """An unknown job has ended: its offer may be right behind, for requests are answered by tasks. One that lies
@@ -119,6 +129,22 @@ class Admission:
         self._called_off[job] = None
         while len(self._called_off) > limits.CALLED_OFF_MAX:
             del self._called_off[next(iter(self._called_off))]
+
+    def end_job(self, end: End) -> None:
+        """A member, the submitter or, before the start, a person here ends a job."""
+        job = self._registry.jobs.get(end.job)
+        if job is None:
+            self.call_off(end.job)
+            return
+        if job.ended:
+            return
+        session = self._registry.session(end.job)
+        if session is not None:
+            session.end(end.outcome, end.reason, now=end.now, tell=False)
+        else:
+            late = end.outcome == "succeeded" and job.entry_mode is EntryMode.LATE_JOIN  # nothing of it is lost here
+            event = JobEvent.CANCEL if late else UNSTARTED[end.outcome]
+            self.end_unstarted(job, event, end.reason)
 
     def end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
         """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
@@ -149,7 +175,7 @@ class Admission:
         if job.state is JobState.CANCELLED:
             await self._let_go(id_, succeeded=False)
         else:
-            self._board.drop(job)
+            self._registry.drop(job)
             if before is not None:
                 self._record(before)
         self._joining.discard(id_)
@@ -173,7 +199,7 @@ class Admission:
     def give_up(self, id_: str, outcome: Outcome, reason: str, *, left: bool = False) -> None:
         """A job that lies here to begin again is over: a person, or a device that was in it, says so. `left`: here
         alone."""
-        if not self.revivals.waits(id_) or id_ in self._board.jobs:
+        if not self.revivals.waits(id_) or id_ in self._registry.jobs:
             return
         log.info("job %s: it does not begin again: %s", id_, reason)
         self.revivals.drop(id_)
@@ -210,14 +236,14 @@ class Admission:
         """A job is proposed to this device."""
         spec, node = offer.spec, self._node
         rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
-        known = self._board.jobs.get(spec.job)
+        known = self._registry.jobs.get(spec.job)
         if known is not None and known.spec == spec and not known.ended:
             if spec.job in self._repeated_s:
                 self._repeated_s[spec.job] = asyncio.get_running_loop().time()
             return OfferReply(refusal=None)  # it still stands, or the link broke before the first answer arrived
         revives = spec.resume is not None and spec.resume.job == spec.job
         refusal = None
-        if self._board.closing:
+        if self._registry.closing:
             refusal = "meshtraind is stopping there"
         elif spec.job in self._called_off:
             refusal = "it was called off meanwhile"
@@ -225,7 +251,7 @@ class Admission:
             refusal = "it was offered by another device than its submitter"
         elif rank is None or offer.members[rank].incarnation != node.incarnation:
             refusal = "meshtraind was restarted meanwhile; submit again"
-        elif self._board.running >= limits.JOBS_RUNNING_MAX:
+        elif self._registry.running >= limits.JOBS_RUNNING_MAX:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None and known.ended and known.started_at_s is None:
             refusal = f"it has ended there: {known.error or known.state}"
@@ -241,7 +267,7 @@ class Admission:
             return OfferReply(refusal=refusal)
         assert rank is not None
         job = self._revived(offer, rank) if revives else self._begun(offer, rank)
-        self._board.add(job)
+        self._registry.add(job)
         self._repeated_s[spec.job] = asyncio.get_running_loop().time()
         self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
         self._tasks.spawn(self._expire(job), f"offer of {spec.job}")
@@ -266,7 +292,7 @@ class Admission:
         return job
 
     def _open_offers(self, submitter: str) -> int:
-        jobs = self._board.jobs.values()
+        jobs = self._registry.jobs.values()
         return sum(1 for job in jobs if job.state in BEFORE_START and job.spec.submitter == submitter)
 
     async def _expire(self, job: Job) -> None:
@@ -380,7 +406,7 @@ class Admission:
 
     def prepared(self, generation: Generation) -> Promise:
         """First phase: promises to enter, unless this member could not work in it (G7)."""
-        job = self._board.jobs.get(generation.job)
+        job = self._registry.jobs.get(generation.job)
         if job is None or job.state is not JobState.READY:
             return Promise(refusal=f"job {generation.job} is not ready there")
         if generation.members != job.members:
@@ -412,7 +438,7 @@ class Admission:
         while job.state is JobState.READY:
             if asyncio.get_running_loop().time() > deadline_s:
                 reason = f"the submitter did not start it within {COMMIT_TIMEOUT_S:.0f} s"
-                self._board.ended(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
+                self.end_job(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
                 return
             await job.news(1.0)
 
@@ -421,15 +447,15 @@ class Admission:
         generation = self._promised.get(commit.job)
         if generation is not None and generation.hash64() == commit.generation:
             self.begin(commit.job)
-        elif self._board.session(commit.job) is None:
+        elif self._registry.session(commit.job) is None:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)
 
     def begin(self, id_: str) -> None:
         """Enters the generation that was promised: all others have promised it, too. A member that was lost since then
         is gone on without (G9)."""
         generation = self._promised.pop(id_)
-        job = self._board.jobs[id_]
-        if not job.ended and not self._board.closing:
+        job = self._registry.jobs[id_]
+        if not job.ended and not self._registry.closing:
             if job.entry_mode is EntryMode.REVIVAL:
                 self._joining.discard(id_)
                 self._goes_on(id_)
@@ -437,7 +463,7 @@ class Admission:
                 self.give_up(job.spec.resume.job, "cancelled", f"it goes on as job {id_}")
             others = {rank: self._node.links.get(member.device) for rank, member in generation.live.items()}
             links = {rank: link.connection for rank, link in others.items() if link is not None}
-            self._board.start(job, generation, links)
+            self._registry.start(job, generation, links)
 
     # Returning to a job that others have gone on with
 
@@ -447,19 +473,19 @@ class Admission:
         finally:
             self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
-            await self._board.come_back(job, device, where)
+            await self._registry.come_back(job, device, where)
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
         left = self._left.get(where.job)
         rank = rank_of(where.generation, self._node.device)
-        if left is None or rank is None or self._board.closing:
+        if left is None or rank is None or self._registry.closing:
             return
         if left.generation is not None and is_older(where, left.generation):
             self.revivals.goes_on(where.job, device)
             log.info("job %s: the others' history is older than what is here; they will come to this one", where.job)
             return
-        job = self._board.jobs.get(where.job)
+        job = self._registry.jobs.get(where.job)
         if self.is_under_way(where.job):
             self._where[where.job] = device, where
             if (
@@ -485,7 +511,7 @@ class Admission:
             ),
             left.generation,
         )
-        self._board.add(job)
+        self._registry.add(job)
         self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
 
     def _goes_on(self, id_: str) -> None:
@@ -500,7 +526,7 @@ class Admission:
     async def invited(self, invite: Invite, device: str) -> OfferReply:
         """A member asks this device to join. Several may: they get the same answer, once the files are here."""
         spec = invite.spec
-        known = self._board.jobs.get(spec.job)
+        known = self._registry.jobs.get(spec.job)
         refusal = self._why_not_join(invite, device, known)
         if refusal is not None:
             return OfferReply(refusal=refusal)
@@ -516,7 +542,7 @@ class Admission:
             return f"the invitation is wrong: {wrong}"
         if known is not None and known.spec != spec:
             return f"there is another job {spec.job} already"
-        if self._board.closing:
+        if self._registry.closing:
             return "meshtraind is stopping there"
         unlinked = [
             member.name
@@ -533,7 +559,7 @@ class Admission:
             return None
         if known is not None and (known.started_at_s is not None or known.left):
             return f"the job has ended there: {known.error or known.state}"
-        if self._board.running >= limits.JOBS_RUNNING_MAX:
+        if self._registry.running >= limits.JOBS_RUNNING_MAX:
             return f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         return self._unsuitable(spec)
 
@@ -547,7 +573,7 @@ class Admission:
         self._goes_on(spec.job)
         folder, history = self._node.job_folder(spec.job), self._node.history
         job = Job(spec, (*members, self._node.member), len(members), folder, history, EntryMode.LATE_JOIN)
-        self._board.add(job)
+        self._registry.add(job)
         self._joining.add(spec.job)
         self._tasks.spawn(self._come_later(job, device, None), f"join {spec.job}")
         return job

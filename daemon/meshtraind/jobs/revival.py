@@ -9,7 +9,6 @@ import logging
 from collections.abc import Mapping
 from typing import Protocol
 
-from meshtraind.jobs.submission import RefusedError
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
@@ -25,6 +24,18 @@ from meshwire.timeouts import Timeouts
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25  # while there is such a job
+
+
+class RefusedError(RequestError):
+    """A member does not take part, and says why.
+
+    Attributes:
+        device: the member's.
+    """
+
+    def __init__(self, text: str, device: str) -> None:
+        super().__init__(text)
+        self.device = device
 
 
 class Beginner(Protocol):
@@ -44,9 +55,8 @@ class Revivals:
         left: by id; those that name no generation were left by a person's word, or by an earlier meshtraind.
     """
 
-    def __init__(self, node: Node, beginner: Beginner, left: Mapping[str, JobFile]) -> None:
+    def __init__(self, node: Node, left: Mapping[str, JobFile]) -> None:
         self._node = node
-        self._beginner = beginner
         self._why_not: dict[str, str] = {}  # what came of the last try
         self._machines = {
             id_: Revival(node.member, file.generation, Timeouts(patience_s=node.patience_s))
@@ -56,10 +66,10 @@ class Revivals:
             and _is_lost(node.history, id_)
         }
 
-    def start(self, tasks: TaskSet) -> None:
+    def start(self, tasks: TaskSet, beginner: Beginner) -> None:
         """From now on they are begun as soon as enough of their devices are there."""
         if self._machines:
-            tasks.spawn(self._run(), "begin lost jobs again")
+            tasks.spawn(self._run(beginner), "begin lost jobs again")
 
     def waits(self, job: str) -> bool:
         """Whether the job is one of them."""
@@ -111,23 +121,23 @@ class Revivals:
         member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
         return machine.told(member, body.generation, asyncio.get_running_loop().time())
 
-    async def _run(self) -> None:
+    async def _run(self, beginner: Beginner) -> None:
         loop = asyncio.get_running_loop()
         while self._machines:
             for job, machine in list(self._machines.items()):
                 generation = machine.due(loop.time())
-                if generation is not None and not self._beginner.is_under_way(job):
-                    await self._begin(machine, generation)
+                if generation is not None and not beginner.is_under_way(job):
+                    await self._begin(machine, generation, beginner)
             await asyncio.sleep(POLL_S)
 
-    async def _begin(self, machine: Revival, generation: Generation) -> None:
+    async def _begin(self, machine: Revival, generation: Generation, beginner: Beginner) -> None:
         """As the one that proposes it. Others may do so, too: then they refuse, and it tries again."""
         job = generation.job
         names = ", ".join(member.name for member in generation.live.values())
         log.info("job %s: all of its daemons had ended; it begins again on %s", job, names)
         by = None
         try:
-            await self._beginner.begin_again(generation)
+            await beginner.begin_again(generation)
             return
         except RefusedError as error:
             by, why_not = error.device, str(error)

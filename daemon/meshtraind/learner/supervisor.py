@@ -123,8 +123,8 @@ class LearnerSupervisor:
             self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, self._memory())
             environment = learner_environment(job.spec, threads=self._threads)
             self._revoke()
-            self._token = self._node.learners.issue(job.spec.job)
-            endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._token}
+            self._token = self._node.entrance.learners.issue(job.spec.job)
+            endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
             await self._learner.start({**environment, **endpoint})
             return True
 
@@ -185,7 +185,7 @@ class LearnerSupervisor:
         self._revoke()
 
     def _revoke(self) -> None:
-        self._node.learners.revoke(self._token)
+        self._node.entrance.learners.revoke(self._token)
 
     async def _started(self) -> LearnerProcess | None:
         """The newest process, of which there is one to end."""

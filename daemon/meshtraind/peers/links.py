@@ -8,9 +8,9 @@ import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from meshtraind.peers.handshake import Doorway, Greeting
 from meshtraind.peers.presence import Presence
@@ -68,8 +68,27 @@ class Link:
     told: tuple[KnownPeer, ...] = ()
 
 
+class LinkUser(Handler, Protocol):
+    """Whoever uses the links: gets what arrives on them, hellos and heartbeats excepted, and hears how they fare.
+
+    A link that has ended is told by `lost`, whether or not another one has replaced it.
+    """
+
+    def link_made(self, link: Link) -> None:
+        """There is a new link."""
+
+    def was_away(self) -> None:
+        """This machine slept, stood still or changed networks. Told before links that were lost by that."""
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        """The daemon at the other end of a lost link has ended: nobody listens there any more."""
+
+    def violated(self, device: str, reason: str) -> None:
+        """A linked device has sent what is no frame, no message or no payload."""
+
+
 class Links:
-    """All links of this daemon.
+    """All links of this daemon: made by `start`, kept alive by heartbeats, given up after silence.
 
     Args:
         trust: whom to let in. None only in the benchmark, where peers are let in by what their hello says.
@@ -78,11 +97,6 @@ class Links:
         patience_s: silence after which a peer is lost.
 
     Attributes:
-        handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
-        on_link: called with every new link.
-        on_away: called when this machine slept, stood still or changed networks, before links that were lost by it.
-        on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
-        on_violated: called with a linked device, and what it sent that is no frame, no message or no payload.
         linked: the links by device id; live.
         unlinkable: which paired devices answered last in another wire version (W6), in words; live.
         port: the actual one, once started.
@@ -99,11 +113,7 @@ class Links:
         port: int,
         patience_s: float = limits.PATIENCE_S,
     ) -> None:
-        self.handler: Handler
-        self.on_link: Callable[[Link], None] = lambda _link: None
-        self.on_away: Callable[[], None] = lambda: None
-        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
-        self.on_violated: Callable[[str, str], None] = lambda _device, _reason: None
+        self.user: LinkUser  # from `start` on: before it there is no link
         self.port = port
         self._device = device
         self._trust = trust
@@ -134,8 +144,9 @@ class Links:
         """Why a link to a paired device that answers cannot be, by device id; a live view."""
         return self._unlinkable
 
-    async def start(self) -> None:
+    async def start(self, user: LinkUser) -> None:
         """Listens, and dials what the address book says. Raises ListenError."""
+        self.user = user
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             self._listener = socket.create_server(
@@ -170,7 +181,7 @@ class Links:
         self._dial_wanted.set()
         self._book_changed.set()
 
-    def awaits(self, devices: Collection[str]) -> None:
+    def await_devices(self, devices: Collection[str]) -> None:
         """Jobs wait for these devices: they are dialled often."""
         self._book.awaits(devices, time.monotonic())
         self.dial_now()
@@ -363,7 +374,7 @@ class Links:
         self._give_up_dials(device, dialled)
         for other in self._linked.values():
             self._gossip(other)
-        self.on_link(link)
+        self.user.link_made(link)
 
     def _give_up_dials(self, device: str, winner: Address | None) -> None:
         """There is a link now. No other dial has one: this end has not said hello there."""
@@ -436,7 +447,7 @@ class Links:
         link.rtt_s = statistics.median_low(link.round_trips_s)
 
     def _violated(self, device: str, reason: str) -> None:
-        self.on_violated(device, reason)
+        self.user.violated(device, reason)
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
@@ -448,7 +459,7 @@ class Links:
             log.info("lost %s: %s", link.connection.name, reason)
             self._book.disconnected(link.device, now_s)
             self.dial_now()
-        self.handler.lost(link.connection, reason)
+        self.user.lost(link.connection, reason)
         if newest and link.connection.broke and now_s - link.connection.last_received_s < self._patience_s:
             self._tasks.spawn(self._see_whether_gone(link, now_s), f"look for {link.hello.name}")
 
@@ -465,10 +476,10 @@ class Links:
             log.info("%s may be elsewhere: this device slept, stood still or changed networks", link.hello.name)
             return
         log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
-        self.on_gone(link.device, link.hello.incarnation)
+        self.user.peer_gone(link.device, link.hello.incarnation)
 
     def _was_away(self) -> None:
-        self.on_away()
+        self.user.was_away()
 
     async def _watch_presence(self) -> None:
         while True:
@@ -484,10 +495,10 @@ class _Linked:
         self._link = link
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
-        return self._links.handler.chunk_announced(conn, header)
+        return self._links.user.chunk_announced(conn, header)
 
     def chunk_received(self, conn: Connection, header: Header) -> None:
-        self._links.handler.chunk_received(conn, header)
+        self._links.user.chunk_received(conn, header)
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         if isinstance(body, Addresses):
@@ -497,12 +508,12 @@ class _Linked:
         elif isinstance(body, Hello):
             conn.refuse("a second hello")
         else:
-            self._links.handler.notice(conn, header, body)
+            self._links.user.notice(conn, header, body)
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         if isinstance(body, Heartbeat):
             return Done()
-        return await self._links.handler.request(conn, header, body, emit)
+        return await self._links.user.request(conn, header, body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
         self._links.lost(self._link, reason)
