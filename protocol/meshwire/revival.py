@@ -83,9 +83,8 @@ class Revival:
 
     def _are_enough(self, newest: Generation, here: Collection[int]) -> bool:
         """A device that is there has the vote of the incarnation that its electorate names."""
-        return has_quorum(
-            electorate_of(newest, entered=True), {rank: newest.members[rank].incarnation for rank in here}
-        )
+        part = {rank: newest.members[rank].incarnation for rank in here}
+        return has_quorum(electorate_of(newest, entered=True), part)
 
     def _look(self, now_s: float) -> None:
         if not self._are_enough(self._newest, self._here):

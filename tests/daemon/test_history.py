@@ -312,14 +312,15 @@ def test_a_job_is_not_called_lost_while_its_members_are_looked_for(path: Path, m
     with closing(JobHistory(path, 5.0)) as history:
         node: Any = SimpleNamespace(history=history)
         board: Any = SimpleNamespace(jobs={})
-        board.admission = Admission(node, board, cast(Any, None), {record(1).id: cast(Any, None)})
-        questions = JobQueries(node, board.registry, board.admission)
+        left: Any = SimpleNamespace(generation=None)
+        board.admission = Admission(node, board, cast(Any, None), {record(1).id: left})
+        questions = JobQueries(node, board, board.admission)
         (job,) = questions.summaries("")
         assert (job.state, job.ended_at_s, job.error, job.waiting_for) == (JobState.READY, None, None, RETURNS)
         board.admission._left.clear()
         (job,) = questions.summaries("")
         assert job.state == JobState.LOST, "nothing of it is left that could go on"
-        board.admission._left[record(1).id] = cast(Any, None)
+        board.admission._left[record(1).id] = left
         monkeypatch.setattr(admission, "RETURNS_WITHIN_S", 0.0)
         (job,) = questions.summaries("")
         assert job.state == JobState.LOST

@@ -34,7 +34,7 @@ def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
     """G5, J1, J5, X1: two members save the same bits after the same rounds; as soon as two of three daemons are up,
     the job goes on from them by itself, with rounds, samples and replicas as if nothing had been, and the third returns
     to it. A damaged one is named, and the one before it used."""
-    with ChaosMesh(3) as mesh:
+    with ChaosMesh(3, patience_s=2.0) as mesh:
         first = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, checkpoint_every=f"{EVERY}r")
         deadline_s = time.monotonic() + 60
         while len(on_two_peers(mesh, first.id)) < 2:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -148,6 +149,11 @@ class Wired:
         return await serve(body, dst.blobs, dst.folder, ended=lambda: True)
 
 
+def is_over(daemon: Daemon) -> bool:
+    """Neither waits it to begin again, nor will it after another start."""
+    return not daemon.waits and not (daemon.folder / NAME).exists()
+
+
 async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
@@ -243,9 +249,8 @@ async def test_a_job_that_was_cancelled_by_a_person_never_begins_again(mesh: lis
     for late in (mesh[0], mesh[2]):
         late.start()
         late.link(mesh[1])
-        await until(lambda late=late: not late.waits)
+        await until(partial(is_over, late))
         assert late.state is JobState.CANCELLED
-        await until(lambda late=late: not (late.folder / NAME).exists())
     assert not any(daemon.began for daemon in mesh)
     assert list_checkpoints(mesh[1].folder, JOB, 1, lambda: None), "what it learned stays"
 

@@ -189,7 +189,7 @@ def test_who_refuses_is_left_out_where_the_others_are_enough_and_tries_come_late
     again = machine.due(60.0)
     assert again is not None
     assert again.ranks == (0, 1, 2), "without both nobody could go on"
-    waits = []
+    waits: list[float] = []
     for _ in range(9):
         before_s = 1000.0 * (len(waits) + 1)
         machine.failed(before_s)
