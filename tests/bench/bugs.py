@@ -892,7 +892,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "liars-end-for-all",
         "meshtraind.session.session",
-        "JobSession._member_ended",
+        "JobSession.member_ended",
         "and self.passage.founding",
         "",
         f"{DAEMON}/test_liars.py -k failure_is_its_members_own",

@@ -107,6 +107,23 @@ class Line:
         return 0, "link"
 
 
+class Owner:
+    """What a job's session is to those that hear its members."""
+
+    def __init__(self, device: "Peer") -> None:
+        self._device = device
+
+    @property
+    def rounds(self) -> Any:
+        return self._device.learner.rounds
+
+    def member_reported(self) -> None:
+        pass
+
+    def member_ended(self, rank: int, end: End) -> None:
+        self._device.ends.append((rank, end))
+
+
 class Peer:
     """One daemon's part, and its learner.
 
@@ -172,10 +189,7 @@ class Peer:
         self.rounds._stall = StallWatch(STALL_S)
         self.passage.begin_with_all()
         self.passage._founding = None
-        self.members = MemberHandler(
-            self.job, cast(Any, agreement), lambda: self.learner.rounds, self.passage, nothing,
-            lambda rank, end: self.ends.append((rank, end)),
-        )  # fmt: skip
+        self.members = MemberHandler(self.job, cast(Any, agreement), self.passage, Owner(self))
         self.rounds.learner.begin()
 
     def _changed(self) -> None:

@@ -21,6 +21,7 @@ from meshtraind.storage.checkpoint_store import CHECKPOINTS, Checkpoint, Checkpo
 from meshtraind.storage.cleanup import STATE
 from meshtraind.transport.connection import RequestError
 from meshwire.checkpoints.manifest import unit_file
+from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
@@ -85,12 +86,15 @@ class Desk:
         self.job = cast(Any, SimpleNamespace(spec=spec(**changes), rank=rank, folder=folder, generation=first))
         self.told: list[Save] = []
         self.ready = True
-        self.saving = StateRequests(lambda body: self.told.append(cast(Save, body)), lambda: self.ready)
+        self.saving = StateRequests(self)
         self.failed: list[str] = []
         self.tasks = TaskSet("test", lambda name, error: self.failed.append(f"{name}: {error!r}"))
         self.checkpointing = Checkpointer(self.job, SOFTWARE, self.saving, self.tasks, lambda: MODEL)
         self.rounds = FakeRounds()
         self.store = CheckpointStore(folder, JOB, keep=3)
+
+    def notify(self, body: Wire) -> None:
+        self.told.append(cast(Save, body))
 
     def complete(self, upto: int, *, committed: bool = True) -> None:
         while self.rounds.round < upto:

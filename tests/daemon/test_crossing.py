@@ -108,9 +108,8 @@ def member_side(desk: Desk) -> MemberHandler:
     job = SimpleNamespace(ended=False, ending=False, report=lambda _report: None)
     agreement = SimpleNamespace(wake=lambda: None, in_barrier=lambda _rank: False)
     membership = SimpleNamespace(hears=lambda _rank: True)
-    return MemberHandler(
-        cast(Any, job), cast(Any, agreement), lambda: desk.rounds, cast(Any, membership), lambda: None, cast(Any, None)
-    )
+    owner = SimpleNamespace(rounds=desk.rounds, member_reported=lambda: None)
+    return MemberHandler(cast(Any, job), cast(Any, agreement), cast(Any, membership), cast(Any, owner))
 
 
 @pytest.mark.asyncio
@@ -165,7 +164,7 @@ def test_every_report_says_how_many_rounds_are_complete() -> None:
         job=SimpleNamespace(report=lambda _report: None, ended=False),
         rounds=SimpleNamespace(complete=7, peer_measured=lambda _report: None),
     )
-    JobSession._tell_report(cast(Any, session))
+    JobSession.tell_report(cast(Any, session))
     assert told == [("report", 7)]
 
 

@@ -12,7 +12,7 @@ from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.rounds.driver import Rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.learner_handler import LearnerHandler, Place
+from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
@@ -105,19 +105,11 @@ class Desk:
         self.gone: set[int] = set()
         self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
-        place = Place(
-            job=job, who=lambda: "rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links),
-            tasks=self.tasks, saving=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
-        )  # fmt: skip
-        self.link = LearnerHandler(
-            place,
-            cast(Any, None),
-            cast(Any, None),
-            cast(Any, None),
-            self.failed.append,
-            lambda _body: None,
-            lambda: None,
+        owner = SimpleNamespace(
+            who="rank 0 (n0)", fail=self.failed.append, tell_hash=lambda _body: None, tell_report=lambda: None
         )
+        metrics = MetricsKeeper(self.links)
+        self.link = LearnerHandler(job, self.agreement, metrics, cast(Any, None), cast(Any, owner), self.tasks)
         fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
         self.refused: list[tuple[int, str]] = []
         refuse = lambda rank, reason: self.refused.append((rank, reason))  # noqa: E731

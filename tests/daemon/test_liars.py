@@ -118,7 +118,7 @@ class Hearer:
         pass
 
     def hears(self, rank: int, outcome: Any) -> list[str]:
-        JobSession._member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
+        JobSession.member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
         return self.did
 
 

@@ -379,7 +379,7 @@ class Last:
         )
         self._writes = saves
         self._metrics = SimpleNamespace(part="")
-        self._tell_report = lambda: None
+        self.tell_report = lambda: None
         self.ends: list[str] = []
 
     async def _leaves(self) -> None:

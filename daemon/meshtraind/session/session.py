@@ -11,9 +11,8 @@ from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
 from meshtraind.recovery.checkpointer import Checkpointer
 from meshtraind.recovery.state_donor import StateDonor
-from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.learner_handler import LearnerHandler, Place
+from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import LearnerWishes, Passage
 from meshtraind.session.metrics import MetricsKeeper
@@ -81,30 +80,16 @@ class JobSession:
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         memory = SharedMemory()
-        saving = StateRequests(lambda body: self.learner.notify(body), lambda: self.learner.ready)
-        checkpointing = Checkpointer(job, node.software, saving, self._tasks, lambda: self.passage.model())
-        self._donor = StateDonor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after, self._tasks)
-        self.learner = LearnerHandler(
-            Place(
-                job=job,
-                who=self._who,
-                agreement=self._agreement,
-                metrics=self._metrics,
-                tasks=self._tasks,
-                saving=saving,
-            ),
-            Preparation(job, links, memory, self._agreement, node.blobs),
-            lambda: self.passage.first_rounds(),
-            lambda: self.passage.begin(),
-            self._fail,
-            self._tell_hash,
-            self._tell_report,
-        )
+        preparation = Preparation(job, links, memory, self._agreement, node.blobs)
+        self.learner = LearnerHandler(job, self._agreement, self._metrics, preparation, self, self._tasks)
+        states = self.learner.states
+        checkpointing = Checkpointer(job, node.software, states, self._tasks, lambda: self.passage.model())
+        self._donor = StateDonor(job, node.blobs, states, lambda: checkpointing.newest, self._chain_after, self._tasks)
         wishes = LearnerWishes(
             begin=self._begin_learner,
             end=self._end_learner,
             changed=self._generation_changed,
-            fail=self._fail,
+            fail=self.fail,
             why_none=lambda: self._metrics.why_none(job, self._failed_elsewhere.values()),
             turned_away=lambda why: self.end("cancelled", why, now=True, tell=False),
             comes=lambda: job.state in (JobState.STARTING, JobState.RUNNING) and not self._learners.given_up,
@@ -122,9 +107,7 @@ class JobSession:
             self._tasks,
             wishes,
         )
-        self.members = MemberHandler(
-            job, self._agreement, lambda: self.rounds, self.passage, self._check_all_done, self._member_ended
-        )
+        self.members = MemberHandler(job, self._agreement, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
 
@@ -154,14 +137,14 @@ class JobSession:
                 self._metrics.begin_anew()
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
-                self._tell_report()
+                self.tell_report()
                 code = await self._learners.wait()
                 going_on = run == self._learners.run and self._goes_on_after(code)
                 if going_on:
                     await self._learners.pause()
         except OSError as error:
             self._cannot_start(self._named(f"could not start the script: {error}"))
-        self._tell_report()
+        self.tell_report()
         self._check_all_done()
 
     def _cannot_start(self, why: str) -> None:
@@ -194,13 +177,13 @@ class JobSession:
         self._why_ended = None
         why = self._named(explained)
         self._metrics.failure = self._metrics.failure or why
-        self._tell_report()  # before the others learn that nobody computes any more
+        self.tell_report()  # before the others learn that nobody computes any more
         founding = self.passage.founding
         if (founding and self._agreement.broken) or not self.passage.learner_died(failed=code > 0):
             self._metrics.exit_code = code
             if rounds is not None:
                 rounds.learner.gone("it failed")
-            self._fail(why)
+            self.fail(why)
             return False
         if job.ending:  # it was the last one that held the base
             return False
@@ -222,7 +205,7 @@ class JobSession:
         self._tasks.spawn(self._learners.kill(), "end the learner")
 
     def _generation_changed(self) -> None:
-        self._tell_report()
+        self.tell_report()
         self._check_all_done()
 
     def end(self, outcome: Outcome, reason: str, *, now: bool, tell: bool = True) -> None:
@@ -242,7 +225,11 @@ class JobSession:
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
-    def _member_ended(self, rank: int, end: End) -> None:
+    def member_reported(self) -> None:
+        """A member has told how it stands."""
+        self._check_all_done()
+
+    def member_ended(self, rank: int, end: End) -> None:
         """A member says that the job has ended. It speaks for itself alone, but where a person cancels it, and before
         round 1, which needs all."""
         if end.outcome == "cancelled" or (end.outcome == "failed" and self.passage.founding):
@@ -297,14 +284,14 @@ class JobSession:
         if self.job.state is JobState.RUNNING:
             self.job.advance(JobEvent.LEARNER_DONE)
         self.job.advance(JobEvent.ALL_DONE)
-        self._tell_report()
+        self.tell_report()
         self._tasks.spawn(self.close(), "close")
 
     async def _stop(self, now: bool) -> None:
         await self._learners.stop(now=now)
         if not self.job.ended:
             self.job.advance(JobEvent.STOPPED)
-        self._tell_report()
+        self.tell_report()
         await self.close()
 
     async def leave(self) -> bool:
@@ -312,7 +299,7 @@ class JobSession:
         if self.job.ending or not self.passage.may_leave:
             return False
         self._metrics.part = "leaves"
-        self._tell_report()
+        self.tell_report()
         await self.passage.leave()
         if self.passage.is_out:
             self.job.goodbye()
@@ -348,13 +335,13 @@ class JobSession:
         if running and (not job.generation.learning or job.rank in job.generation.learning):
             return
         if job.should_have_exchanged:
-            self._fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
+            self.fail(NOTHING_PREPARED if self.rounds is None else NOTHING_EXCHANGED)
             return
         if running:
             self._succeed()
             return
         job.advance(JobEvent.ALL_DONE)
-        self._tell_report()
+        self.tell_report()
         self._tasks.spawn(self.close(), "close")
 
     # The learner's process and connection
@@ -379,7 +366,16 @@ class JobSession:
             log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
             await self._learners.kill()
 
-    def _tell_hash(self, body: LearnerHash) -> None:
+    def first_rounds(self) -> "Rounds":
+        """Makes the job's first rounds. Raises RequestError when the learner has not described its model."""
+        return self.passage.first_rounds()
+
+    def begin_rounds(self) -> None:
+        """All members are ready: round 1."""
+        self.passage.begin()
+
+    def tell_hash(self, body: LearnerHash) -> None:
+        """The base has this hash here after this round (O9)."""
         message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
         self.job.take_hash(message)
         self._tell_all(message)
@@ -413,15 +409,17 @@ class JobSession:
         for link in self._links.values():
             link.notify(message, job=self._number, generation=generation, complete=complete)
 
-    def _who(self) -> str:
+    @property
+    def who(self) -> str:
+        """This rank and device, for texts."""
         return f"rank {self.job.rank} ({self._node.name})"
 
     def _named(self, text: str) -> str:
-        return f"{self._who()}: {text}"
+        return f"{self.who}: {text}"
 
     async def _report_regularly(self) -> None:
         while True:
-            self._tell_report()
+            self.tell_report()
             self.learner.sign_of_life()
             await self._end_if_it_hangs()
             if self.passage.generations is not None:
@@ -437,14 +435,16 @@ class JobSession:
             self._why_ended = hangs
             await self._learners.kill()
 
-    def _tell_report(self) -> None:
+    def tell_report(self) -> None:
+        """Tells the other members where this rank stands now."""
         report = self._metrics.report(self.job, self.rounds, self._learners.starts)
         self.job.report(report)
         if self.rounds is not None and not self.job.ended:
             self.rounds.peer_measured(report)
         self._tell_all(report, self.rounds.complete if self.rounds is not None else 0)
 
-    def _fail(self, reason: str) -> None:
+    def fail(self, reason: str) -> None:
+        """Ends the job everywhere, for a reason that a person is to read."""
         self.end("failed", reason, now=False)
 
     def _task_failed(self, name: str, error: BaseException) -> None:
