@@ -369,7 +369,7 @@ class SlowProcess:
 
 @pytest.fixture
 def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
-    monkeypatch.setattr(learnerlife, "Learner", SlowProcess)
+    monkeypatch.setattr(learnerlife, "LearnerProcess", SlowProcess)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     monkeypatch.setattr(SlowProcess, "alive", set())
     monkeypatch.setattr(SlowProcess, "started", 0)

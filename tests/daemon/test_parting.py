@@ -346,7 +346,7 @@ class Laptop:
     """Anna's: a real board with one job of hers and bert's, who is a link that is written down."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        monkeypatch.setattr(learnerlife, "Learner", Script)
+        monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
         monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
         anna, self.bert = (
             Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(("anna", "bert"))
