@@ -92,7 +92,7 @@ class Config:
 
 
 class App:
-    """One daemon.
+    """One daemon: its parts are made and started in the order in which they need each other, and closed in reverse.
 
     Attributes:
         started: it answers; `mesh` and `jobs` exist.

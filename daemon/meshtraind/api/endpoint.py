@@ -116,7 +116,7 @@ class Endpoint:
 
 
 class _Guard:
-    """Handler of a connection that has not attached yet."""
+    """Hears a connection that has not attached yet."""
 
     def __init__(self, endpoint: Endpoint, token: str) -> None:
         self._endpoint = endpoint
@@ -154,7 +154,7 @@ class _Guard:
 
 
 class _LearnerGuard:
-    """Handler of a learner's connection: lets through what a learner may say."""
+    """Hears a learner's connection: lets through what a learner may say."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler

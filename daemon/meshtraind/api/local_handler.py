@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class LocalHandler:
-    """Handler of every attached client and learner.
+    """Answers the command line and learners, once they have attached.
 
     Args:
         shutdown: begins the daemon's end.

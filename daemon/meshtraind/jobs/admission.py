@@ -48,7 +48,7 @@ RETURN_RETRY_S = 1.0
 EXPIRY_POLL_S = 0.1
 RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a job that ran here is not called lost
 
-OnProgress = Callable[[int, int], None]
+OnFileProgress = Callable[[int, int], None]
 
 
 UNSTARTED = {  # what an end means for a device that does not take part yet, or not again
@@ -66,7 +66,7 @@ class ProgressWatcher(Protocol):
 
 
 class Admission:
-    """Of one daemon.
+    """Decides which jobs this device takes part in, and leads each of them to the moment when its session begins.
 
     Args:
         registry: keeps the jobs.
@@ -157,7 +157,7 @@ class Admission:
         self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
 
     async def _remove_files(self, job: Job) -> None:
-        """Of one that has ended here before it began."""
+        """Deletes what came for a job that has ended here before it began."""
         place = job.spec.job, job.folder, self._node.blobs
         match job.entry_mode:
             case EntryMode.REJOIN:  # its results and checkpoints of before stay
@@ -351,7 +351,7 @@ class Admission:
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
 
-    async def _fetch(self, job: Job, device: str, on_progress: OnProgress) -> None:
+    async def _fetch(self, job: Job, device: str, on_progress: OnFileProgress) -> None:
         source = None
         if device != self._node.device:
             link = self._node.links.get(device)
@@ -361,7 +361,7 @@ class Admission:
         begins = job.begins
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
 
-    async def _fetch_from_any(self, job: Job, device: str, on_progress: OnProgress) -> None:
+    async def _fetch_from_any(self, job: Job, device: str, on_progress: OnFileProgress) -> None:
         """For a device that comes later: links may break, others have the files as well, and nobody waits for it."""
         loop = asyncio.get_running_loop()
         heard_s, heard_bytes = loop.time(), 0

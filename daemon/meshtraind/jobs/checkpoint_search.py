@@ -68,7 +68,7 @@ class _Place:
 
 
 class CheckpointSearch:
-    """For one submission.
+    """Finds the checkpoint that a submission is to go on from, and brings it here.
 
     Args:
         owner: in its name the blobs are held that the members will fetch from here.

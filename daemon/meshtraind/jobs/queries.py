@@ -59,7 +59,10 @@ OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
 class JobQueries:
-    """Every method raises RequestError with a text for the person who asked."""
+    """Answers what people and peers ask about jobs, and ends or leaves one at their word.
+
+    Every method raises RequestError with a text for the person who asked.
+    """
 
     def __init__(self, node: Node, registry: JobRegistry, admission: Admission) -> None:
         self._node = node
@@ -236,7 +239,7 @@ class JobQueries:
         return _bounded(found, omitted).model_copy(update={"unreached": tuple(unreached)})
 
     async def _outputs_of(self, rank: int, member: Member, body: ListOutputs) -> Outputs | str:
-        """Of another member; or why they are not known."""
+        """The output files of another member; or why they are not known."""
         try:
             reply = await self._ask(member, body, PEER_TIMEOUT_S)
         except RequestError as error:

@@ -39,7 +39,7 @@ class RefusedError(RequestError):
 
 
 class Beginner(Protocol):
-    """What begins them."""
+    """Whoever can begin a job again that all of its daemons have lost."""
 
     def is_under_way(self, job: str) -> bool:
         """Whether it is about to begin, here or from elsewhere, or its files are being deleted again."""
@@ -49,7 +49,7 @@ class Beginner(Protocol):
 
 
 class Revivals:
-    """Of one daemon.
+    """The jobs that this daemon had when it ended, that nobody has gone on with, and that it may begin again.
 
     Args:
         left: by id; those that name no generation were left by a person's word, or by an earlier meshtraind.

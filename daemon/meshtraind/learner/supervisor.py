@@ -66,7 +66,7 @@ class ScriptFailure:
 
 
 class LearnerSupervisor:
-    """Starts and stops the processes.
+    """Starts the learner's processes of one job, one after the other, and decides what follows from the end of each.
 
     Args:
         threads: how many a learner may use (M3).

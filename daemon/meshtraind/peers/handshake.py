@@ -35,7 +35,7 @@ class LinkMaker(Protocol):
 
 
 class Greeting:
-    """Handler of a connection before its hello.
+    """Hears a connection until its hello has come, which makes it a link.
 
     Whoever was dialled says hello first. Whoever dials answers only where it makes a link: of several dials to one
     device the other end then links the same one.

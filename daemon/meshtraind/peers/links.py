@@ -488,7 +488,7 @@ class Links:
 
 
 class _Linked:
-    """Handler of a link: keeps what is the link's own, passes on the rest."""
+    """Hears a link: keeps what is the link's own, passes on the rest."""
 
     def __init__(self, links: Links, link: Link) -> None:
         self._links = links

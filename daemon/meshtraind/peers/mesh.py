@@ -41,7 +41,9 @@ class MeshSettings:
 
 
 class Mesh:
-    """Who is there. Owns discovery; `Links` is started and stopped by the app.
+    """Which devices are there, paired or not, and how new ones are paired.
+
+    Owns discovery; `Links` is started and stopped by the app.
 
     Attributes:
         node: what the rest of the daemon shares.

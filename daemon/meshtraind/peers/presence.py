@@ -46,7 +46,9 @@ def _with_sleep_s(now_s: float) -> float:
 
 
 class Presence:
-    """Of this machine. `look` is to be called every `interval_s`.
+    """Knows whether this machine was awake, running and in its network all the time.
+
+    `look` is to be called every `interval_s`.
 
     Attributes:
         on_away: called when a look finds that it was not there for so long that others may have gone on without it.

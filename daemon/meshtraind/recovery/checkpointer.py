@@ -48,7 +48,7 @@ class Written:
 
 
 class Checkpointer:
-    """One job's on this device.
+    """Writes the checkpoints of one job on this device: decides when, asks the learner, and keeps the newest ones.
 
     A learner saves at the first boundary after the round that it was asked for. What the ledger and the chain were is
     kept of every round since, until it has said which one it was.

@@ -54,7 +54,9 @@ class Sources:
 
 
 class JoinRequests:
-    """One learner's way into a job that runs. Every method raises RequestError with a text for the script.
+    """Answers what a learner asks for that comes into a job that runs: the model, then a state of a member.
+
+    Every method raises RequestError with a text for the script.
 
     Args:
         manifest: the model that the others train.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 NEWS_TYPES = News.__args__
 
 
-class Membership(Protocol):
+class MemberJudge(Protocol):
     """Who is a member that counts."""
 
     def hears(self, rank: int) -> bool:
@@ -42,7 +42,7 @@ class JobOwner(Protocol):
 class MemberHandler:
     """What the other members of one job say, checked and handed to the job's parts."""
 
-    def __init__(self, job: Job, agreement: Agreement, membership: Membership, owner: JobOwner) -> None:
+    def __init__(self, job: Job, agreement: Agreement, membership: MemberJudge, owner: JobOwner) -> None:
         self._job = job
         self._agreement = agreement
         self._membership = membership

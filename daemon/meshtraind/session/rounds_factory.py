@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RoundsFactory:
-    """One job's.
+    """Makes the rounds of one job, and made anew where this device's history is not kept; holds their trace.
 
     Args:
         links: the connection to each other member, by rank; live.

@@ -29,7 +29,7 @@ News = Model | StateIndex | StateWant | StateOffer | StateReady | BarrierReached
 
 
 class Agreement:
-    """One member's view.
+    """What the members of a job have agreed on so far, as one of them knows it, and the waiting for the rest.
 
     Attributes:
         founded: all that compute are known to have the same start state: round 1 begins.

@@ -39,7 +39,9 @@ def check_travel(spec: JobSpec, manifest: ModelManifest) -> None:
 
 
 class Preparation:
-    """One learner's, each part once. Every method raises RequestError with a text for the script.
+    """Answers what one learner asks for before round 1: model, state, readiness, each once.
+
+    Every method raises RequestError with a text for the script.
 
     Attributes:
         manifest, plan: None until the model was given.

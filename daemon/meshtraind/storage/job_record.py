@@ -31,8 +31,10 @@ SAVE_INTERVAL_S = 30.0  # what is known of a job's rounds if this daemon is kill
 
 
 class ReplicaHashes:
-    """O9: compares the base hashes of the ranks that compute at equal rounds. Only rounds that all of them have named
-    count. The majority is right, and of equal parts that of the lowest rank."""
+    """Compares the base hashes of the ranks that compute at equal rounds (O9, drift guard).
+
+    Only rounds that all of them have named count. The majority is right, and of equal parts that of the lowest rank.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = set(ranks)

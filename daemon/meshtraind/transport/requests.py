@@ -23,7 +23,7 @@ class _Pending:
 
 
 class Requests:
-    """Those of one connection, by number."""
+    """The requests of one connection that wait for their answers, by number."""
 
     def __init__(self) -> None:
         self._next = 1

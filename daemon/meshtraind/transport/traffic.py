@@ -7,7 +7,7 @@ from meshtraind.transport.tcpinfo import kernel_bytes_sent
 
 
 class Traffic:
-    """Counts of one connection.
+    """Counts the bytes that one connection has sent.
 
     Attributes:
         frame_bytes: headers and what followed them.
