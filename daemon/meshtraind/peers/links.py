@@ -122,7 +122,6 @@ class Links:
         self._host = host
         self._patience_s = patience_s
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
-        self._presence.on_away = self._was_away
         self._linked: dict[str, Link] = {}
         self._unlinkable: dict[str, str] = {}
         self._listener: socket.socket | None = None
@@ -451,7 +450,7 @@ class Links:
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
-        self._presence.look()
+        self._look_at_presence()
         newest = self._linked.get(link.device) is link
         now_s = time.monotonic()
         if newest:
@@ -472,19 +471,21 @@ class Links:
         timeouts = Timeouts(self._patience_s, link.rtt_s) if link.rtt_s else Timeouts(self._patience_s)
         if not await refuses(link.listens_at, timeouts.relink_grace_s) or link.device in self._linked:
             return
+        self._look_at_presence()
         if not self._presence.unbroken_since(ended_s - self._patience_s):
             log.info("%s may be elsewhere: this device slept, stood still or changed networks", link.hello.name)
             return
         log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
         self.user.peer_gone(link.device, link.hello.incarnation)
 
-    def _was_away(self) -> None:
-        self.user.was_away()
+    def _look_at_presence(self) -> None:
+        if self._presence.look():
+            self.user.was_away()
 
     async def _watch_presence(self) -> None:
         while True:
             await asyncio.sleep(self._presence.interval_s)
-            self._presence.look()
+            self._look_at_presence()
 
 
 class _Linked:

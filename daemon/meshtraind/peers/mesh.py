@@ -84,10 +84,8 @@ class Mesh:
                 listen_host=self._settings.listen_host,
                 listen_port=self._links.port,
                 interfaces=self._settings.interfaces,
-                on_seen=self._seen,
-                on_gone=self._gone,
+                listener=self,
             )
-            self._discovery.is_paired = self._book.is_pinned
             await self._discovery.start()
 
     async def stop(self) -> None:
@@ -242,14 +240,20 @@ class Mesh:
         self._book.set_pinned([pin.device_id for pin in self._pins.all()], time.monotonic())
         self._links.dial_now()
 
-    def _seen(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: Sighting) -> None:
+        """mDNS shows a device, or something new of it."""
         self._sightings[sighting.device_id] = sighting
         now_s = time.monotonic()
         addresses = [Address(host=host, port=sighting.port) for host in sighting.addresses]
         self._book.sighted(sighting.device_id, addresses, now_s)
         self._links.dial_now()
 
-    def _gone(self, device: str) -> None:
+    def is_paired(self, device: str) -> bool:
+        """Whether a device is one of this person's own."""
+        return self._book.is_pinned(device)
+
+    def out_of_sight(self, device: str) -> None:
+        """mDNS shows a device no more."""
         self._sightings.pop(device, None)
         self._book.withdraw(device, Source.MDNS)
 
