@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from meshwire import limits
 
 ASK_S_MAX = 60.0
+BASE_S = 86_400.0  # for a laptop that may have the model, where no other has: its lid may be closed overnight
 STEADY_S = 60.0  # in one generation: then the next time of being left out counts as the first
 
 
@@ -71,7 +72,8 @@ class Timeouts:
 
     @property
     def yield_s(self) -> float:
-        """= patience: such a part waits so long for the rest of an entitled one before it joins a provisional one."""
+        """= patience: such a part waits so long for the rest of an entitled one before it joins a provisional one, and
+        one without a base for who has it before it joins others that have another."""
         return self.patience_s
 
     @property
@@ -102,6 +104,7 @@ class Timeouts:
             "a member catches up": self.catch_up_s,
             "a part that is not entitled goes on": self.provisional_s,
             "a laptop that was away goes on": self.back_s,
+            "who may have the model is waited for": BASE_S,
             "who sends nothing is left out": self.stall_s,
             "a device asks in again, at most": ASK_S_MAX,
         }

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from meshtraind.jobs import admission as admission
+from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
@@ -19,7 +19,7 @@ from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.recovery import join_requests as joining
 from meshtraind.recovery.join_requests import JoinRequests, Sources
-from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_rounds
+from meshtraind.rounds.catchup import Beginning, FalseRoundError, answer_catch_up, fetch_beginning, fetch_rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_driver as generations_module
@@ -35,7 +35,17 @@ from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.membership.effects import CatchUpFrom, Effect, LeftOut
 from meshwire.memory import footprint
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskState, CatchUp, CaughtUp, Enter, SavedState, ServedRound, Where
+from meshwire.messages.generation import (
+    AskModel,
+    AskState,
+    CatchUp,
+    CaughtUp,
+    Enter,
+    PathStep,
+    SavedState,
+    ServedRound,
+    Where,
+)
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, GivenUp
 from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerState, StateTask
 from meshwire.messages.rounds import Bind, Call, Seal
@@ -747,7 +757,8 @@ def back_to(round_: int, device: str) -> CatchUpFrom:
 async def test_who_goes_back_says_what_is_given_up(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """J3: to its own checkpoint, without asking anybody, or to that of another."""
     begun: list[int] = []
-    saved = SimpleNamespace(entry=Entry(complete=5, samples=50))
+    gone_through = (PathStep(generation=1, cut=0, samples=0),)
+    saved = SimpleNamespace(entry=Entry(complete=5, samples=50), path=gone_through)
 
     async def fetched(*_: object) -> SimpleNamespace:
         return saved
@@ -766,7 +777,25 @@ async def test_who_goes_back_says_what_is_given_up(own: bool, monkeypatch: pytes
     assert (begun, machine.answers) == ([5], ["caught up"])
     (lost,) = told
     assert (lost.first, lost.last, lost.samples, lost.made_by == lost.kept) == (6, 9, 40, True)
+    assert (shell.path == gone_through) != own, "who takes a history over is told what it has gone through"
     await tasks.close()
+
+
+@pytest.mark.asyncio
+async def test_with_the_beginning_comes_what_its_history_has_gone_through() -> None:
+    """Else who came in later could not say which rounds are given up."""
+    gone_through = (PathStep(generation=1, cut=0, samples=0), PathStep(generation=7, cut=3, samples=24))
+    rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=40))
+    asked = CatchUp(job=JOB, generation=9, complete=None, cut=5)
+    reply = answer_catch_up(cast(Any, rounds), asked, 2, gone_through)
+    model = cast(Any, Model).model_construct()
+
+    class Source:
+        async def request(self, body: Wire, **_: object) -> Wire:
+            return model if isinstance(body, AskModel) else reply
+
+    beginning = await fetch_beginning(cast(Any, Source()), JOB, catch_up(reload=True).enter)
+    assert (beginning.path, beginning.entry.samples) == (gone_through, 40)
 
 
 @pytest.mark.asyncio

@@ -1,4 +1,4 @@
-"""The shell of membership hands on the round trip of now."""
+"""The shell of membership hands on the round trip of now, and what this device has of the model."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,6 +6,7 @@ from typing import Any, cast
 from meshtraind.rounds.driver import Rounds
 from meshtraind.session.membership_driver import Generations
 from meshwire.membership.machine import Membership
+from meshwire.messages.generation import Holding
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts
 
@@ -21,7 +22,7 @@ def test_waits_follow_the_round_trip_of_now() -> None:
     rounds = SimpleNamespace(history_samples=1, note_round_trip=told.append)
     links = {MEMBERS[1].device: SimpleNamespace(rtt_s=0.25), MEMBERS[2].device: SimpleNamespace(rtt_s=None)}
     shell = cast(Any, Generations.__new__(Generations))
-    shell._machine, shell._host = machine, SimpleNamespace(rounds=rounds)
+    shell._machine, shell._host = machine, SimpleNamespace(rounds=rounds, holding=lambda: Holding(loads_after=3))
     shell._node, shell._job = SimpleNamespace(links=links), SimpleNamespace(members=MEMBERS)
     shell.progress()
     assert machine._state.timeouts.turn_s == 4 * 0.25
@@ -29,6 +30,7 @@ def test_waits_follow_the_round_trip_of_now() -> None:
     shell.progress()
     assert machine._state.timeouts.turn_s == 4 * 0.25, "what is known last counts while nobody is linked"
     assert told == [0.25]
+    assert not machine._state.based, "G4: no base is here, it says"
 
 
 def test_the_round_machine_hears_of_what_matters() -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.jobs import admission as admission
+from meshtraind.jobs import admission
 from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import JobRegistry

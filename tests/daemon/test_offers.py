@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 import meshtraind.jobs.submission
-from meshtraind.jobs import admission as admission
+from meshtraind.jobs import admission
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.jobs.submission import Submission
 from meshtraind.learner import software

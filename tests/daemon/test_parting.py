@@ -34,6 +34,7 @@ from meshwire.checkpoints.manifest import CheckpointName, unit_file
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
+from meshwire.membership import lineage
 from meshwire.membership.effects import EnterGeneration, Fence, LeftOut, Send
 from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
@@ -405,7 +406,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     await until(lambda: any(isinstance(body, Start) for body in told))
     generations_ = session.passage.generations
     assert isinstance(generations_, Generations)
-    generations_._path.forget()
+    generations_._path = lineage.Path()
     generations_._path.entered(both, 0, 0)
     generations_._path.entered(alone, 1, 1)
     said, bert = here.said, here.bert

@@ -62,6 +62,27 @@ def test_a_loss_and_a_return_are_three_lines() -> None:
     assert news(AGAIN, AGAIN) == []
 
 
+def test_who_goes_on_provisionally_is_told_what_may_become_of_it(endpoint: Endpoint) -> None:
+    """G4: a part that is not entitled goes on after 30 s, and yields to one that is."""
+    apart = job(2, (2,), cleo=report(2), provisional=True)
+    told = (
+        "cleo goes on provisionally, apart from anna and bert: if those have gone on too, what it computes meanwhile "
+        "is given up, and kept as a checkpoint"
+    )
+    assert news(FIRST, apart) == ["anna and bert were lost; cleo goes on (generation 2)", told]
+    assert news(apart, apart) == []
+    assert news(LOST, job(3, (0, 1), provisional=False)) == []
+    endpoint.answers[GetJobs] = known_jobs(apart)
+    assert f"{JOB}: {told}" in run("jobs").stderr
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(render_peers(apart))
+    assert isinstance(screen.file, io.StringIO)
+    assert f"note: {told}" in " ".join(screen.file.getvalue().split())
+    ended = job(2, (2,), cleo=report(2), provisional=True, state=JobState.CANCELLED)
+    endpoint.answers[GetJobs] = known_jobs(ended)
+    assert told not in run("jobs").stderr
+
+
 def test_who_joins_was_not_away() -> None:
     """`--peers N:MAX`: it gets the next rank, loads, and computes."""
     two = job(1, (0, 1), members=MEMBERS)

@@ -12,8 +12,7 @@ from functools import partial
 from random import Random
 
 from meshtraind.rounds.history import Entry
-from meshwire.membership.lineage import Beginning
-from meshwire.messages.generation import Enter, Where
+from meshwire.messages.generation import Enter, PathStep, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
@@ -23,7 +22,7 @@ from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, member_of
 from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
-from tests.sim.clusterline import Line
+from tests.sim.clusterline import Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import Rounds
@@ -32,6 +31,7 @@ JOB = "j" + "0" * 11
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 RTT_S = 0.02
 ROUNDS_AFTER = 5
+LATE_S = 2.0  # until a daemon is looked at again, and what it says is heard
 CALM_S = 0.5  # between two looks at whether all is well again
 
 
@@ -110,6 +110,7 @@ class Cluster:
         members = tuple(member_of(number, incarnations[number]) for number in range(founders))
         first = Generation.first(JOB, members[0].device, members)
         self.line = Line(first)
+        self._based: dict[Daemon, tuple[float, bytes]] = {}  # when each was last seen to have a base, of which history
         self._lives[first.hash64()] = self._entered[first.hash64()] = {(m.device, m.incarnation) for m in members}
         for number in range(self.devices):
             daemon = Daemon(self, number, incarnations[number], first if number < founders else None)
@@ -160,6 +161,8 @@ class Cluster:
 
     def fail(self, reason: str) -> None:
         """The job ends: by a daemon that knows that nobody can go on."""
+        holding = [daemon.name for daemon in self.daemons if daemon.holds_base]
+        assert not holding, f"J3: the job ends, and {', '.join(holding)} holds the base"
         self.failed = self.failed or reason
 
     # What daemons tell.
@@ -196,9 +199,9 @@ class Cluster:
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
 
-    def given_up(self, daemon: Daemon, kept: Where, parted: Beginning | None, chain_: bytes, samples: int) -> None:
+    def given_up(self, daemon: Daemon, kept: Where, parted: PathStep | None, chain_: bytes, samples: int) -> None:
         """A daemon leaves its history for another: what is said of it is what is lost, but for rounds that not all of
-        those hold who were together then (G5), or that were made before it had come in: others tell of these."""
+        those hold who were together then (G5)."""
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         own, other = self.histories.path(chain_), self.histories.path(cut_chain)
         common = sum(1 for mine, theirs in zip(own, other, strict=False) if mine == theirs)
@@ -207,11 +210,28 @@ class Cluster:
             assert len(own) - common <= uncommitted, f"{daemon.name} gives up {len(own) - common} rounds in silence"
             return
         assert daemon.rounds is not None
-        latest = max(common + uncommitted, daemon.rounds.first)
-        assert common <= parted.cut <= latest, f"{daemon.name} gives up rounds that are kept, or more"
+        assert common <= parted.cut <= common + uncommitted, f"{daemon.name} gives up rounds that are kept, or more"
         lost = self.histories.rounds(chain_)[parted.cut :]
         assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
         self.told_lost.append((len(lost), len(kept.generation.ranks)))
+
+    def note_base(self, daemon: Daemon) -> None:
+        """What it has now, and perhaps no more when others still think so."""
+        if daemon.holds_base and daemon.rounds is not None:
+            self._based[daemon] = self.now_s, daemon.rounds.history.chain
+
+    def leaves_base(self, daemon: Daemon, kept: Where) -> None:
+        """It throws away what it computes with, for a history of which another has a base, or had lately."""
+        for other in self.daemons:
+            self.note_base(other)
+        _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
+        since_s = self.now_s - self.timeouts.silence_s - LATE_S
+        held = [chain_ for other, (at_s, chain_) in self._based.items() if other is not daemon and at_s > since_s]
+        path = {START, *self.histories.path(cut_chain)}  # who is on the way to the cut is served what it lacks
+        there = any(chain_ in path or cut_chain in self.histories.path(chain_) for chain_ in held)
+        assert there or cut_chain == START, (
+            f"G4: {daemon.name} gives up its base for {told(kept.generation)}, of which nobody has one"
+        )
 
     def went_back(self, daemon: Daemon, entry: Entry) -> None:
         """J3: every learner is lost, with its base. A daemon goes back to a state that was saved."""

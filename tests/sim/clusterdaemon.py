@@ -27,7 +27,7 @@ from meshwire.membership.effects import (
 from meshwire.membership.lineage import Ballot, Path, ballot, rank_of
 from meshwire.membership.machine import Membership
 from meshwire.membership.requests import Kind
-from meshwire.messages.generation import DealState, Enter, Propose, ServedRound, Standing, Where
+from meshwire.messages.generation import DealState, Enter, PathStep, Propose, ServedRound, Standing, Where
 from meshwire.messages.job import Generation, Member
 from tests.sim.clusterexchange import Part, Result
 from tests.sim.clusterjoining import AskState, LearnerSupervisor
@@ -66,6 +66,7 @@ class Deal:
 
     state: DealState | None
     samples: int
+    path: tuple[PathStep, ...]
 
 
 class Daemon(Node):
@@ -192,8 +193,10 @@ class Daemon(Node):
 
     def _report_regularly(self) -> None:
         self._report()
+        self.world.note_base(self)
         if self.rounds is not None:
             self.machine.note_progress(self.rounds.history.samples)
+            self.machine.note_holding(self.life.holding())
         if self.world.setting.measured_s is not None:
             self.machine.note_round_trip(self.world.setting.measured_s)
         self.later(REPORT_S, self._report_regularly)
@@ -263,6 +266,8 @@ class Daemon(Node):
                 self._report()
                 self.world.resumed(self, generation)
             case LeftOut(reason, kept):
+                if kept is not None and self.holds_base:
+                    self.world.leaves_base(self, kept)
                 self._note_given_up(kept)
                 self._leave_out(reason)
             case NobodyLearns():
@@ -300,7 +305,7 @@ class Daemon(Node):
             saved = self.life.saved
             assert saved is not None
             assert (saved.complete, saved.chain) == (effect.enter.cut, effect.enter.chain)
-            self._begin_loading(effect, saved)
+            self._begin_loading(effect, saved, self._path.tell())
         elif link is None:
             self._perform(self.machine.cannot_catch_up("it is not linked any more", self.world.now_s))
         elif effect.reload or self.rounds is None:
@@ -339,16 +344,16 @@ class Daemon(Node):
         enter = effect.enter
         anew = enter.way == "back"
         entry = Entry(enter.cut, enter.chain, answer.samples, answer.state, enter.counted, enter.learning, anew)
-        self._begin_loading(effect, entry)
+        self._begin_loading(effect, entry, answer.path)
 
-    def _begin_loading(self, effect: CatchUpFrom, entry: Entry) -> None:
+    def _begin_loading(self, effect: CatchUpFrom, entry: Entry, path: Collection[PathStep]) -> None:
         if effect.enter.way == "back":
             self._without_learner = True
             self.life.end()
             self.world.went_back(self, entry)
         self.life.forget(above=entry.complete if entry.anew else -1)
         self._drop_rounds()
-        self._path.forget()
+        self._path = Path(path)
         self.generation = effect.generation
         self.rounds = self._make_rounds(effect.generation, entry, loading=True)
         self.life.load_next()
@@ -379,7 +384,7 @@ class Daemon(Node):
 
     def _note_given_up(self, kept: Where | None) -> None:
         parted = self._path.parted(kept.generation, kept.ancestors) if kept is not None else None
-        self._path.forget()
+        self._path = Path()
         if kept is not None and self.rounds is not None:
             history = self.rounds.history
             self.world.given_up(self, kept, parted, history.chain, history.samples)
@@ -406,6 +411,11 @@ class Daemon(Node):
         computes = rounds is not None and generation is not None and self.rank in generation.learning
         return {*self.world.histories.path(rounds.history.chain)} if rounds and computes and self.alive else ()
 
+    @property
+    def holds_base(self) -> bool:
+        """A learner's process, or the memory that it has left, holds the model of this history."""
+        return self.alive and self.rounds is not None and self.life.holding().base
+
     # What others ask
 
     def _answer(self, what: object, reply: Callable[[Answer], None]) -> None:
@@ -422,7 +432,7 @@ class Daemon(Node):
 
     def _rounds_after(self, rounds: Rounds, complete: int | None) -> Answer:
         if complete is None:
-            return Deal(rounds.deal, rounds.samples)
+            return Deal(rounds.deal, rounds.samples, self._path.tell())
         try:
             return ServedRounds(rounds.served_after(complete))
         except KeyError as error:

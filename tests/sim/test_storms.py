@@ -18,10 +18,13 @@ PATIENCES = 60.0  # until all is well again: the longest wait before a device as
 QUICK, SEEDS = 10, 60
 FOUND = {  # what these schedules have shown
     88: "a generation that could be entered no more was waited for",
+    92: "a job ended while two laptops that computed were apart",
     107: "a round was missed that nobody held any more",
     476: "a laptop that loads waited for ever for one that had gone on without it",
     554: "the same, with four laptops",
+    733: "rounds of before a laptop came in were given up in silence",
     860: "a state of another history was loaded",
+    1101: "a laptop that loads ended the job for one that computed",
     2326: "all who decided were gone, and two parts were entitled at once",
 }
 

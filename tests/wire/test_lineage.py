@@ -46,7 +46,7 @@ def test_a_generation_that_the_other_side_has_only_promised_is_left_by_the_next_
     path = walked((FIRST, 0), (LEFT, 100), (ALONE, 100))
     parted = path.parted(RIGHT, [LEFT.hash64(), FIRST.hash64()])
     assert parted is not None
-    assert parted.generation is ALONE
+    assert parted.generation == ALONE.hash64()
 
 
 def test_too_long_ago_to_be_named_it_is_known_by_who_was_there() -> None:
@@ -57,7 +57,24 @@ def test_too_long_ago_to_be_named_it_is_known_by_who_was_there() -> None:
     assert parted.cut == 100
 
 
-def test_a_path_that_is_forgotten_is_nobodys() -> None:
-    path = walked((FIRST, 0), (LEFT, 100))
-    path.forget()
-    assert path.parted(RIGHT, [FIRST.hash64()]) is None
+def test_who_takes_a_history_over_knows_what_it_has_gone_through() -> None:
+    """And can tell what is given up of it when those that made it are lost."""
+    path = Path(walked((FIRST, 0), (LEFT, 100)).tell())
+    path.entered(ALONE, 400, 3200)
+    parted = path.parted(RIGHT, [FIRST.hash64()])
+    assert parted is not None
+    assert (parted.cut, parted.samples) == (100, 800)
+    assert Path().parted(RIGHT, [FIRST.hash64()]) is None
+    many = list(range(limits.ANCESTORS_MAX))
+    unnamed = path.parted(RIGHT, many)
+    assert unnamed is not None
+    assert unnamed.cut == 400, "who was there it knows of those that it has entered itself"
+
+
+def test_what_began_after_a_state_that_all_go_back_to_is_none_of_it() -> None:
+    """J3."""
+    path = walked((FIRST, 0), (LEFT, 100), (ALONE, 40))
+    assert [step.cut for step in path.tell()] == [0, 40]
+    parted = path.parted(RIGHT, [FIRST.hash64(), LEFT.hash64()])
+    assert parted is not None
+    assert parted.cut == 40

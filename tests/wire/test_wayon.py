@@ -38,8 +38,8 @@ NOTHING = Holding()
         ((LOADS, SAVED, SAVED), WayOn("back", 1)),  # the lower rank's
         ((LOADS, FORWARDS), WayOn("back", 1)),  # from a disk, for whoever has a learner
         ((FORWARDS, NOTHING), WayOn("none")),  # no learner will ever load it
-        ((LOADS, DONOR), WayOn("none")),  # a state without its deal of samples, and too old
-        ((LOADS, LOADS, NOTHING), WayOn("none")),
+        ((LOADS, DONOR), WayOn("wait")),  # a state without its deal of samples, and too old
+        ((LOADS, LOADS, NOTHING), WayOn("wait")),  # for somebody who is not here
     ],
 )
 def test_what_all_go_on_from(holdings: tuple[Holding, ...], way: WayOn) -> None:
@@ -50,7 +50,7 @@ def test_what_all_go_on_from(holdings: tuple[Holding, ...], way: WayOn) -> None:
 def test_a_state_of_another_history_is_none() -> None:
     """G4: a member that reloads has been elsewhere."""
     standings = {0: standing(LOADS), 1: standing(BASE), 2: standing(SAVED)}
-    assert way_on(standings, CUT, (1, 2)) == WayOn("none")
+    assert way_on(standings, CUT, (1, 2)) == WayOn("wait")
 
 
 def test_where_a_learner_computes_nothing_is_given_up() -> None:
@@ -64,3 +64,5 @@ def test_where_a_learner_computes_nothing_is_given_up() -> None:
     assert enter.reload == (0, 1)
     assert enter.complete == ((0, 10), (1, 10))
     assert (enter.counted, enter.learning) == (0, ()), "the deal of samples is that of the checkpoint"
+    apart = rests.model_copy(update={"root": 1})
+    assert enter_message(apart, standings, 0).way == "wait", "the base may be with those that are silent"

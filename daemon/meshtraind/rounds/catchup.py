@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from meshtraind.rounds.history import Entry
 from meshtraind.transport.connection import Connection, RequestError
 from meshwire import limits
-from meshwire.messages.generation import AskModel, CatchUp, CaughtUp, Enter, FetchRound, ServedRound
+from meshwire.messages.generation import AskModel, CatchUp, CaughtUp, Enter, FetchRound, PathStep, ServedRound
 from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.startup import Model
@@ -30,6 +30,8 @@ class Beginning:
     entry: Entry
     barrier: int
     """The newest that all have passed."""
+    path: tuple[PathStep, ...] = ()
+    """What the history of the cut has gone through."""
 
 
 async def fetch_rounds(rounds: "Rounds", source: Connection, job: str, enter: Enter) -> None:
@@ -73,10 +75,10 @@ async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginni
         raise RequestError(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
     anew = enter.way == "back"
     entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew)
-    return Beginning(model, reply.samples, entry, reply.barrier)
+    return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 
 
-def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int) -> CaughtUp:
+def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int, path: tuple[PathStep, ...]) -> CaughtUp:
     """The source's side. Raises RequestError when it cannot serve."""
     if body.complete is None:
         return CaughtUp(
@@ -85,6 +87,7 @@ def answer_catch_up(rounds: "Rounds", body: CatchUp, barrier: int) -> CaughtUp:
             deal=rounds.crossing.deal,
             seen=rounds.crossing.samples,
             barrier=barrier,
+            path=path,
         )
     try:
         return CaughtUp(rounds=rounds.crossing.served_after(body.complete))

@@ -39,7 +39,7 @@ from meshwire.membership.effects import (
 from meshwire.membership.lineage import Path, rank_of
 from meshwire.membership.machine import Membership
 from meshwire.membership.requests import Kind
-from meshwire.messages.generation import AskIn, Enter, Holding, Standing, Where
+from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
 from meshwire.messages.job import Generation, GivenUp
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
@@ -239,6 +239,11 @@ class Generations:
         promised = self._machine.promised
         return promised is not None and rank_of(promised, device) is not None
 
+    @property
+    def path(self) -> tuple[PathStep, ...]:
+        """What the history of this member has gone through."""
+        return self._path.tell()
+
     def progress(self) -> None:
         """From time to time: how far away the members are, and how far the rounds, by which the sides of a partition
         are weighed."""
@@ -249,6 +254,7 @@ class Generations:
                 rounds.note_round_trip(rtt_s)
         if rounds is not None:
             self._machine.note_progress(rounds.history_samples)
+            self._machine.note_holding(self._host.holding())
 
     def _round_trip_s(self) -> float:
         """To the farthest of the devices that are or were in the job and are linked; 0 where none has been measured."""
@@ -326,7 +332,7 @@ class Generations:
         """The learner of this history is ended; where rounds of it are given up, when it has written the base."""
         self._why_out = reason
         if self._given_up(kept) is None:
-            self._path.forget()
+            self._path = Path()
             self._host.left_out(reason)
             return
         assert self._host.crossing is not None
@@ -336,7 +342,7 @@ class Generations:
         self._parting = Parting(self._job, given_up, self._host.write_given_up, self._parted, self._tasks)
 
     def _parted(self, parting: Parting) -> None:
-        self._path.forget()
+        self._path = Path()
         self._parting = None
         if self._closed:
             return
@@ -423,7 +429,8 @@ class Generations:
             samples = max(0, rounds.history_samples - beginning.entry.samples)
             lost = GivenUp(first=cut + 1, last=rounds.complete, samples=samples, made_by=ranks, kept=ranks)
         self._host.begin_loading(effect.generation, beginning)
-        self._path.forget()
+        if effect.device != self._node.device:
+            self._path = Path(beginning.path)
         if lost is not None:
             log.warning(
                 "job %s: every learner was lost: it goes on from the state after round %d", self._job.spec.job, cut

@@ -490,7 +490,8 @@ class Passage:
                 begins_at_cut = body.complete is None  # and a later one has another deal of samples
                 if begins_at_cut and (self.generations is None or not self.generations.promised(body.generation)):
                     raise RequestError(f"{self._node.name} has promised another generation meanwhile")
-                return answer_catch_up(rounds, body, self._agreement.passed)
+                path = () if self.generations is None else self.generations.path
+                return answer_catch_up(rounds, body, self._agreement.passed, path)
             case FetchRound():
                 return answer_fetch_round(rounds, body)
             case AskModel():

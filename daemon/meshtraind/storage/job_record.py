@@ -340,6 +340,7 @@ class Job:
             unlinkable=() if self.ended else self._unlinkable(),
             partition_wait=self.spec.partition_wait,
             refused=tuple(self._refused[rank] for rank in sorted(self._refused)),
+            provisional=generation is not None and generation.provisional and not self.ended,
         )
 
     def _unlinkable(self) -> tuple[tuple[int, str], ...]:

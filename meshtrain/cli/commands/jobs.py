@@ -11,7 +11,7 @@ from meshtrain.cli.ui.connection import ask, connected
 from meshtrain.cli.ui.errors import CliError, reported, show_error
 from meshtrain.cli.ui.job import MATCHES_SHOWN, age, find_job, has_ended, list_jobs
 from meshtrain.cli.ui.options import DataDir, Json
-from meshtrain.cli.ui.peer_news import losses
+from meshtrain.cli.ui.peer_news import losses, provisional
 from meshtrain.cli.ui.terminal import human_seconds, plain, print_json, print_table, say
 from meshtrain.client import Client
 from meshtrain.errors import RequestError
@@ -44,9 +44,9 @@ def jobs(
     now_s = time.time()
     columns = ("ID", "NAME", "STATE", "PEERS", "ROUNDS", "CREATED", "TOOK", "SCRIPT")
     print_table(columns, [_job_row(job, now_s) for job in found])
-    for job in [job for job in found if job.given_up][:MATCHES_SHOWN]:
-        for loss in losses(job):
-            say(f"{job.job}: {loss}")
+    for job in [job for job in found if job.given_up or job.provisional][:MATCHES_SHOWN]:
+        for note in (*provisional(job), *losses(job)):
+            say(f"{job.job}: {note}")
     if found[0].state == JobState.LOST:
         say(f"{found[0].job} was lost. To go on from its last checkpoint: meshtrain submit --resume {found[0].job}")
 

@@ -52,6 +52,8 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
         if (one.first, one.kept) not in (told if one.saved is None else named)
     ]
     lost += [why for why in unlinkable(after) if why not in unlinkable(before)]
+    if after.generation != before.generation:
+        lost += provisional(after)
     if not before.generation or not after.generation or after.state not in UNDER_WAY:
         return lost
     return [*_departures(before, after), *_learners(before, after), *lost, *_arrivals(before, after)]
@@ -60,6 +62,18 @@ def news(before: JobSummary, after: JobSummary) -> list[str]:
 def losses(job: JobSummary) -> list[str]:
     """Which rounds are in no history any more, a line each: for all that show how a job stands or stood."""
     return [_given_up(job, one) for one in job.given_up]
+
+
+def provisional(job: JobSummary) -> list[str]:
+    """That those who go on may have to give it up, a line; nothing where they are entitled to go on."""
+    if not job.provisional or job.state not in UNDER_WAY:
+        return []
+    on, away = (_names(job, ranks) for ranks in (job.learning, sorted(set(range(len(job.members))) - set(job.present))))
+    go, they = ("go", "they compute") if len(on) > 1 else ("goes", "it computes")
+    return [
+        f"{joined(on) or 'nobody'} {go} on provisionally, apart from {joined(away) or 'others'}: if those have gone on "
+        f"too, what {they} meanwhile is given up, and kept as a checkpoint"
+    ]
 
 
 def unlinkable(job: JobSummary) -> list[str]:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from meshtrain.cli.ui.peer_news import losses, name_of, part_of, unlinkable
+from meshtrain.cli.ui.peer_news import losses, name_of, part_of, provisional, unlinkable
 from meshtrain.cli.ui.terminal import human_step, made_table, print_table
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
 from meshwire.text import printable
@@ -31,7 +31,7 @@ def print_peers(job: JobSummary) -> None:
     print(_title(job))
     if job.ranks:
         print_table(COLUMNS, peer_rows(job), WRAPPING)
-    for note in (*losses(job), *unlinkable(job)):
+    for note in _notes(job):
         print(f"note: {note}")
 
 
@@ -40,8 +40,12 @@ def render_peers(job: JobSummary) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    notes = (Text(f"note: {note}") for note in (*losses(job), *unlinkable(job)))
+    notes = (Text(f"note: {note}") for note in _notes(job))
     return Group(Text(_title(job)), made_table(COLUMNS, peer_rows(job), WRAPPING), *notes)
+
+
+def _notes(job: JobSummary) -> list[str]:
+    return [*provisional(job), *losses(job), *unlinkable(job)]
 
 
 def waits(job: JobSummary) -> dict[int, str]:

@@ -8,10 +8,10 @@ later, and the other can complete no round any more (G3).
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from enum import Enum
 
 from meshwire import limits
+from meshwire.messages.generation import PathStep
 from meshwire.messages.job import Generation
 
 
@@ -74,41 +74,41 @@ def extended(lineage: Iterable[int], *newer: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((*newer, *lineage)))[: limits.ANCESTORS_MAX]
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
-    """Of a generation that a member has entered: up to which round its history was common then, and its samples."""
-
-    generation: Generation
-    cut: int
-    samples: int
-
-
 class Path:
-    """The generations that a member has entered with its history, in order: where that parts from another's."""
+    """The generations that a history has gone through, in order: where it parts from another.
 
-    def __init__(self) -> None:
-        self._beginnings: deque[Beginning] = deque(maxlen=limits.ANCESTORS_MAX)
+    `told`: up to where a member took it over that has not entered them itself.
+    """
+
+    def __init__(self, told: Iterable[PathStep] = ()) -> None:
+        self._beginnings: deque[PathStep] = deque(told, maxlen=limits.ANCESTORS_MAX)
+        self._lives: dict[int, set[tuple[str, int]]] = {}  # of those that were entered here
 
     def entered(self, generation: Generation, cut: int, samples: int) -> None:
-        """The next one; `samples` are in the rounds up to the cut."""
-        self._beginnings.append(Beginning(generation, cut, samples))
+        """The next one; `samples` are in the rounds up to the cut. What began after the cut has been given up (J3)."""
+        while self._beginnings and self._beginnings[-1].cut > cut:
+            self._beginnings.pop()
+        self._beginnings.append(PathStep(generation=generation.hash64(), cut=cut, samples=samples))
+        kept = {one.generation for one in self._beginnings}
+        self._lives = {key: lives for key, lives in self._lives.items() if key in kept}
+        self._lives[generation.hash64()] = _lives(generation)
 
-    def forget(self) -> None:
-        """The history is not kept, or there is none yet."""
-        self._beginnings.clear()
+    def tell(self) -> tuple[PathStep, ...]:
+        """To who takes this history over."""
+        return tuple(self._beginnings)
 
-    def parted(self, other: Generation, ancestors: Collection[int]) -> Beginning | None:
+    def parted(self, other: Generation, ancestors: Collection[int]) -> PathStep | None:
         """What is after it is not in the history of `other`, which came after `ancestors`. None: nothing is known.
 
         An ancestor may have been promised and never entered there; then no round was completed in it here (G3).
         """
         known = {other.hash64(), *ancestors}
-        common = [number for number, one in enumerate(self._beginnings) if one.generation.hash64() in known]
+        common = [number for number, one in enumerate(self._beginnings) if one.generation in known]
         if common:
             after = common[-1] + 1
             return self._beginnings[after] if after < len(self._beginnings) else None
         lives = {(member.device, member.incarnation) for member in other.live.values()}  # too long ago to be named
-        apart = (one for one in self._beginnings if not lives & _lives(one.generation))
+        apart = (one for one in self._beginnings if not lives & self._lives.get(one.generation, lives))
         return next(apart, None)
 
 

@@ -30,6 +30,7 @@ from meshwire.messages.generation import (
     AskIn,
     Enter,
     Entered,
+    Holding,
     Promised,
     Propose,
     Refused,
@@ -103,6 +104,8 @@ class Membership:
         self._whereabouts.relinked(device)
         first = device in state.unseen
         state.unseen.discard(device)
+        if not first:
+            state.unsure.add(device)
         if state.phase is not Phase.OUT and state.is_listed(device):
             for refused in state.refusals.own():  # what was said on another link may be lost
                 state.accuse(device, refused)
@@ -220,6 +223,11 @@ class Membership:
     def note_progress(self, samples: int) -> None:
         """Samples in the rounds that are complete here, for `Where`."""
         self._state.samples = samples
+
+    def note_holding(self, holding: Holding) -> None:
+        """What there is here of the history entered: nobody leaves a base for a history that has none (G4)."""
+        if self._state.entered is not None:
+            self._state.holding = holding
 
     def note_round_trip(self, rtt_s: float) -> None:
         """As it is now to the farthest member. What is waited for already keeps its deadline."""
@@ -376,6 +384,7 @@ class Membership:
         elif not state.refusals.pardon(device, now_s):
             state.accuse(device, device)  # it may have been started again, and not know
         elif state.entered is not None:
+            state.outside.forget(device)  # where it was before
             self._whereabouts.tell(device)
             state.petitions.ask(ask, now_s)
 

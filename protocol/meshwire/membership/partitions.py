@@ -40,21 +40,28 @@ class Whereabouts:
         state.highest = max(state.highest, other.number)
         state.outside.heard(device, where)
         state.ahead.pop(device, None)
+        state.unsure.discard(device)
         if state.entered is None:
             went_on = state.phase is Phase.CATCHING_UP and other.number > state.change.number
-            if went_on and state.me not in other.live.values():
+            if went_on and where.based and state.me not in other.live.values():
                 self.leave(f"generation {other.number} went on while this device caught up", now_s)
             elif state.phase is Phase.OUT and state.has_no_room(other):
                 names = ", ".join(member.name for member in other.members)
                 state.effects.append(TurnedAway(f"the job has all the {len(other.members)} devices it takes: {names}"))
             return
         match relation(state.entered, state.lineage, other, where.ancestors):
+            case Relation.OLDER | Relation.PARTED if where.based and not state.based:
+                pass  # whoever has nothing of the own history yields to it (the proposer)
             case Relation.OLDER:
                 self.tell(device)
             case Relation.NEWER if state.me in other.live.values() and ballot(other) > ballot(state.entered):
                 pass  # it may be entered here, too
+            case Relation.NEWER | Relation.PARTED if state.based and not where.based:
+                self.tell(device)  # nobody there can go on from it: this device keeps what it has
             case Relation.NEWER if other.root == state.entered.root:
                 state.ahead[device] = where  # those that are left here may be entitled, and it provisional
+            case Relation.NEWER if now_s < state.back_until_s:
+                state.ahead[device] = where  # what lay in the socket may be of before its sender was lost
             case Relation.NEWER:
                 self.leave(f"generation {other.number} went on without this device", now_s, where)
             case Relation.PARTED:

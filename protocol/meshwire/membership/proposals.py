@@ -97,6 +97,8 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
     """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
     kept = keep(standings, proposer)
     way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
+    if way.way == "back" and generation.provisional:
+        way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
         kept = Kept(*saved, way.source, tuple(sorted(standings)))
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}

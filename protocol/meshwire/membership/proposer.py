@@ -11,6 +11,7 @@ from meshwire.membership.requests import Kind
 from meshwire.membership.state import State
 from meshwire.messages.generation import Electorate, Enter, Propose, Standing
 from meshwire.messages.job import Generation, Member
+from meshwire.timeouts import BASE_S
 
 WISHES: Mapping[Kind, str] = MappingProxyType(
     {
@@ -38,6 +39,7 @@ class Proposer:
         self._state = state
         self._wanted_since_s: float | None = None
         self._outvoted_since_s: float | None = None  # those that are here are not entitled to go on
+        self._baseless_since_s: float | None = None  # nobody who is here has the base
         self._not_before_s = float("-inf")
         self._failed = ""  # why the own proposal is to be replaced
         self._judged_links = False  # a missing link between members was given time already
@@ -94,7 +96,10 @@ class Proposer:
             return None
         self.proposal = None  # it is not withdrawn: from now on somebody may enter it
         self.forget()
-        return enter_message(proposal.generation, proposal.standings, state.rank)
+        enter = enter_message(proposal.generation, proposal.standings, state.rank)
+        if enter.way == "wait" and not self._waits_for_base(now_s):
+            return enter.model_copy(update={"way": "none"})
+        return enter
 
     # Whether to propose.
 
@@ -108,6 +113,8 @@ class Proposer:
             return
         everyone = state.next_roll()
         absent = {rank for rank in everyone.ranks if not self._is_here(everyone.members[rank])}
+        if self._yields_for_base(now_s):
+            return
         reasons = self._reasons(everyone, absent, now_s)
         if not reasons:
             self._wanted_since_s = None
@@ -185,6 +192,8 @@ class Proposer:
             if state.until_s is not None and self._reached(state.until_s, now_s):
                 reasons.append("this device has not caught up in time")
             return reasons
+        if state.phase is Phase.RUNNING and state.way == "wait" and not self._waits_for_base(now_s):
+            reasons.append("nobody is left who may have the model")
         for kind, text in WISHES.items():
             if ranks := state.petitions.wishing(kind, state.change):
                 reasons.append(f"{_names([members[rank] for rank in sorted(ranks)])} {text}")
@@ -279,12 +288,13 @@ class Proposer:
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
         here = {rank for rank, member in entered.live.items() if rank in roll.ranks and roll.members[rank] == member}
+        computes = here & {*entered.learning} | {*roll.learning}
         gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
         if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
             return now_s  # nobody is missed who was here when they went on
-        if not here & {*entered.learning}:
+        if not computes:
             self.waiting += "; nobody who computes is here"
-            return float("inf")
+            return (now_s if self._baseless_since_s is None else self._baseless_since_s) + BASE_S
         assert self._outvoted_since_s is not None
         counted = f"{len(here & {*entered.counted})} of {len(entered.counted) + len(entered.gone)} that count are here"
         wait_s = state.timeouts.provisional_s
@@ -301,6 +311,28 @@ class Proposer:
         counted = {rank: entered.members[rank].incarnation for rank in entered.counted}
         known = state.gone(roll.members)
         return any(_part(roll).get(r) != i and not is_gone(_part(roll), r, i, known) for r, i in counted.items())
+
+    def _waits_for_base(self, now_s: float) -> bool:
+        """Nobody here has the base: may somebody else, and is there time to wait?"""
+        state = self._state
+        since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
+        return bool(state.may_have_base) and not self._reached(since_s + BASE_S, now_s)
+
+    def _yields_for_base(self, now_s: float) -> bool:
+        """Where nobody has the base for a while this device leaves its history for one of which somebody has."""
+        state = self._state
+        if state.based:
+            self._baseless_since_s = None
+            return False
+        self._baseless_since_s = now_s if self._baseless_since_s is None else self._baseless_since_s
+        where = state.basis_elsewhere
+        if where is None:
+            return False
+        number = where.generation.number
+        self.waiting = f"who has the model of this generation; then this device joins generation {number}"
+        if self._reached(self._baseless_since_s + state.timeouts.yield_s, now_s):
+            state.leave(f"nobody here has the model any more, but in generation {number} they have", now_s, where)
+        return True
 
     def _yields(self, now_s: float) -> bool:
         """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
@@ -380,6 +412,8 @@ class Proposer:
             case Phase.ENTERED:
                 late = [state.change.members[rank] for rank in state.missing]
                 self.waiting = f"{_names(late)} to enter generation {state.change.number}"
+            case Phase.RUNNING if state.way == "wait":
+                self.waiting = f"{_names(state.may_have_base)}, who may have the model: nobody who is here does"
 
     def _reached(self, at_s: float, now_s: float) -> bool:
         """Has the time come? If not, look again then."""

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection
 
-from meshwire.membership.lineage import Relation, keeps_history, relation
+from meshwire.membership.lineage import Relation, ballot, keeps_history, relation
 from meshwire.membership.links import MemberLinks
 from meshwire.messages.generation import Where
+from meshwire.messages.job import Generation
 from meshwire.timeouts import STEADY_S, Timeouts
 
 
@@ -41,6 +42,20 @@ class Outside:
             if where.generation.hash64() == generation:
                 return where.ancestors
         return ()
+
+    def is_after(self, device: str, generation: Generation) -> bool:
+        """Has it told that it has entered a later one, which is not this?"""
+        where = self._heard.get(device)
+        return where is not None and ballot(where.generation) > ballot(generation)
+
+    def based(self, generation: Generation) -> Where | None:
+        """The best of the others that are heard of, of those whose base is there."""
+        best: Where | None = None
+        for where in self._heard.values():
+            other = where.based and where.generation != generation
+            if other and (best is None or _better(where, best)):
+                best = where
+        return best
 
     def came_in(self, now_s: float) -> None:
         """Rounds go on with this device."""
@@ -95,6 +110,8 @@ class Outside:
 
 
 def _better(where: Where, best: Where) -> bool:
+    if where.based != best.based:
+        return where.based
     match relation(best.generation, best.ancestors, where.generation, where.ancestors):
         case Relation.NEWER:
             return True

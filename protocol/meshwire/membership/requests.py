@@ -36,6 +36,11 @@ class Petitions:
         """A member's newest wish."""
         self._wishes[device] = kind, now_s
 
+    @property
+    def given_up(self) -> set[str]:
+        """Devices that have left this generation, as they say."""
+        return {*self._asks} | {device for device, (wish, _) in self._wishes.items() if wish == "leave"}
+
     def settle(self, promised_at_s: float) -> None:
         """Forgets what was heard up to the promise of the generation that is entered now."""
         self._asks = {device: ask for device, ask in self._asks.items() if ask[1] > promised_at_s}

@@ -25,7 +25,7 @@ from meshwire.membership.proposals import Roll, roll_of
 from meshwire.membership.refusals import Refusals
 from meshwire.membership.rejoin import Outside
 from meshwire.membership.requests import Petitions
-from meshwire.messages.generation import Accuse, Enter, Entered, Refused, Standing, Where, Wish
+from meshwire.messages.generation import Accuse, Enter, Entered, Holding, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member, hash64_of
 from meshwire.timeouts import Timeouts
 
@@ -62,10 +62,13 @@ class State:
         self.told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
         self.back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
         self.ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
+        self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
         self.overdue: set[str] = set()  # devices that did not do their part in time
         self.torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
         self.wish = OwnWish()
         self.samples = 0
+        self.holding = Holding(base=generation is not None)  # of the history entered, as the shell said last
+        self.way = "on"  # as in the `Enter` of the generation entered
         self.until_s: float | None = None  # the deadline of the present phase
         self.unseen = set() if generation is None else {member.device for member in generation.live.values()}
         self.effects: list[Effect] = []
@@ -105,6 +108,38 @@ class State:
         """What the entered generation came after, and what this daemon promised since, by hash."""
         own = None if self.entered is None else self.entered.hash64()
         return tuple(ancestor for ancestor in self._lineage if ancestor != own)
+
+    @property
+    def based(self) -> bool:
+        """Is the base of the history entered here: in this device, in one that is linked and computes, or, while nobody
+        computes, in what all have agreed to go on from?"""
+        entered = self.entered
+        if entered is None:
+            return False
+        others = {rank: member for rank, member in entered.live.items() if member != self.me}
+        there = {rank for rank, member in others.items() if self._is_with_us(member, entered)}
+        agreed = not entered.learning and self.way in ("on", "back") and len(there) == len(others)
+        return self.holding.base or bool(there & {*entered.learning}) or agreed
+
+    def _is_with_us(self, member: Member, entered: Generation) -> bool:
+        """Is it linked, and has not left this generation, as far as it has said?"""
+        left = member.device in self.petitions.given_up or self.outside.is_after(member.device, entered)
+        return self.links.holds(member) and not left and member.device not in self.unsure
+
+    @property
+    def basis_elsewhere(self) -> Where | None:
+        """The best history of which somebody who is linked has the base, where nothing of the own one is here."""
+        held = self.holding
+        if self.entered is None or held.state is not None or held.saved is not None or self.based:
+            return None
+        return self.outside.based(self.entered)
+
+    @property
+    def may_have_base(self) -> list[Member]:
+        """Members that are not here, and are not known to be gone."""
+        gone = self.gone(self.change.members)
+        away = ((rank, one) for rank, one in enumerate(self.change.members) if rank not in self.change.ranks)
+        return [one for rank, one in away if (rank, one.incarnation) not in gone]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -176,7 +211,9 @@ class State:
         """Tells where this daemon is; returns the samples that it told."""
         assert self.entered is not None, "nowhere"
         self._told_where.add(device)
-        where = Where(job=self.job, generation=self.entered, ancestors=self.lineage, samples=self.samples)
+        where = Where(
+            job=self.job, generation=self.entered, ancestors=self.lineage, samples=self.samples, based=self.based
+        )
         self.send(device, where)
         return where.samples
 
@@ -254,7 +291,7 @@ class State:
         if generation.parent is not None:
             parent = int.from_bytes(generation.parent[:8], "little")
             self._lineage = extended(self._lineage, parent, *self.outside.ancestors(parent))
-        if earlier is not None:
+        if earlier is not None and self.phase is not Phase.OUT:  # what was promised with a history of before is none
             self._lineage = extended(self._lineage, earlier.hash64())
         self.promised = generation
         self.highest = max(self.highest, generation.number)
@@ -298,6 +335,7 @@ class State:
         if reload:
             if enter.way != "back":
                 self.entered = None  # going back, the own history counts until the saved one is here: that may be lost
+                self.holding = Holding()
             self.wish.forget()
         source = self.change.members[enter.source].device
         self.effects.append(CatchUpFrom(enter.source, source, self.change, enter, reload))
@@ -305,9 +343,11 @@ class State:
     def enter(self, now_s: float) -> None:
         """All rounds up to the cut are here. Receiving is on before the others hear of it."""
         generation = self.entered = self.change
+        self.way = self._committed.way
         self.votes.enter(generation)
         self._gone -= {(member.device, member.incarnation) for member in generation.live.values()}
         self.told, self.ahead = {}, {}
+        self.unsure -= {member.device for member in generation.live.values()}
         self.phase = Phase.ENTERED
         self.petitions.settle(self._promised_at_s)
         self.wish.follow(self._committed.counted, computes=self.rank in self._committed.learning)
@@ -332,6 +372,8 @@ class State:
         self.refusals.against_me.clear()
         self.outside.came_in(now_s)
         begins = self.wish.run(self.change.number, computes=self.computes)
+        if begins:
+            self.holding = self.holding.model_copy(update={"base": True})
         self.effects.append(Resume(self.change, begins))
         self.tell_wish(now_s)
 
@@ -348,6 +390,7 @@ class State:
         self.phase = Phase.OUT
         self.told, self.ahead = {}, {}
         self.entered = self.standing = self.until_s = None
+        self.holding = Holding()
         self.overdue, self.torn = set(), {}
         self._lineage = ()
         self.petitions = Petitions()

@@ -106,8 +106,8 @@ class Enter(Wire):
     learning: Annotated[tuple[Rank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()
     founded: bool = True  # one of them knows that all learners have their start state (G9)
     # J3, where no learner computes: the rounds go on; all go back to the state that the source has saved, which is that
-    # of the cut; or there is nothing to go on from
-    way: Literal["on", "back", "none"] = "on"
+    # of the cut; there is nothing here to go on from, but somebody else may have it; or there is nothing
+    way: Literal["on", "back", "wait", "none"] = "on"
 
 
 @message("generation.entered")
@@ -126,6 +126,7 @@ class Where(Wire):
     generation: Generation
     ancestors: Annotated[tuple[GenerationHash, ...], Field(max_length=limits.ANCESTORS_MAX)]  # newest first
     samples: Annotated[int, Field(ge=0)]
+    based: bool = True  # the base of this history is there, as far as the sender knows: nobody leaves another for none
 
 
 @message("generation.ask")
@@ -166,6 +167,14 @@ class DealState(Wire):
     held: tuple[tuple[Rank, tuple[SampleBlock, ...]], ...]  # granted and in no round
     sizes: tuple[tuple[Rank, BatchSize], ...]
     claim: Annotated[int, Field(ge=0, le=limits.CLAIM_BATCHES_MAX)] = 0  # the largest of the newest round with any
+
+
+class PathStep(Wire):
+    """Of a generation: up to which round the history of its members was common then, and the samples up to it."""
+
+    generation: GenerationHash
+    cut: RoundCount
+    samples: Annotated[int, Field(ge=0)]
 
 
 class ServedRound(Wire):
@@ -215,6 +224,8 @@ class CaughtUp(Wire):
     deal: DealState | None = None  # of the cut
     seen: Annotated[int, Field(ge=0)] = 0  # samples in the rounds up to the cut
     barrier: Annotated[int, Field(ge=0)] = 0  # the newest that all have passed
+    # What the history of the cut has gone through: who takes it over can tell what is lost where it is given up.
+    path: Annotated[tuple[PathStep, ...], Field(max_length=limits.ANCESTORS_MAX)] = ()
 
 
 @message("model.ask")

@@ -374,6 +374,7 @@ class JobSummary(Wire):
     unlinkable: tuple[tuple[Rank, Text], ...] = ()  # members that answer and cannot be linked, and why
     partition_wait: PartitionWait | None = None  # as of `JobSpec`
     refused: Annotated[tuple[RefusedRank, ...], Field(max_length=limits.MEMBERS_MAX)] = ()  # as this device knows
+    provisional: bool = False  # the generation is: its rounds are given up if others are entitled to go on
 
 
 @message("job.found")
