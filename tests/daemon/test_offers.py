@@ -188,3 +188,16 @@ async def test_a_submission_repeats_its_offer_while_others_receive_files(
     with pytest.raises(RequestError, match="bert refused the job: its offer has expired"):
         await submission._await_files(offer.spec, alone)
     assert len(asked) == 4
+
+
+@pytest.mark.asyncio
+async def test_who_submits_a_job_need_not_be_in_it(bert: Bert) -> None:
+    """G2: the first generation of a job is its submitter's to propose, as it is offered and not otherwise."""
+    offer = bert.anna.offer(1)
+    alone = offer.model_copy(update={"members": (BERT,)})
+    assert bert.offered(alone) is None
+    await bert.until(alone, JobState.READY)
+    first = Generation.first(alone.spec.job, ANNA.device, (BERT,))
+    later = bert.jobs.admission.prepared(first.model_copy(update={"number": 2}))
+    assert later.refusal == "the proposed generation is wrong: it is not the first one of this job"
+    assert bert.jobs.admission.prepared(first).refusal is None

@@ -411,12 +411,8 @@ class Admission:
             return Promise(refusal=f"job {generation.job} is not ready there")
         if generation.members != job.members:
             return Promise(refusal="the proposed members are not those of the offer")
-        left = self._left.get(generation.job) if job.entry_mode is EntryMode.REVIVAL else None
-        before = 0 if left is None or left.generation is None else left.generation.number
-        if (wrong := list_wrong(generation)) or job.rank not in generation.ranks or generation.number <= before:
-            return Promise(
-                refusal=f"the proposed generation is wrong: {wrong or 'it leaves this device out, or is old'}"
-            )
+        if wrong := self._why_not_enter(job, generation):
+            return Promise(refusal=f"the proposed generation is wrong: {wrong}")
         for member in generation.live.values():
             if member.device == self._node.device:
                 continue
@@ -431,6 +427,16 @@ class Admission:
         self._promised[generation.job] = generation
         self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
         return Promise(refusal=None)
+
+    def _why_not_enter(self, job: Job, generation: Generation) -> str | None:
+        if job.entry_mode is not EntryMode.REVIVAL:  # who submits a job need not be in it
+            first = Generation.first(job.spec.job, job.spec.submitter, job.members)
+            return None if generation == first else "it is not the first one of this job"
+        left = self._left.get(generation.job)
+        before = 0 if left is None or left.generation is None else left.generation.number
+        if job.rank not in generation.ranks or generation.number <= before:
+            return "it leaves this device out, or is old"
+        return list_wrong(generation)
 
     async def _await_commit(self, job: Job) -> None:
         """A submitter that promised and vanished must not leave a job behind."""
