@@ -13,27 +13,28 @@ from pathlib import Path
 from typing import Self
 
 from meshtraind.api.endpoint import Endpoint, EndpointError
-from meshtraind.api.local_handler import LocalSide
-from meshtraind.api.peer_handler import PeerSide
+from meshtraind.api.local_handler import LocalHandler
+from meshtraind.api.peer_handler import PeerHandler
 from meshtraind.api.rundir import RunDir, RunDirError
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.software import installed_software, memory_bytes
 from meshtraind.peers.interfaces import InterfaceError, usable_interfaces
 from meshtraind.peers.links import Links, ListenError
 from meshtraind.peers.mesh import Mesh, MeshSettings
 from meshtraind.peers.node import Node
-from meshtraind.runtime.data_folder import FormatError, check, migrate
+from meshtraind.runtime.data_folder import FormatError, read_format
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import HistoryError, JobHistory
+from meshtraind.storage.migration import migrate
 from meshtraind.trust.identity import IdentityError, load_or_create
 from meshtraind.trust.pins import PinsError, PinTable
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.addresses import Address, split_host_port
 from meshwire.discovery.addressbook import AddressBook
-from meshwire.messages.link import Hello
+from meshwire.messages.link import Hello, Software
 
 log = logging.getLogger(__name__)
 
@@ -91,10 +92,10 @@ class Config:
 
 
 class App:
-    """One daemon.
+    """One daemon: its parts are made and started in the order in which they need each other, and closed in reverse.
 
     Attributes:
-        started: it answers; `mesh` and `board` exist.
+        started: it answers; `mesh` and `jobs` exist.
     """
 
     def __init__(self, config: Config) -> None:
@@ -102,7 +103,7 @@ class App:
         self._config = config
         self._stopping = asyncio.Event()
         self.mesh: Mesh
-        self.board: Board
+        self.jobs: JobRouter
 
     def request_stop(self) -> None:
         """Begins the end."""
@@ -114,7 +115,7 @@ class App:
         try:
             if config.interfaces:
                 usable_interfaces(config.interfaces)
-            check(config.data_dir)  # before anything is written
+            read_format(config.data_dir)  # before anything is written
             rundir = RunDir(config.data_dir)
         except (RunDirError, InterfaceError, FormatError) as error:
             raise StartError(str(error)) from error
@@ -122,18 +123,18 @@ class App:
             log.warning("%s", note)
         with rundir:
             try:
-                migrate(config.data_dir)
-                await self._run(rundir)
+                software = installed_software()
+                migrate(config.data_dir, software.meshtrain)
+                await self._run(rundir, software)
             except UNUSABLE as error:
                 raise StartError(str(error)) from error
 
-    async def _run(self, rundir: RunDir) -> None:
+    async def _run(self, rundir: RunDir, software: Software) -> None:
         config = self._config
         identity = load_or_create(config.data_dir, config.name)
         pins = PinTable(config.data_dir / "pins.db")
         history = JobHistory(config.data_dir / "jobs.db", time.time())
         try:
-            software = installed_software()
             incarnation = secrets.randbits(62)
             trust = Trust(identity, pins)
             book = AddressBook(identity.device_id)
@@ -162,33 +163,24 @@ class App:
                 blobs=BlobStore(config.data_dir / "blobs"),
                 history=history,
                 data_dir=config.data_dir,
-                endpoint=lambda: endpoint.address,
-                learners=endpoint.learners,
+                entrance=endpoint,
                 software=software,
                 patience_s=config.patience_s,
             )
             settings = MeshSettings(config.listen_host, config.interfaces, config.peers, config.mdns)
             self.mesh = Mesh(node, identity, pins, book, links, settings)
-            self.board = Board(node)
-            questions = Questions(node, self.board)
-            links.handler = PeerSide(self.board, questions)
-            links.on_link = self.board.link_made
-            links.on_away = self.board.was_away
-            links.on_gone = self.board.peer_gone
-            links.on_violated = self.board.violated
-            self.board.on_members = links.awaits
-            self.board.unlinkable = links.refused
-            endpoint.handler = LocalSide(self.mesh, self.board, questions, self.request_stop, rundir.notes)
+            self.jobs = JobRouter(node, links)
+            queries = JobQueries(node, self.jobs.registry, self.jobs.admission)
+            local = LocalHandler(self.mesh, self.jobs, queries, self.request_stop, rundir.notes)
             async with AsyncExitStack() as started:
                 started.push_async_callback(links.close)
-                await links.start()
+                await links.start(PeerHandler(self.jobs, queries))
                 started.push_async_callback(endpoint.close)
-                await endpoint.start()
+                await endpoint.start(local)
                 started.push_async_callback(self.mesh.stop)
                 await self.mesh.start()
-                started.push_async_callback(self.board.close)
-                self.board.keep_clean()
-                self.board.revive()
+                started.push_async_callback(self.jobs.close)
+                self.jobs.start()
                 rundir.announce(listen=self.mesh.listen, endpoint=endpoint.address)
                 self.started = True
                 log.info("%s (%s) listens on %s", config.name, identity.device_id[:8], self.mesh.listen)

@@ -21,7 +21,7 @@ from meshtraind.trust.identity import Identity, load_or_create
 from meshtraind.trust.pairing_channel import receive, send
 from meshtraind.trust.pairing_guest import Guest, Target, pair_with
 from meshtraind.trust.pairing_host import PairedDevice, PairingError
-from meshtraind.trust.pairing_proof import Answer, Exchange, Role, offer
+from meshtraind.trust.pairing_proof import PairingAnswer, PairingExchange, PairingRole, offer
 from meshtraind.trust.tls import PAIRING_ALPN
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
@@ -197,7 +197,7 @@ async def a_key_that_is_not_pinned(scene: Scene) -> str:
 async def other_protocols(scene: Scene) -> str:
     """TLS with other application protocols (ALPN), pairing's too while no code is open, then a frame of a pairing"""
     identity = stranger(scene)
-    guess = Exchange(Role.GUEST, "123-456")
+    guess = PairingExchange(PairingRole.GUEST, "123-456")
     packed = offer(guess, identity.certificate_der, identity.certificate_der).pack()
     said = len(packed).to_bytes(2, "big") + packed
     for protocol in PROTOCOLS:
@@ -560,10 +560,10 @@ async def answers_without_a_guess(scene: Scene) -> str:
                 )
                 try:
                     host_der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-                    exchange = await asyncio.to_thread(Exchange, Role.GUEST, "000-000")
+                    exchange = await asyncio.to_thread(PairingExchange, PairingRole.GUEST, "000-000")
                     asked_s = time.monotonic()
                     await send(writer, offer(exchange, identity.certificate_der, host_der))
-                    await receive(reader, Answer)
+                    await receive(reader, PairingAnswer)
                     took_s.append(time.monotonic() - asked_s)
                 finally:
                     writer.transport.abort()

@@ -25,8 +25,17 @@ from meshtraind.peers.mdns import SERVICE_TYPE, parse_sighting
 from meshtraind.transport.connection import Connection, RequestError
 from meshtraind.trust.identity import CertificateError, Identity, check_certificate, load_or_create
 from meshtraind.trust.learner_tokens import LearnerTokens
-from meshtraind.trust.pairing_channel import ProtocolError, loaded, profile_of, receive_plain
-from meshtraind.trust.pairing_proof import Answer, ElementError, Exchange, Offer, Profile, Proof, Refusal, Role
+from meshtraind.trust.pairing_channel import PairingFrameError, loaded, profile_of, receive_plain
+from meshtraind.trust.pairing_proof import (
+    ElementError,
+    PairingAnswer,
+    PairingExchange,
+    PairingOffer,
+    PairingRefusal,
+    PairingRole,
+    Profile,
+    Proof,
+)
 from meshwire import limits
 from meshwire.codecs.registry import SEGMENT_FAMILIES
 from meshwire.frames.header import Header
@@ -39,7 +48,7 @@ from tests.wire.fuzzing import Decoder, Refused
 from tests.wire.wirevalues import control_messages, messages
 
 TOKEN = "0" * 64
-PAIRING_FRAMES = (Offer, Answer, Proof, Refusal)
+PAIRING_FRAMES = (PairingOffer, PairingAnswer, Proof, PairingRefusal)
 
 
 @cache
@@ -84,10 +93,10 @@ def decode_pairing_frame(data: bytes) -> None:
             if isinstance(body, Proof):
                 profile_of(body)
             return
-        except ProtocolError as error:
+        except PairingFrameError as error:
             refusal = str(error)
     assert len(refusal) <= limits.REFUSAL_CHARS_MAX
-    raise ProtocolError(refusal)
+    raise PairingFrameError(refusal)
 
 
 def pairing_frame(body: Wire) -> bytes:
@@ -103,7 +112,7 @@ pairing_frames = st.one_of(proofs, *(messages(kind) for kind in PAIRING_FRAMES i
 
 def decode_element(data: bytes) -> None:
     """What is accepted makes keys."""
-    Exchange(Role.HOST, "123-456").keys(data, b"host", b"guest")
+    PairingExchange(PairingRole.HOST, "123-456").keys(data, b"host", b"guest")
 
 
 def decode_certificate(data: bytes) -> None:
@@ -253,12 +262,12 @@ DAEMON_DECODERS = (
         "pairing frame",
         decode_pairing_frame,
         pairing_frames.map(pairing_frame),
-        (ProtocolError, asyncio.IncompleteReadError),
+        (PairingFrameError, asyncio.IncompleteReadError),
     ),
     Decoder(
         "pairing element",
         decode_element,
-        st.builds(lambda: Exchange(Role.GUEST, "123-456").element),
+        st.builds(lambda: PairingExchange(PairingRole.GUEST, "123-456").element),
         (ElementError,),
         examples=2,
     ),

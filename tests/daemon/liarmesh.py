@@ -14,10 +14,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
@@ -107,6 +107,23 @@ class Line:
         return 0, "link"
 
 
+class Owner:
+    """What a job's session is to those that hear its members."""
+
+    def __init__(self, device: "Peer") -> None:
+        self._device = device
+
+    @property
+    def rounds(self) -> Any:
+        return self._device.learner.rounds
+
+    def member_reported(self) -> None:
+        pass
+
+    def member_ended(self, rank: int, end: End) -> None:
+        self._device.ends.append((rank, end))
+
+
 class Peer:
     """One daemon's part, and its learner.
 
@@ -171,40 +188,37 @@ class Peer:
         self.rounds._stall = StallWatch(STALL_S)
         self.passage.begin_with_all()
         self.passage._founding = None
-        self.members = MemberSide(
-            self.job, cast(Any, agreement), lambda: self.learner.rounds, self.passage, nothing,
-            lambda rank, end: self.ends.append((rank, end)),
-        )  # fmt: skip
+        self.members = MemberHandler(self.job, cast(Any, agreement), self.passage, Owner(self))
         self.rounds.learner.begin()
 
     def _changed(self) -> None:
         if self.job.generation is not None and self.learner.rounds is not None:
             self.cuts.append(self.rounds.complete)
 
-    # What comes on links, as the board and the links do it
+    # What comes on links, as the router and the links do it
 
     def take(self, device: str, header: Header, content: bytes | Wire | None) -> None:
         sessions: dict[str, Any] = {JOB: SimpleNamespace(job=self.job, members=self.members, passage=self.passage)}
-        board: Any = SimpleNamespace(_sessions=sessions, _ids={job_number(JOB): JOB})
+        registry = SimpleNamespace(session=sessions.get, id_of={job_number(JOB): JOB}.get)
+        router: Any = SimpleNamespace(registry=registry)
         if header.kind is Kind.CHUNK:
-            place = Board.chunk_announced(board, device, header)
+            place = JobRouter.chunk_announced(router, device, header)
             assert not isinstance(place, str), place
             if place is not None:
                 assert content is None or isinstance(content, bytes)
                 place[:] = content or b""
-                Board.chunk_received(board, device, header)
+                JobRouter.chunk_received(router, device, header)
         elif isinstance(content, OfMembership):
             assert self.passage.generations is not None
             self.passage.generations.notice(device, content)
         else:
             assert isinstance(content, Wire)
-            assert Board._to_session(board, sessions[JOB], device, header, content) is None
+            assert JobRouter._to_session(router, sessions[JOB], device, header, content) is None
 
     def violated(self, device: str, text: str) -> None:
-        board: Any = SimpleNamespace(
-            _sessions={JOB: SimpleNamespace(job=self.job, passage=self.passage)},
-        )
-        Board.violated(board, device, text)
+        session = SimpleNamespace(job=self.job, passage=self.passage)
+        router: Any = SimpleNamespace(registry=SimpleNamespace(sessions=(session,)))
+        JobRouter.violated(router, device, text)
 
     def report(self) -> None:
         """As once a second."""

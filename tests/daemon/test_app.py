@@ -225,7 +225,7 @@ async def test_a_peer_of_another_wire_version_is_named_where_people_look(tmp_pat
         )  # fmt: skip
         members = anna.mesh.node.member, bert.mesh.node.member
         job = Job(spec, members, 0, anna.mesh.node.job_folder(spec.job), anna.mesh.node.history)
-        anna.board.add(job)
+        anna.jobs.registry.add(job)
         assert job.summary().unlinkable == ((1, said),)
         async with running(config(tmp_path, "bert", peers=[f"127.0.0.1:{port}"])):
             await until(lambda: linked(anna) == {"bert"}, "the link")

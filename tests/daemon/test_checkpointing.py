@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from meshtraind.recovery import checkpointer as checkpointing
-from meshtraind.recovery.checkpointer import ROUNDS_AHEAD, Checkpointing
-from meshtraind.recovery.state_donor import Donor, Loans
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.checkpointer import ROUNDS_AHEAD, Checkpointer
+from meshtraind.recovery.state_donor import Loans, StateDonor
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.storage.blobs import BlobStore
@@ -21,6 +21,7 @@ from meshtraind.storage.checkpoint_store import CHECKPOINTS, Checkpoint, Checkpo
 from meshtraind.storage.cleanup import STATE
 from meshtraind.transport.connection import RequestError
 from meshwire.checkpoints.manifest import unit_file
+from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
@@ -85,12 +86,15 @@ class Desk:
         self.job = cast(Any, SimpleNamespace(spec=spec(**changes), rank=rank, folder=folder, generation=first))
         self.told: list[Save] = []
         self.ready = True
-        self.saving = Saving(lambda body: self.told.append(cast(Save, body)), lambda: self.ready)
+        self.saving = StateRequests(self)
         self.failed: list[str] = []
         self.tasks = TaskSet("test", lambda name, error: self.failed.append(f"{name}: {error!r}"))
-        self.checkpointing = Checkpointing(self.job, SOFTWARE, self.saving, self.tasks, lambda: MODEL)
+        self.checkpointing = Checkpointer(self.job, SOFTWARE, self.saving, self.tasks, lambda: MODEL)
         self.rounds = FakeRounds()
         self.store = CheckpointStore(folder, JOB, keep=3)
+
+    def notify(self, body: Wire) -> None:
+        self.told.append(cast(Save, body))
 
     def complete(self, upto: int, *, committed: bool = True) -> None:
         while self.rounds.round < upto:
@@ -295,7 +299,7 @@ async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Pa
     """J1: the learner is not disturbed for what lies on the disk."""
     store = BlobStore(tmp_path / "blobs")
     chains = {22: b"a" * 16, 30: b"b" * 16}
-    donor = Donor(desk.job, store, desk.saving, lambda: desk.checkpointing.newest, chains.get, desk.tasks)
+    donor = StateDonor(desk.job, store, desk.saving, lambda: desk.checkpointing.newest, chains.get, desk.tasks)
     desk.complete(20 - ROUNDS_AHEAD)
     save = await desk.asked()
     desk.complete(20)
@@ -328,7 +332,7 @@ class Lender:
         self.desk = desk
         self.store = BlobStore(folder / "blobs")
         chain = lambda round_: bytes([round_ % 256]) * 16  # noqa: E731
-        self.donor = Donor(desk.job, self.store, desk.saving, lambda: None, chain, desk.tasks)
+        self.donor = StateDonor(desk.job, self.store, desk.saving, lambda: None, chain, desk.tasks)
         self.enter((0,))
 
     def enter(self, learning: tuple[int, ...], ranks: tuple[int, ...] = (0, 1, 2)) -> None:

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.admission import Admission
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.peers.node import Node
 from meshtraind.runtime.threads import Stopped
-from meshtraind.storage.background_pacing import Courtesy
+from meshtraind.storage.background_pacing import Pacer
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore, Rejected, list_checkpoints
 from meshtraind.storage.cleanup import clean_up
@@ -479,9 +480,10 @@ async def test_a_checkpoint_is_offered_and_fetched(
     saved = offer("a state", made, donor.store)
     assert saved.round == 5
     assert donor.store.blob_path(saved.units[0].sha256).samefile(made.unit_path(0))
-    told: list[Waiting] = []
+    told: list[Wire] = []
     await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", told.append)
     assert content(tmp_path / "state") == content(made.folder)
+    assert isinstance(told[0], Waiting)
     assert told[0].reason.startswith("the state of anna: ")
     assert not [path for path in blobs.path.rglob("*") if path.is_file()]
     donor.store.release("a state")
@@ -498,7 +500,7 @@ async def test_a_state_is_fetched_piece_by_piece_while_rounds_go_on(
     (tmp_path / "saved" / unit_file(0)).write_bytes(os.urandom(300_001))
     before = content(tmp_path / "saved", 1)
     refs = store_state(JOB, tmp_path / "saved", 1, donor.store)
-    pace = Courtesy()
+    pace = Pacer()
     await fetch_state(refs, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None, pace)
     assert content(tmp_path / "state", 1) == before
     assert donor.answering_most == 1
@@ -568,7 +570,7 @@ async def test_all_members_are_asked_and_who_is_away_is_named(store: CheckpointS
     links = {MEMBERS[1].device: SimpleNamespace(connection=SimpleNamespace(request=request))}
     node = SimpleNamespace(device=MEMBERS[0].device, links=links, job_folder=lambda _: tmp_path / "job")
     board = SimpleNamespace(jobs={JOB: SimpleNamespace(summary=lambda: SimpleNamespace(members=MEMBERS))})
-    questions = Questions(cast(Node, node), cast(Board, board))
+    questions = JobQueries(cast(Node, node), cast(JobRegistry, board), cast(Admission, None))
     all_ = await questions.checkpoints(ListCheckpoints(job=JOB), forward=True)
     assert [(one.round, one.rank, one.wrong) for one in all_.checkpoints] == [(6, 1, None), (5, 0, None)]
     assert all_.unasked == (MEMBERS[2].name,)

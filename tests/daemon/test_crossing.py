@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.session.member_handler import MemberSide
-from meshtraind.session.session import Session
+from meshtraind.session.member_handler import MemberHandler
+from meshtraind.session.session import JobSession
 from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Enter
@@ -103,14 +103,13 @@ async def test_a_learner_that_dies_in_a_round_costs_the_others_none(ready: int) 
         assert not desk.failed
 
 
-def member_side(desk: Desk) -> MemberSide:
+def member_side(desk: Desk) -> MemberHandler:
     """What members say, on its way to the rounds."""
     job = SimpleNamespace(ended=False, ending=False, report=lambda _report: None)
     agreement = SimpleNamespace(wake=lambda: None, in_barrier=lambda _rank: False)
     membership = SimpleNamespace(hears=lambda _rank: True)
-    return MemberSide(
-        cast(Any, job), cast(Any, agreement), lambda: desk.rounds, cast(Any, membership), lambda: None, cast(Any, None)
-    )
+    owner = SimpleNamespace(rounds=desk.rounds, member_reported=lambda: None)
+    return MemberHandler(cast(Any, job), cast(Any, agreement), cast(Any, membership), cast(Any, owner))
 
 
 @pytest.mark.asyncio
@@ -165,7 +164,7 @@ def test_every_report_says_how_many_rounds_are_complete() -> None:
         job=SimpleNamespace(report=lambda _report: None, ended=False),
         rounds=SimpleNamespace(complete=7, peer_measured=lambda _report: None),
     )
-    Session._tell_report(cast(Any, session))
+    JobSession.tell_report(cast(Any, session))
     assert told == [("report", 7)]
 
 

@@ -154,12 +154,12 @@ def test_no_kind_is_forgotten_before_its_interval_is_over() -> None:
 
 FLOODED = """
 import logging, os, sys
-from meshtraind import loglimit
+from meshtraind.runtime import log_limit
 from meshtraind.runtime.log_file import open_log
 from meshwire import limits
 from pathlib import Path
 limits.LOG_FILE_BYTES_MAX = 20_000
-loglimit.LINES_MAX = 10**9
+log_limit.LINES_MAX = 10**9
 path = Path(sys.argv[1])
 open_log(path, "info")
 for i in range(1000):

@@ -17,10 +17,11 @@ import pytest
 
 from meshtraind.app import App, Config, StartError
 from meshtraind.jobs.checkpoint_search import ship, spec_of
-from meshtraind.runtime import data_folder as datafolder
-from meshtraind.runtime.data_folder import FORMAT, FormatError, check, migrate
+from meshtraind.runtime.data_folder import FORMAT, FormatError, read_format
+from meshtraind.storage import migration
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, Rejected
+from meshtraind.storage.migration import migrate
 from meshtraind.storage.resume_file import load_all
 from meshtraind.trust.identity import load_or_create
 from meshwire.checkpoints.manifest import CheckpointManifest, CheckpointName, unit_file
@@ -166,7 +167,7 @@ async def test_what_earlier_versions_have_written_is_all_there(
         assert node.device == device
         assert [row.name for row in app.mesh.peers()] == ["anna"]
         assert [(record.id, record.state) for record in node.history.newest()] == [(JOB, "lost")]
-        assert app.board.enlisting.may_return(JOB)
+        assert app.jobs.admission.may_return(JOB)
 
     with caplog.at_level(logging.INFO):
         await started(data, look)
@@ -188,7 +189,7 @@ async def test_a_new_folder_says_its_format_from_the_start(tmp_path: Path, caplo
     data = tmp_path / "new"
     with caplog.at_level(logging.INFO):
         await started(data, lambda _: None)
-    assert check(data) == FORMAT
+    assert read_format(data) == FORMAT
     assert (data / "format").read_text().startswith(f"{FORMAT} written by meshtrain ")
     assert (schema(data / "pins.db"), schema(data / "jobs.db")) == (FORMAT, FORMAT)
     assert "of format" not in caplog.text
@@ -219,8 +220,8 @@ def test_versions_that_know_no_format_are_locked_out_before_the_first_change(
 
     monkeypatch.setattr(CheckpointStore, "respell", killed)
     with pytest.raises(KeyboardInterrupt):
-        migrate(data)
-    assert (schema(data / "pins.db"), schema(data / "jobs.db"), check(data)) == (2, 2, 1)
+        migrate(data, "1.0")
+    assert (schema(data / "pins.db"), schema(data / "jobs.db"), read_format(data)) == (2, 2, 1)
 
 
 def test_a_manifest_is_spelled_as_today_and_what_is_broken_stays(
@@ -234,7 +235,7 @@ def test_a_manifest_is_spelled_as_today_and_what_is_broken_stays(
     (linked / "checkpoints").symlink_to(damaged.parent)
     store = CheckpointStore(data / "jobs" / JOB, JOB, keep=9)
     units = lying(data)
-    migrate(data)
+    migrate(data, "1.0")
     spelled = (folder / "manifest.json").read_bytes()
     assert (
         spelled == CheckpointManifest.decode(spelled).encode() != units[f"jobs/{JOB}/checkpoints/101/manifest.json"][0]
@@ -255,7 +256,7 @@ def test_a_migration_that_is_killed_anywhere_is_done_again(
     write_checkpoint(data, old_manifest(round=101, format=None), round_=101)
     write_checkpoint(data, old_manifest(round=102, format=None), round_=102)
     whole = shutil.copytree(data, tmp_path / "whole")
-    migrate(whole)
+    migrate(whole, "1.0")
     left = 0
 
     def dying(write: Callable[..., object]) -> Callable[..., object]:
@@ -275,7 +276,7 @@ def test_a_migration_that_is_killed_anywhere_is_done_again(
         return step
 
     with monkeypatch.context() as patch:
-        patch.setattr(datafolder, "_lock_out", dying(datafolder._lock_out))
+        patch.setattr(migration, "_lock_out", dying(migration._lock_out))
         patch.setattr(os, "open", dying(os.open))
         patch.setattr(os, "fsync", dying(os.fsync))
         patch.setattr(Path, "replace", dying(Path.replace))
@@ -283,13 +284,13 @@ def test_a_migration_that_is_killed_anywhere_is_done_again(
             one = shutil.copytree(data, tmp_path / f"killed{deaths}")
             left = deaths
             try:
-                migrate(one)
+                migrate(one, "1.0")
             except KeyboardInterrupt:
                 left = 0
             else:
                 break
-            migrate(one)
-            assert (check(one), schema(one / "pins.db"), schema(one / "jobs.db")) == (FORMAT, 2, 2)
+            migrate(one, "1.0")
+            assert (read_format(one), schema(one / "pins.db"), schema(one / "jobs.db")) == (FORMAT, 2, 2)
             assert content(one) == content(whole)
     assert deaths > 20
 
@@ -304,17 +305,17 @@ def test_a_full_disk_is_named_and_loses_nothing(data: Path, monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(FormatError) as refused:
-            migrate(data)
+            migrate(data, "1.0")
     assert "from format 1 to 2: " in str(refused.value)
     assert "No space left" in str(refused.value)
     after = content(data)
     assert {name: after[name] for name in before} == before
-    migrate(data)
-    assert check(data) == FORMAT
+    migrate(data, "1.0")
+    assert read_format(data) == FORMAT
 
 
 @pytest.mark.parametrize("text", ["", "2", "0 written by x\n", "two written by x\n", "2 written by x", "9" * 20_000])
 def test_a_damaged_format_is_named(data: Path, text: str) -> None:
     (data / "format").write_text(text)
     with pytest.raises(FormatError, match="format is damaged: restore it"):
-        check(data)
+        read_format(data)

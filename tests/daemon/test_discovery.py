@@ -43,6 +43,7 @@ class Daemon:
         self.seen: dict[str, Sighting] = {}
         self.told: list[Sighting] = []  # also what the next one has corrected at once
         self.gone: list[str] = []
+        self.paired: set[str] = set()
         settings: dict[str, object] = {
             "device_id": self.device_id,
             "name": name,
@@ -50,19 +51,21 @@ class Daemon:
             "listen_host": "127.0.0.1",
             "listen_port": port,
             "interfaces": ["lo"],
-            "on_seen": self._on_seen,
-            "on_gone": self._on_gone,
+            "listener": self,
         }
         self.discovery = Discovery(**(settings | options))  # type: ignore[arg-type]
         self._changed = asyncio.Event()
 
-    def _on_seen(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: Sighting) -> None:
         if sighting.device_id in MADE_HERE:
             self.seen[sighting.device_id] = sighting
             self.told.append(sighting)
             self._changed.set()
 
-    def _on_gone(self, device_id: str) -> None:
+    def is_paired(self, device_id: str) -> bool:
+        return device_id in self.paired
+
+    def out_of_sight(self, device_id: str) -> None:
         if device_id in MADE_HERE:
             self.seen.pop(device_id, None)
             self.gone.append(device_id)
@@ -261,7 +264,7 @@ async def test_a_change_of_addresses_is_announced(monkeypatch: pytest.MonkeyPatc
 async def test_a_flood_of_bogus_names_stays_bounded_and_hides_nobody() -> None:
     """Pointers to nothing, complete but invented devices, names that are not ours: all forgotten in time."""
     a, b, own = Daemon("ada"), Daemon("bo"), device("own")
-    a.discovery.is_paired = lambda device_id: device_id == own
+    a.paired.add(own)
     async with running(a), stranger() as flood:
         info = announcement(own[:16], {"id": own, "v": "1", "name": "own"})
         flood.zeroconf.async_send(flood.zeroconf.generate_service_broadcast(info, None))

@@ -80,8 +80,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[tuple[Endpoint, App, str]]:
     """An endpoint, its app, and the token."""
     with RunDir(tmp_path / "data") as run:
         endpoint, app = Endpoint(run), App()
-        endpoint.handler = app
-        await endpoint.start()
+        await endpoint.start(app)
         try:
             yield endpoint, app, run.token
         finally:
@@ -247,4 +246,4 @@ async def test_an_endpoint_that_cannot_listen_says_so(tmp_path: Path) -> None:
     with RunDir(tmp_path / "data") as run:
         run.socket_path = tmp_path / "missing" / "socket"
         with pytest.raises(EndpointError, match=r"the local endpoint cannot listen: .*No such file"):
-            await Endpoint(run).start()
+            await Endpoint(run).start(App())

@@ -11,14 +11,14 @@ from typing import Any, ClassVar, cast
 
 import pytest
 
-from meshtraind.jobs import admission as enlisting
-from meshtraind.jobs.admission import Enlisting
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs import admission
+from meshtraind.jobs.admission import Admission
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
-from meshtraind.learner.supervisor import LearnerLife
+from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.recovery import join_requests as joining
-from meshtraind.recovery.join_requests import Joining, Sources
+from meshtraind.recovery.join_requests import JoinRequests, Sources
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, answer_catch_up, fetch_beginning, fetch_rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
@@ -27,7 +27,7 @@ from meshtraind.session import membership_host as passage_module
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.startup.agreement import Agreement
-from meshtraind.storage.job_record import Job, Way
+from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire.codecs.registry import parse_codec
@@ -268,7 +268,7 @@ async def ask_state(
     job, nothing = SimpleNamespace(spec=spec, folder=Path("none")), cast(Any, None)
     monkeypatch.setattr(joining, "lay_out", lambda *_: None)
     sources = Sources(lambda: cast(Any, donors), lambda: cast(Any, others), own)
-    asker = Joining(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None, kept)
+    asker = JoinRequests(cast(Any, job), cast(Any, rounds), nothing, sources, nothing, lambda: 0, lambda _: None, kept)
     tasks = TaskSet("test")
     tasks.spawn(go_on(), "rounds")
     try:
@@ -379,20 +379,20 @@ class SlowProcess:
 
 
 @pytest.fixture
-def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerLife:
-    monkeypatch.setattr(learnerlife, "Learner", SlowProcess)
+def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
+    monkeypatch.setattr(learnerlife, "LearnerProcess", SlowProcess)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     monkeypatch.setattr(SlowProcess, "alive", set())
     monkeypatch.setattr(SlowProcess, "started", 0)
     spec = SimpleNamespace(job=JOB, script="train.py", args=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
-    node = SimpleNamespace(endpoint=lambda: "", learners=LearnerTokens())
-    return LearnerLife(cast(Any, node), cast(Any, job), 1, lambda: cast(Any, None))
+    node = SimpleNamespace(entrance=SimpleNamespace(address="", learners=LearnerTokens()))
+    return LearnerSupervisor(cast(Any, node), cast(Any, job), 1, lambda: cast(Any, None))
 
 
 @pytest.mark.asyncio
-async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life: LearnerLife) -> None:
-    tokens = life._node.learners
+async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life: LearnerSupervisor) -> None:
+    tokens = life._node.entrance.learners
     assert await life.start(life.run)
     first = life._token
     assert tokens.job_of(first) == life._job.spec.job
@@ -406,7 +406,7 @@ async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life:
     assert not tokens._jobs
 
 
-async def begin(life: LearnerLife) -> None:
+async def begin(life: LearnerSupervisor) -> None:
     """As a session does whenever this device is taken in."""
     life.run += 1
     run = life.run
@@ -416,7 +416,7 @@ async def begin(life: LearnerLife) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(life: LearnerLife) -> None:
+async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(life: LearnerSupervisor) -> None:
     """Also when a process is still being started: it would have gone on for ever, beside the next one."""
     tasks = TaskSet("test")
     for pause_s in (0.0, 0.005, 0.012, 0.0, 0.02):
@@ -535,15 +535,16 @@ async def test_who_is_gone_is_told_to_the_jobs_that_go_on() -> None:
     running, ended = (SimpleNamespace(job=SimpleNamespace(ended=over)) for over in (False, True))
     running.passage = passage = cast(Any, object.__new__(MembershipHost))
     passage.generations = shell
-    board = SimpleNamespace(_sessions={"a": running, "b": ended, "c": SimpleNamespace(job=running.job)})
-    board._sessions["c"].passage = early = cast(Any, object.__new__(MembershipHost))
+    beginning = SimpleNamespace(job=running.job)
+    beginning.passage = early = cast(Any, object.__new__(MembershipHost))
+    router = SimpleNamespace(registry=SimpleNamespace(sessions=(running, ended, beginning)))
     early.generations = None
-    Board.peer_gone(cast(Any, board), "b" * 64, 7)
-    Board.was_away(cast(Any, board))
+    JobRouter.peer_gone(cast(Any, router), "b" * 64, 7)
+    JobRouter.was_away(cast(Any, router))
     assert (machine.gone_ones, len(machine.away_s)) == ([("b" * 64, 7)], 1)
     shell.close()
-    Board.peer_gone(cast(Any, board), "b" * 64, 7)
-    Board.was_away(cast(Any, board))
+    JobRouter.peer_gone(cast(Any, router), "b" * 64, 7)
+    JobRouter.was_away(cast(Any, router))
     assert (len(machine.gone_ones), len(machine.away_s)) == (1, 1), "nobody goes on here"
     await tasks.close()
 
@@ -710,8 +711,8 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
             if len(tried) < 3 or ends:
                 raise ConnectionLost("the connection broke")
 
-    monkeypatch.setattr(enlisting, "Intake", BrokenIntake)
-    monkeypatch.setattr(enlisting, "RETURN_RETRY_S", 0.001)
+    monkeypatch.setattr(admission, "Intake", BrokenIntake)
+    monkeypatch.setattr(admission, "RETURN_RETRY_S", 0.001)
     results = tmp_path / "out" / "0" / "model.pt"
     results.parent.mkdir(parents=True)
     results.touch()
@@ -722,12 +723,12 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
         seed=0, created_at_s=0.0,
     )  # fmt: skip
     history = SimpleNamespace(put=lambda _record: None)
-    job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history), Way.RETURNS)
+    job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history), EntryMode.REJOIN)
     job.advance(JobEvent.ACCEPT)
     node = SimpleNamespace(device=members[0].device, links={members[1].device: SimpleNamespace(connection=Peer())})
     node.blobs = SimpleNamespace(release=lambda _job: None, trim=lambda: None)
     tasks = TaskSet("test")
-    returning = Enlisting(cast(Any, node), cast(Any, None), tasks, {})
+    returning = Admission(cast(Any, node), cast(Any, None), tasks, {})
     fetching = tasks.spawn(returning._take_in(job, members[1].device), "files")
     if ends:
         while len(tried) < 2:
@@ -862,7 +863,7 @@ class Bereaved:
     def _dead(self, _reason: str, holds: int | None = None) -> None:
         self.done.append(f"dead with {holds}")
 
-    def _begin_anew(self, _rounds: object, joining: Joining) -> None:
+    def _begin_anew(self, _rounds: object, joining: JoinRequests) -> None:
         self.passage._learner.preparation = joining
 
 

@@ -11,8 +11,9 @@ from typing import IO, Any, cast
 
 import pytest
 
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.admission import Admission
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.peers.node import Node
 from meshtraind.storage.fetch import list_outputs
 from meshtraind.transport.connection import ConnectionLost
@@ -280,7 +281,7 @@ def test_a_member_that_sends_without_end_fills_no_disk(mesh: Mesh) -> None:
 # --- the daemon's part ---
 
 
-def questions(tmp_path: Path, replies: dict[str, Callable[[Wire], Wire] | Exception]) -> Questions:
+def questions(tmp_path: Path, replies: dict[str, Callable[[Wire], Wire] | Exception]) -> JobQueries:
     """Of anna's daemon, whose own rank is the middle one, with links to those that have replies."""
 
     def link(answer: Callable[[Wire], Wire] | Exception) -> Any:
@@ -299,7 +300,7 @@ def questions(tmp_path: Path, replies: dict[str, Callable[[Wire], Wire] | Except
         job_folder=lambda _: tmp_path,
     )
     board = SimpleNamespace(jobs={JOB: SimpleNamespace(summary=lambda: SimpleNamespace(members=members))})
-    return Questions(cast(Node, node), cast(Board, board))
+    return JobQueries(cast(Node, node), cast(JobRegistry, board), cast(Admission, None))
 
 
 @pytest.mark.asyncio

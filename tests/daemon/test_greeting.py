@@ -80,7 +80,7 @@ class Handshake:
     def __init__(self) -> None:
         self.made: list[str] = []
         self.transport = Transport()
-        links = SimpleNamespace(verify=lambda _connection: None, greeted=self._greeted)
+        links = SimpleNamespace(verify_peer=lambda _connection: None, make_link=self._greeted)
         self.greeting = Greeting(cast(Links, links), ADDRESS)
         self.greeting.connection.connection_made(cast(Any, self.transport))
 

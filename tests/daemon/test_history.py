@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.api.peer_handler import PeerSide
-from meshtraind.jobs import admission as enlisting
-from meshtraind.jobs.admission import Enlisting
-from meshtraind.jobs.queries import RETURNS, Questions
+from meshtraind.api.peer_handler import PeerHandler
+from meshtraind.jobs import admission
+from meshtraind.jobs.admission import Admission
+from meshtraind.jobs.queries import RETURNS, JobQueries
 from meshtraind.runtime.data_folder import FORMAT
 from meshtraind.storage import job_record as jobs_here
 from meshtraind.storage.job_history import (
@@ -23,7 +23,7 @@ from meshtraind.storage.job_history import (
     JobHistory,
     UnknownJobError,
 )
-from meshtraind.storage.job_record import Job, Way, summary_of
+from meshtraind.storage.job_record import EntryMode, Job, summary_of
 from meshtraind.storage.resume_file import JobFile, load_all
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
@@ -207,7 +207,7 @@ def test_a_killed_daemon_knows_since_when_a_job_ran_and_how_far_it_was(
     assert (lost.state, lost.rounds, lost.started_at_s) == (JobState.LOST, 7, began_s)
     assert lost.given_up == (given_up,)
     left = load_all([tmp_path])[spec.job]
-    again = Job(left.spec, members, 0, tmp_path, history, Way.RETURNS, left.started_at_s)
+    again = Job(left.spec, members, 0, tmp_path, history, EntryMode.REJOIN, left.started_at_s)
     for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START):
         again.advance(event)
     assert again.summary().started_at_s == began_s
@@ -272,8 +272,8 @@ async def test_lists_that_peers_ask_for_leave_the_loop_to_others(history: JobHis
     node: Any = SimpleNamespace(history=history)
     nobody_waits = SimpleNamespace(waiting=lambda _job: None)
     coming = SimpleNamespace(returns_soon=lambda _job: False, revivals=nobody_waits)
-    board: Any = SimpleNamespace(jobs={}, enlisting=coming)
-    peers = PeerSide(board, Questions(node, board))
+    registry: Any = SimpleNamespace(jobs={})
+    peers = PeerHandler(registry, JobQueries(node, registry, cast(Any, coming)))
     loop = asyncio.get_running_loop()
     turns, listed_at = 0, []
 
@@ -355,15 +355,15 @@ def test_a_job_is_not_called_lost_while_its_members_are_looked_for(path: Path, m
         node: Any = SimpleNamespace(history=history)
         board: Any = SimpleNamespace(jobs={})
         left: Any = SimpleNamespace(generation=None)
-        board.enlisting = Enlisting(node, board, cast(Any, None), {record(1).id: left})
-        questions = Questions(node, board)
+        board.admission = Admission(node, board, cast(Any, None), {record(1).id: left})
+        questions = JobQueries(node, board, board.admission)
         (job,) = questions.summaries("")
         assert (job.state, job.ended_at_s, job.error, job.waiting_for) == (JobState.READY, None, None, RETURNS)
-        board.enlisting._left.clear()
+        board.admission._left.clear()
         (job,) = questions.summaries("")
         assert job.state == JobState.LOST, "nothing of it is left that could go on"
-        board.enlisting._left[record(1).id] = left
-        monkeypatch.setattr(enlisting, "RETURNS_WITHIN_S", 0.0)
+        board.admission._left[record(1).id] = left
+        monkeypatch.setattr(admission, "RETURNS_WITHIN_S", 0.0)
         (job,) = questions.summaries("")
         assert job.state == JobState.LOST
         assert job.ended_at_s == 5.0

@@ -207,7 +207,7 @@ async def test_any_request_of_a_local_client_is_answered(tmp_path: Path, caplog:
     async with running(config(tmp_path, "anna")) as (anna,):
         node = anna.mesh.node
         token = (node.data_dir / "run/token").read_text()
-        reader, writer = await asyncio.open_unix_connection(node.endpoint().removeprefix("unix:"))
+        reader, writer = await asyncio.open_unix_connection(node.entrance.address.removeprefix("unix:"))
         for number, body in enumerate([Attach(token=token, role="client"), *asked], 1):
             writer.write(frame(Envelope(Role.REQUEST, number, body)))
         await answers(reader, 1 + len(asked))
@@ -222,8 +222,8 @@ async def test_a_learners_token_opens_nothing_that_a_learner_does_not_need(tmp_p
     assert {"shutdown", "submit", "pair.host", "cancel", "leave", "unpair", "watch", "get.jobs"} <= asked.keys()
     async with running(config(tmp_path, "anna")) as (anna,):
         node = anna.mesh.node
-        own = Attach(token=node.learners.issue("0" * 12), role="learner", job="0" * 12)
-        reader, writer = await asyncio.open_unix_connection(node.endpoint().removeprefix("unix:"))
+        own = Attach(token=node.entrance.learners.issue("0" * 12), role="learner", job="0" * 12)
+        reader, writer = await asyncio.open_unix_connection(node.entrance.address.removeprefix("unix:"))
         writer.write(frame(Envelope(Role.REQUEST, 1, own)))
         assert await failure(reader) == "no job 000000000000 runs here"
         for body in asked.values():
@@ -236,7 +236,7 @@ async def test_a_learners_token_opens_nothing_that_a_learner_does_not_need(tmp_p
             Attach(token=own.token, role="learner"),
             Attach(token=(node.data_dir / "run/token").read_text(), role="learner", job="0" * 12),
         ):
-            reader, writer = await asyncio.open_unix_connection(node.endpoint().removeprefix("unix:"))
+            reader, writer = await asyncio.open_unix_connection(node.entrance.address.removeprefix("unix:"))
             writer.write(frame(Envelope(Role.REQUEST, 1, attach)))
             assert "wrong token" in await failure(reader)
             writer.transport.abort()
@@ -313,8 +313,8 @@ async def test_a_running_job_does_not_notice_strangers_to_it(tmp_path: Path, cap
     gate = tmp_path / "gate"
     async with mesh_with_cleo(tmp_path) as (anna, bert, cleo):
         submit = submission(tmp_path, GATED, args=(str(gate),), on=("anna", "bert"))
-        job_id = (await anna.board.submit(submit, lambda _: None)).job
-        job, number = anna.board.jobs[job_id], job_number(job_id)
+        job_id = (await anna.jobs.submissions.submit(submit, lambda _: None)).job
+        job, number = anna.jobs.registry.jobs[job_id], job_number(job_id)
         async with asyncio.timeout(TIMEOUT_S):
             while not job.ended and (job.reports.get(1) is None or job.reports[1].metrics.round == 0):
                 await job.news(1.0)

@@ -18,8 +18,7 @@ from meshtraind.runtime.threads import in_thread
 from meshtraind.storage.blob_writer import COPY_BYTES
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import clean_up, clean_up_all, discard
-from meshtraind.storage.fetch import fetch_blob, serve
-from meshtraind.storage.fetch_window import PIECES_PER_PEER
+from meshtraind.storage.fetch import PIECES_PER_PEER, fetch_blob, serve
 from meshtraind.transport.connection import Connection, RequestError
 from meshwire import limits
 from meshwire.jobs.files import FileEntry, FileManifest

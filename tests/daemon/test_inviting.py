@@ -8,17 +8,18 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.jobs import admission as enlisting
-from meshtraind.jobs.admission import Enlisting
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs import admission
+from meshtraind.jobs.admission import Admission
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.registry import JobRegistry
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.peers.selection import choose_members
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import invitations as inviting
 from meshtraind.session.invitations import Inviter
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.job_history import UnknownJobError
-from meshtraind.storage.job_record import Job, Way
+from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobEvent, JobState
@@ -30,6 +31,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.messages.local import Cancel
 from meshwire.sync.mode import sync_settings
+from tests.daemon.linkusers import DialsNobody
 
 JOB = "j" + "0" * 11
 ANNA, BERT, CLEO, DORA = (
@@ -64,9 +66,12 @@ class Invited:
             software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / job,
             blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None),
         )  # fmt: skip
-        self.board = SimpleNamespace(closing=False, running=0, jobs=self.jobs, add=self._add, come_back=self._come_back)
+        self.registry = SimpleNamespace(
+            closing=False, running=0, jobs=self.jobs, session=lambda _job: None, add=self._add,
+            come_back=self._come_back,
+        )  # fmt: skip
         self.tasks = TaskSet("test")
-        self.enlisting = Enlisting(cast(Any, self.node), cast(Any, self.board), self.tasks, {})
+        self.admission = Admission(cast(Any, self.node), cast(Any, self.registry), self.tasks, {})
         invited = self
 
         class FakeIntake:
@@ -78,7 +83,7 @@ class Invited:
                 if invited.wrong:
                     raise invited.wrong.pop()
 
-        monkeypatch.setattr(enlisting, "Intake", FakeIntake)
+        monkeypatch.setattr(admission, "Intake", FakeIntake)
 
     def _add(self, job: Job) -> None:
         job.advance(JobEvent.ACCEPT)
@@ -90,7 +95,7 @@ class Invited:
         self.taken_in.append(job)
 
     async def asked(self, spec: JobSpec = SPEC, by: Member = ANNA) -> str | None:
-        reply = await self.enlisting.invited(Invite(spec=spec, generation=FIRST), by.device)
+        reply = await self.admission.invited(Invite(spec=spec, generation=FIRST), by.device)
         return reply.refusal
 
 
@@ -124,7 +129,7 @@ async def test_two_members_that_ask_at_once_get_one_answer_and_one_job_begins(cl
     assert set(await asyncio.gather(cleo.asked(by=ANNA), cleo.asked(by=BERT))) == {None}
     await asyncio.sleep(0)
     (job,) = cleo.taken_in
-    assert (job.way, job.rank, job.members) == (Way.JOINS, 2, (ANNA, BERT, CLEO))
+    assert (job.entry_mode, job.rank, job.members) == (EntryMode.LATE_JOIN, 2, (ANNA, BERT, CLEO))
     assert await cleo.asked() is None
     assert len(cleo.taken_in) == 1
 
@@ -149,9 +154,9 @@ async def test_what_stands_against_it_is_said(cleo: Invited) -> None:
     cleo.node.software.torch = None
     assert "no torch" in (await cleo.asked() or "")
     cleo.node.software.torch = "2.0"
-    cleo.board.running = limits.JOBS_RUNNING_MAX
+    cleo.registry.running = limits.JOBS_RUNNING_MAX
     assert "jobs run there already" in (await cleo.asked() or "")
-    cleo.board.closing = True
+    cleo.registry.closing = True
     assert "stopping" in (await cleo.asked() or "")
     assert not cleo.jobs
 
@@ -169,7 +174,7 @@ async def test_an_invitation_that_nobody_can_have_sent_is_refused(cleo: Invited)
         (SPEC, {"job": "k" + "0" * 11}, "is one of job k"),
     ):
         invite = Invite(spec=spec, generation=FIRST.model_copy(update=update))
-        assert why in ((await cleo.enlisting.invited(invite, ANNA.device)).refusal or "")
+        assert why in ((await cleo.admission.invited(invite, ANNA.device)).refusal or "")
     assert not cleo.jobs
     assert await cleo.asked() is None
     assert "another job" in (await cleo.asked(SPEC.model_copy(update={"seed": 2})) or "")
@@ -198,12 +203,10 @@ async def test_who_has_left_a_job_is_not_drawn_into_it_again(cleo: Invited) -> N
 @pytest.mark.asyncio
 async def test_who_leaves_while_its_files_come_is_not_drawn_into_it_again(cleo: Invited) -> None:
     """A person who does not want a job here must not wait until it has begun."""
-    board = cast(Any, Board.__new__(Board))
-    board._node, board._jobs, board._sessions = cleo.node, cleo.jobs, {}
-    board.enlisting = cleo.enlisting
+    queries = JobQueries(cast(Any, cleo.node), cast(Any, cleo.registry), cleo.admission)
     asked = cleo.tasks.spawn(cleo.asked(), "ask")
     await asyncio.sleep(0)
-    await board.leave(JOB)
+    await queries.leave(JOB)
     assert "cleo left it" in (await asked or "")
     assert "cleo left it" in (await cleo.asked() or "")
     assert cleo.jobs[JOB].state is JobState.CANCELLED
@@ -226,13 +229,14 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
 
         return SimpleNamespace(request=request)
 
-    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), EntryMode.LATE_JOIN)
     links = {
         ANNA.device: link(ANNA, member("anna", RequestError("no job there"))),
         BERT.device: link(BERT, member("bert", None)),
     }
     board = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
-    questions = Questions(cast(Any, SimpleNamespace(device=CLEO.device, links=links)), cast(Any, board))
+    node = cast(Any, SimpleNamespace(device=CLEO.device, links=links))
+    questions = JobQueries(node, cast(Any, board), cast(Any, None))
     await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
     assert asked == ["anna", "bert"]
     links.clear()
@@ -242,7 +246,7 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
 
 def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> None:
     """Another device may have joined before; and it was never away."""
-    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), Way.JOINS)
+    job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), EntryMode.LATE_JOIN)
     members = (ANNA, BERT, DORA, CLEO)
     fields: dict[str, Any] = {"members": members, "ranks": (0, 1, 2, 3), "learning": (0, 1, 2), "number": 3}
     job.take(FIRST.model_copy(update=fields))
@@ -250,21 +254,31 @@ def test_its_rank_is_that_of_the_generation_that_takes_it_in(tmp_path: Path) -> 
     assert job.summary().returned == ()
 
 
+def routed(node: Any) -> JobRouter:
+    """A router of a device that has promised nothing."""
+    router = JobRouter.__new__(JobRouter)
+    router._node = node
+    router._tasks = TaskSet("test")
+    router.registry = JobRegistry(node, DialsNobody(), router._tasks)
+    router.admission = cast(Any, SimpleNamespace(promised=lambda _job: False))
+    return router
+
+
 @pytest.mark.parametrize(("peers_max", "hears"), [(3, True), (None, False)])
 def test_only_a_job_that_takes_newcomers_hears_those_that_ask(peers_max: int | None, hears: bool) -> None:
     """A paired device is not a member for that, and no message of it but this one counts as one's."""
     heard: list[object] = []
-    board = cast(Any, Board.__new__(Board))
+    router = routed(SimpleNamespace(links={}))
     passage = SimpleNamespace(
         is_member=lambda device: device == ANNA.device,
         generations=SimpleNamespace(notice=lambda _device, body: heard.append(body)),
     )
     job = SimpleNamespace(spec=SimpleNamespace(peers_max=peers_max), ended=False, members=(ANNA, BERT))
     session = SimpleNamespace(job=job, passage=passage)
-    board.enlisting = SimpleNamespace(promised=lambda _job: False)
-    board._ids, board._sessions, board._members = {7: JOB}, {JOB: session}, {ANNA.device, BERT.device}
+    registry = cast(Any, router.registry)
+    registry._ids, registry._sessions, registry._members = {7: JOB}, {JOB: session}, {ANNA.device, BERT.device}
     ask = AskIn(job=JOB, member=CLEO, linked=())
-    board._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
+    cast(Any, router)._of_generations(CLEO.device, SimpleNamespace(job=7), ask)
     assert heard == ([ask] if hears else [])
 
 
@@ -278,26 +292,26 @@ def test_who_asks_into_a_job_that_succeeded_before_a_restart_hears_so(state: Job
             raise UnknownJobError(job)
         return SimpleNamespace(state=state)
 
-    board = cast(Any, Board.__new__(Board))
     connection = SimpleNamespace(notify=lambda body, **_: told.append(body))
-    board._node = SimpleNamespace(history=SimpleNamespace(find=find), links={CLEO.device: link(CLEO, connection)})
-    board._ids, board._sessions, board._jobs = {}, {}, {}
-    board.enlisting = SimpleNamespace(promised=lambda _job: False)
-    board._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
+    links = {CLEO.device: link(CLEO, connection)}
+    router = cast(Any, routed(SimpleNamespace(history=SimpleNamespace(find=find), links=links)))
+    router._of_generations(CLEO.device, SimpleNamespace(job=7), AskIn(job=JOB, member=CLEO, linked=()))
     assert [end.outcome for end in told] == (["succeeded"] if state is JobState.SUCCEEDED else [])
 
 
 @pytest.mark.parametrize(
-    ("way", "state"), [(Way.JOINS, JobState.CANCELLED), (Way.RETURNS, JobState.LOST)], ids=["joins", "returns"]
+    ("way", "state"),
+    [(EntryMode.LATE_JOIN, JobState.CANCELLED), (EntryMode.REJOIN, JobState.LOST)],
+    ids=["joins", "returns"],
 )
-def test_a_job_that_succeeds_before_its_files_are_there(tmp_path: Path, way: Way, state: JobState) -> None:
+def test_a_job_that_succeeds_before_its_files_are_there(tmp_path: Path, way: EntryMode, state: JobState) -> None:
     """Of who joins nothing is in it; who returns was lost."""
-    board = cast(Any, Board.__new__(Board))
+    admission = cast(Any, Admission.__new__(Admission))
     job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), way)
     job.advance(JobEvent.ACCEPT)
-    board._jobs, board._sessions, board._early = {JOB: job}, {}, {}
-    board.enlisting = SimpleNamespace(end_unstarted=lambda of, event, reason: of.advance(event, reason))
-    board.ended(End(job=JOB, outcome="succeeded", reason="the job has ended", now=False))
+    admission._registry = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
+    admission.end_unstarted = lambda of, event, reason: of.advance(event, reason)
+    admission.end_job(End(job=JOB, outcome="succeeded", reason="the job has ended", now=False))
     assert (job.state, job.error) == (state, "the job has ended")
 
 

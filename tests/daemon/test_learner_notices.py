@@ -12,9 +12,9 @@ from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.rounds.driver import Rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.learner_handler import LearnerLink, Place
+from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.metrics import MetricsKeeper
-from meshtraind.session.rounds_factory import RoundsMaker
+from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshwire import limits
 from meshwire.jobs.lifecycle import new_job_id
@@ -105,23 +105,15 @@ class Desk:
         self.gone: set[int] = set()
         self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
-        place = Place(
-            job=job, who=lambda: "rank 0 (n0)", agreement=self.agreement, metrics=MetricsKeeper(self.links),
-            tasks=self.tasks, saving=cast(Any, SimpleNamespace(learner_lost=lambda: None)),
-        )  # fmt: skip
-        self.link = LearnerLink(
-            place,
-            cast(Any, None),
-            cast(Any, None),
-            cast(Any, None),
-            self.failed.append,
-            lambda _body: None,
-            lambda: None,
+        owner = SimpleNamespace(
+            who="rank 0 (n0)", fail=self.failed.append, tell_hash=lambda _body: None, tell_report=lambda: None
         )
+        metrics = MetricsKeeper(self.links)
+        self.link = LearnerHandler(job, self.agreement, metrics, cast(Any, None), cast(Any, owner), self.tasks)
         fail = lambda reason: self.failed.append(f"rank 0 (n0): {reason}")  # noqa: E731
         self.refused: list[tuple[int, str]] = []
         refuse = lambda rank, reason: self.refused.append((rank, reason))  # noqa: E731
-        self.maker = RoundsMaker(job, self.links, 0.001, 30.0, self.link.notify, fail, refuse)
+        self.maker = RoundsFactory(job, self.links, 0.001, 30.0, self.link.notify, fail, refuse)
         self.connection = SimpleNamespace(notify=self.told.append, writable=True, close=lambda _reason: None)
         self.link.attach(cast(Any, self.connection))
         self.link.rounds = self.maker.first(MANIFEST, PLAN, None, self.memory, self.generation, entry)

@@ -14,7 +14,7 @@ from meshtraind.executor.gather import GatherArithmetic
 from meshtraind.parts.received import BrokenPartError
 from meshtraind.parts.segments import Segment
 from meshtraind.session.membership_host import MembershipHost
-from meshtraind.session.session import Session
+from meshtraind.session.session import JobSession
 from meshwire.collectives.exchange import Work
 from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import job_number
@@ -76,7 +76,7 @@ def test_one_false_end_ends_nothing_for_the_others(outcome: Any) -> None:
 
 
 class Hearer:
-    """A member of four that hears of ends: what `Session` looks at, and what it did."""
+    """A member of four that hears of ends: what `JobSession` looks at, and what it did."""
 
     def __init__(self, *, learning: tuple[int, ...], computes: bool = False, out: bool = False) -> None:
         self.linked = {f"{rank + 1:064x}" for rank in (1, 2, 3)}
@@ -109,16 +109,16 @@ class Hearer:
         self.did.append("succeeded")
 
     def _check_over(self, *, waited: bool = False) -> None:
-        Session._check_over(cast(Any, self), waited=waited)
+        JobSession._check_over(cast(Any, self), waited=waited)
 
     def _check_abandoned(self) -> None:
-        Session._check_abandoned(cast(Any, self))
+        JobSession._check_abandoned(cast(Any, self))
 
     async def _check_over_later(self) -> None:
         pass
 
     def hears(self, rank: int, outcome: Any) -> list[str]:
-        Session._member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
+        JobSession.member_ended(cast(Any, self), rank, End(job=JOB, outcome=outcome, reason="so", now=False))
         return self.did
 
 

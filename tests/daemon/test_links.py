@@ -66,14 +66,16 @@ class Device:
         self.patience_s = patience_s
         self.notices: list[Wire] = []
         self.losses: list[tuple[str | None, str]] = []
+        self.on_link: Callable[[Link], None] = lambda _link: None
+        self.on_away: Callable[[], None] = lambda: None
+        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Device"]:
         self.links = Links(
             self.id, self.trust, self.book, hello=self.hello, host="127.0.0.1", port=0, patience_s=self.patience_s
         )
-        self.links.handler = self
-        await self.links.start()
+        await self.links.start(self)
         try:
             yield self
         finally:
@@ -95,6 +97,18 @@ class Device:
 
     def link(self, other: "Device") -> Link:
         return self.links.linked[other.id]
+
+    def link_made(self, link: Link) -> None:
+        self.on_link(link)
+
+    def was_away(self) -> None:
+        self.on_away()
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        self.on_gone(device, incarnation)
+
+    def violated(self, device: str, reason: str) -> None:
+        pass
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
         return None
@@ -306,14 +320,14 @@ async def test_unpairing_between_the_handshake_and_the_hello_revokes_too(
     async with devices(tmp_path, "anna", "bert") as (anna, bert):
         verified = asyncio.Event()
         made: list[Link] = []
-        anna.links.on_link = made.append
-        verify = anna.links.verify
+        anna.on_link = made.append
+        verify = anna.links.verify_peer
 
         def noted(connection: Connection) -> None:
             verify(connection)
             verified.set()
 
-        monkeypatch.setattr(anna.links, "verify", noted)
+        monkeypatch.setattr(anna.links, "verify_peer", noted)
         async with stranger(anna, bert) as (reader, writer):
             await asyncio.wait_for(verified.wait(), DEADLINE_S)
             anna.pins.remove(bert.id)
@@ -493,12 +507,12 @@ async def test_another_wire_version_is_refused_and_told_once_by_name(
                     answer = await asyncio.wait_for(reader.read(), DEADLINE_S)
                 assert said.encode() in answer
         assert told(caplog) == [said]
-        assert anna.links.refused == {bert.id: said}
+        assert anna.links.unlinkable == {bert.id: said}
         assert linked(anna, cleo)
         async with bert.running():  # which was updated
             anna.dial(bert.address)
             await until(lambda: linked(anna, bert), "the link")
-            assert not anna.links.refused
+            assert not anna.links.unlinkable
 
 
 @pytest.mark.asyncio
@@ -526,9 +540,9 @@ async def test_a_listener_of_another_wire_version_is_noted_by_who_dials_it(
         said = f"bert speaks wire version {WIRE_VERSION - 1}, anna {WIRE_VERSION}: update meshtrain on bert"
         assert told(caplog) == [said]
         assert said.encode() in refusals[0]
-        assert anna.links.refused == {bert.id: said}
+        assert anna.links.unlinkable == {bert.id: said}
         anna.links.drop(bert.id, "this device was unpaired")
-        assert not anna.links.refused
+        assert not anna.links.unlinkable
         server.close()
     bert.pins.close()
 
@@ -545,7 +559,7 @@ async def test_the_version_of_a_stranger_is_nobodys_business(tmp_path: Path, cap
             anna.pins.remove(bert.id)
             writer.write(in_version(WIRE_VERSION + 1, Envelope(Role.NOTICE, 0, bert.hello)))
             assert b"is not paired with this one" in await asyncio.wait_for(reader.read(), DEADLINE_S)
-        assert not anna.links.refused
+        assert not anna.links.unlinkable
         assert "wire version" not in caplog.text
         bert.pins.close()
 
@@ -563,7 +577,7 @@ async def test_a_link_whose_version_changes_breaks_the_protocol(tmp_path: Path) 
             await until(lambda: bert.id in anna.links.linked, "the link")
             writer.write(in_version(WIRE_VERSION + 1, hello))
             assert b"protocol violation" in await asyncio.wait_for(reader.read(), DEADLINE_S)
-        assert not anna.links.refused
+        assert not anna.links.unlinkable
         bert.pins.close()
 
 
@@ -737,13 +751,13 @@ async def test_who_is_sent_away_and_stays_holds_one_connection(
     monkeypatch.setattr(connection_module, "CLOSE_TIMEOUT_S", 60.0)
     came: list[Connection] = []
     writers: list[asyncio.StreamWriter] = []
-    greeted = Links.greeted
+    make_link = Links.make_link
 
     def note(self: Links, connection: Connection, hello: Hello, dialled: Address | None) -> str:
         came.append(connection)
-        return greeted(self, connection, hello, dialled)
+        return make_link(self, connection, hello, dialled)
 
-    monkeypatch.setattr(Links, "greeted", note)
+    monkeypatch.setattr(Links, "make_link", note)
     async with devices(tmp_path, "anna", "bert") as (anna, bert), AsyncExitStack() as stack:
         for number in range(6):
             _, writer = await stack.enter_async_context(stranger(anna, bert))
@@ -765,7 +779,7 @@ async def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path) -> 
         device = Device(tmp_path, "anna")
         links = Links(device.id, device.trust, device.book, hello=device.hello, host="127.0.0.1", port=port)
         with pytest.raises(ListenError, match=rf"127\.0\.0\.1:{port}: .* in use.*meshtrain status.*--listen"):
-            await links.start()
+            await links.start(device)
         await links.close()
         device.pins.close()
 

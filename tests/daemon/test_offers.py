@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 import meshtraind.jobs.submission
-from meshtraind.jobs import admission as enlisting
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs import admission
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.jobs.submission import Submission
 from meshtraind.learner import software
 from meshtraind.storage.blobs import BlobStore
@@ -24,6 +24,7 @@ from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply
+from tests.daemon.linkusers import DialsNobody
 from tests.daemon.test_intake import Peer, make_spec
 
 ANNA, BERT = (Member(device=letter * 64, incarnation=1, name=name) for letter, name in (("a", "anna"), ("b", "bert")))
@@ -61,13 +62,13 @@ class Bert:
             software=SimpleNamespace(torch="2.0"), job_folder=lambda job: folder / "jobs" / job,
             blobs=BlobStore(folder / "blobs"), data_dir=folder,
         )  # fmt: skip
-        self.board = Board(cast(Any, self.node))
+        self.jobs = JobRouter(cast(Any, self.node), DialsNobody())
 
     def offered(self, offer: Offer) -> str | None:
-        return self.board.enlisting.offered(offer, ANNA.device).refusal
+        return self.jobs.admission.offered(offer, ANNA.device).refusal
 
     async def until(self, offer: Offer, *states: JobState) -> Job:
-        job = self.board.jobs[offer.spec.job]
+        job = self.jobs.registry.jobs[offer.spec.job]
         async with asyncio.timeout(10):
             while job.state not in states:
                 await job.news(1.0)
@@ -76,11 +77,11 @@ class Bert:
 
 @pytest_asyncio.fixture
 async def bert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bert]:
-    monkeypatch.setattr(enlisting, "EXPIRY_POLL_S", 0.01)
+    monkeypatch.setattr(admission, "EXPIRY_POLL_S", 0.01)
     bert = Bert(tmp_path / "bert", Anna(BlobStore(tmp_path / "anna")))
     yield bert
     bert.anna.open.set()
-    await bert.board.close()
+    await bert.jobs.close()
     bert.history.close()
 
 
@@ -100,7 +101,7 @@ async def test_an_offer_that_is_not_gone_on_with_expires_and_the_submitter_is_to
     async with asyncio.timeout(10):
         while job.folder.exists():
             await asyncio.sleep(0.01)
-    assert bert.board.running == 0
+    assert bert.jobs.registry.running == 0
 
 
 @pytest.mark.asyncio
@@ -151,7 +152,7 @@ async def test_offers_in_a_loop_leave_room_for_others_and_do_not_grow(bert: Bert
     refusals = [bert.offered(bert.anna.offer(number)) for number in range(100)]
     assert refusals[: limits.OFFERS_OPEN_MAX] == [None] * limits.OFFERS_OPEN_MAX
     assert all("wait there to begin already" in str(refusal) for refusal in refusals[limits.OFFERS_OPEN_MAX :])
-    assert len(bert.board.jobs) == len(bert.history.newest()) == limits.OFFERS_OPEN_MAX
+    assert len(bert.jobs.registry.jobs) == len(bert.history.newest()) == limits.OFFERS_OPEN_MAX
     assert limits.OFFERS_OPEN_MAX < limits.JOBS_RUNNING_MAX
 
 
@@ -195,3 +196,16 @@ async def test_a_submission_repeats_its_offer_while_others_receive_files(
     with pytest.raises(RequestError, match="bert refused the job: its offer has expired"):
         await submission._await_files(offer.spec, alone)
     assert len(asked) == 4
+
+
+@pytest.mark.asyncio
+async def test_who_submits_a_job_need_not_be_in_it(bert: Bert) -> None:
+    """G2: the first generation of a job is its submitter's to propose, as it is offered and not otherwise."""
+    offer = bert.anna.offer(1)
+    alone = offer.model_copy(update={"members": (BERT,)})
+    assert bert.offered(alone) is None
+    await bert.until(alone, JobState.READY)
+    first = Generation.first(alone.spec.job, ANNA.device, (BERT,))
+    later = bert.jobs.admission.prepared(first.model_copy(update={"number": 2}))
+    assert later.refusal == "the proposed generation is wrong: it is not the first one of this job"
+    assert bert.jobs.admission.prepared(first).refusal is None

@@ -19,7 +19,6 @@ import pytest
 
 import meshtraind.trust.pairing_guest
 from meshtraind.peers.links import Links
-from meshtraind.transport.connection import Connection
 from meshtraind.trust.identity import Identity, load_or_create
 from meshtraind.trust.pairing_channel import receive, send
 from meshtraind.trust.pairing_guest import Guest, Target, pair_at, pair_with
@@ -35,14 +34,14 @@ from meshtraind.trust.pairing_host import (
     WrongCodeError,
 )
 from meshtraind.trust.pairing_proof import (
-    Answer,
     CodeError,
-    Exchange,
-    Offer,
+    PairingAnswer,
+    PairingExchange,
+    PairingOffer,
+    PairingRefusal,
+    PairingRole,
     Profile,
     Proof,
-    Refusal,
-    Role,
     at_even_times,
     new_code,
     normalised_code,
@@ -56,6 +55,7 @@ from meshwire.discovery.addressbook import AddressBook
 from meshwire.frames.parser import FrameParser
 from meshwire.messages import envelope
 from meshwire.messages.link import Hello, Software
+from tests.daemon.linkusers import QuietUser
 
 DEADLINE_S = 30.0
 HOST = "127.0.0.1"
@@ -224,14 +224,14 @@ def test_an_attacker_gets_three_guesses_however_many_connections_guess_at_once(
                 code = host.code if number == 7 else other_code(host.code)
                 reader, writer = await open_ends.enter_async_context(dialled(port))
                 host_der = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-                exchange = Exchange(Role.GUEST, code)
+                exchange = PairingExchange(PairingRole.GUEST, code)
                 await send(writer, offer(exchange, eve.certificate_der, host_der))
-                answer = await receive(reader, Answer)
+                answer = await receive(reader, PairingAnswer)
                 attempts.append((reader, writer, exchange.keys(answer.element, host_der, eve.certificate_der)))
             refusals = []
             for reader, writer, keys in attempts:
                 await send(writer, keys.prove(Profile(name="eve", listen_port=1)))
-                refusals.append(await receive(reader, Refusal))
+                refusals.append(await receive(reader, PairingRefusal))
             assert [refusal.reason for refusal in refusals] == ["wrong-code"] * 3 + ["spent"] * 5
             with pytest.raises(CodeSpentError):
                 await host.wait()
@@ -248,9 +248,9 @@ def test_guests_that_leave_before_their_proof_cost_no_try(
         async with showing(ada) as (host, port):
             for _ in range(2 * limits.PAIRING_TRIES_MAX):
                 async with dialled(port) as (reader, writer):
-                    exchange = Exchange(Role.GUEST, other_code(host.code))
+                    exchange = PairingExchange(PairingRole.GUEST, other_code(host.code))
                     await send(writer, offer(exchange, eve.certificate_der, ada.certificate_der))
-                    await receive(reader, Answer)
+                    await receive(reader, PairingAnswer)
             await assert_pairs(host, port, ada, bob)
 
     run(work())
@@ -288,9 +288,9 @@ def test_a_relay_that_ends_tls_is_refused(
 
 def test_a_false_host_that_says_yes_is_not_believed(run: Run, bob: Identity, eve: Identity) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        offered = await receive(reader, Offer)
-        exchange = Exchange(Role.HOST, "000-000")
-        await send(writer, Answer(element=exchange.element))
+        offered = await receive(reader, PairingOffer)
+        exchange = PairingExchange(PairingRole.HOST, "000-000")
+        await send(writer, PairingAnswer(element=exchange.element))
         await receive(reader, Proof)
         keys = exchange.keys(offered.element, eve.certificate_der, offered.certificate_der)
         await send(writer, keys.prove(Profile(name="ada", listen_port=1)))
@@ -339,7 +339,9 @@ def test_garbage_and_half_open_clients_do_not_disturb_a_pairing(run: Run, ada: I
                     await writer.drain()
             for wrong in bad_offers:
                 async with dialled(port) as (reader, writer):
-                    good = offer(Exchange(Role.GUEST, host.code), bob.certificate_der, ada.certificate_der)
+                    good = offer(
+                        PairingExchange(PairingRole.GUEST, host.code), bob.certificate_der, ada.certificate_der
+                    )
                     writer.write(framed(msgpack.packb({**good.model_dump(), **wrong})))
                     assert await reader.read() == b"", "closed without an answer"
             idle += [await asyncio.open_connection(HOST, port) for _ in range(limits.HANDSHAKES_MAX)]
@@ -499,7 +501,7 @@ async def what_it_says(port: int, alpn: str | None, key: Identity | None, sent: 
 
 
 def an_offer(code: str, guest: Identity, host: Identity) -> bytes:
-    return framed(offer(Exchange(Role.GUEST, code), guest.certificate_der, host.certificate_der).pack())
+    return framed(offer(PairingExchange(PairingRole.GUEST, code), guest.certificate_der, host.certificate_der).pack())
 
 
 def a_hello() -> bytes:
@@ -543,7 +545,7 @@ def test_a_guest_reaches_only_pairing(run: Run, ada: Identity, bob: Identity, ev
             assert not parsed
             async with dialled(links.port, PAIRING_ALPN) as (reader, writer):
                 writer.write(an_offer(host.code, eve, ada))
-                await receive(reader, Answer)
+                await receive(reader, PairingAnswer)
             await assert_pairs(host, links.port, ada, bob)
 
     run(work())
@@ -652,9 +654,11 @@ def test_an_answer_leaves_at_its_time_whether_the_element_was_good_or_not(
 
     async def work() -> None:
         async with showing(ada) as (host, port):
-            for element in (Exchange(Role.GUEST, host.code).element, b"B" + b"\0" * 32):
+            for element in (PairingExchange(PairingRole.GUEST, host.code).element, b"B" + b"\0" * 32):
                 async with dialled(port) as (reader, writer):
-                    good = offer(Exchange(Role.GUEST, host.code), eve.certificate_der, ada.certificate_der)
+                    good = offer(
+                        PairingExchange(PairingRole.GUEST, host.code), eve.certificate_der, ada.certificate_der
+                    )
                     began_s = time.monotonic()
                     await send(writer, good.model_copy(update={"element": element}))
                     with contextlib.suppress(ConnectionError):
@@ -673,9 +677,11 @@ def test_a_code_is_answered_so_often_and_then_it_is_dead(
     async def work() -> None:
         async with showing(ada) as (host, port):
             for number in range(limits.PAIRING_ANSWERS_MAX):
-                element = b"B" + b"\0" * 32 if number == 0 else Exchange(Role.GUEST, host.code).element
+                element = b"B" + b"\0" * 32 if number == 0 else PairingExchange(PairingRole.GUEST, host.code).element
                 async with dialled(port) as (reader, writer):
-                    good = offer(Exchange(Role.GUEST, host.code), eve.certificate_der, ada.certificate_der)
+                    good = offer(
+                        PairingExchange(PairingRole.GUEST, host.code), eve.certificate_der, ada.certificate_der
+                    )
                     await send(writer, good.model_copy(update={"element": element}))
                     await reader.read(1)
             with pytest.raises(CodeSpentError):
@@ -719,32 +725,12 @@ async def daemon(
             pins.add(Pin(pinned.device_id, pinned.name, pinned.certificate_pem, 0.0, identity.device_id))
         trust = Trust(identity, pins)
         links = Links(identity.device_id, trust, AddressBook(identity.device_id), hello=HELLO, host=host, port=port)
-        links.handler = Unheard()
-        await links.start()
+        await links.start(QuietUser())
         try:
             yield links
         finally:
             await links.close()
             pins.close()
-
-
-class Unheard:
-    """Of links here, hellos are all that is said."""
-
-    def chunk_announced(self, conn: Connection, header: object) -> str:
-        raise AssertionError
-
-    def chunk_received(self, conn: Connection, header: object) -> None:
-        raise AssertionError
-
-    def notice(self, conn: Connection, header: object, body: object) -> None:
-        raise AssertionError
-
-    async def request(self, conn: Connection, header: object, body: object, emit: object) -> Any:
-        raise AssertionError
-
-    def lost(self, conn: Connection, reason: str) -> None:
-        pass
 
 
 @contextlib.asynccontextmanager
@@ -795,7 +781,7 @@ async def relaying(relay: Identity, host_port: int, pretended_host: Identity | N
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(cast("asyncio.Task[None]", asyncio.current_task()))
         async with dialled(host_port) as (host_reader, host_writer):
-            offered = await receive(reader, Offer)
+            offered = await receive(reader, PairingOffer)
             if pretended_host is not None:
                 offered = offered.model_copy(update={"host_seen": pretended_host.device_id})
             await send(host_writer, offered)

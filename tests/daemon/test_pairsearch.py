@@ -15,7 +15,7 @@ from meshtraind.trust.identity import Identity, load_or_create
 from meshtraind.trust.pairing_channel import receive, send
 from meshtraind.trust.pairing_guest import Guest
 from meshtraind.trust.pairing_host import PairingError, PairingHost
-from meshtraind.trust.pairing_proof import Answer, Exchange, Offer, Profile, Proof, Role
+from meshtraind.trust.pairing_proof import PairingAnswer, PairingExchange, PairingOffer, PairingRole, Profile, Proof
 from meshwire import limits
 from tests.daemon.test_pairing import daemon, listening, other_code, showing, tls_of
 
@@ -70,9 +70,9 @@ async def false_devices(
     ) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError, EOFError):
-                offered = await receive(reader, Offer)
-                exchange = Exchange(Role.HOST, "000-000")
-                await send(writer, Answer(element=exchange.element))
+                offered = await receive(reader, PairingOffer)
+                exchange = PairingExchange(PairingRole.HOST, "000-000")
+                await send(writer, PairingAnswer(element=exchange.element))
                 await receive(reader, Proof)
                 keys = exchange.keys(offered.element, identity.certificate_der, offered.certificate_der)
                 await send(writer, keys.prove(Profile(name="ada", listen_port=1)))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from meshtraind import cli
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.recovery import checkpointer as checkpointing
 from meshtraind.recovery import parting
@@ -23,7 +23,7 @@ from meshtraind.recovery.parting import TOO_LATE
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_host as passage
 from meshtraind.session.membership_driver import MembershipDriver
-from meshtraind.session.session import Session
+from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
 from meshtraind.storage.job_record import Job
@@ -58,6 +58,7 @@ from meshwire.messages.link import Software
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.learner import Phase
 from meshwire.sync.mode import sync_settings
+from tests.daemon.linkusers import DialsNobody
 from tests.daemon.test_app import config
 from tests.daemon.test_checkpointing import Desk as Checkpoints
 from tests.daemon.test_generation_edges import catch_up, generations, where
@@ -318,7 +319,7 @@ async def test_what_cannot_be_saved_holds_nobody_up(how: str, monkeypatch: pytes
 # All of it but the learner's process and the others' machines
 
 
-async def train_alone(session: Session, told: list[Wire], rounds: int) -> Any:
+async def train_alone(session: JobSession, told: list[Wire], rounds: int) -> Any:
     """What a learner says from its call on, while it takes so many steps. Returns how it is spoken to."""
     await until(lambda: Script.running is not None)
     connection = SimpleNamespace(notify=told.append, writable=True, close=lambda _reason: None)
@@ -346,7 +347,7 @@ class Laptop:
     """Anna's: a real board with one job of hers and bert's, who is a link that is written down."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-        monkeypatch.setattr(learnerlife, "Learner", Script)
+        monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
         monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
         anna, self.bert = (
             Member(device=f"{of:064x}", incarnation=1, name=name) for of, name in enumerate(("anna", "bert"))
@@ -358,7 +359,7 @@ class Laptop:
         node = SimpleNamespace(
             device=anna.device, incarnation=1, name=anna.name, member=anna, links=self.links, history=history,
             patience_s=5.0, blobs=BlobStore(folder / "blobs"), job_folder=lambda job: folder / "jobs" / job,
-            endpoint=lambda: "", learners=LearnerTokens(),
+            entrance=SimpleNamespace(address="", learners=LearnerTokens()),
             software=Software(meshtrain="0", python="3", torch=None, system="any"),
         )  # fmt: skip
         spec = JobSpec(
@@ -368,15 +369,15 @@ class Laptop:
         )  # fmt: skip
         self.folder = folder / "jobs" / id_
         self.folder.mkdir(parents=True)
-        self.board = Board(cast(Any, node))
+        self.jobs = JobRouter(cast(Any, node), DialsNobody())
         self.job = Job(spec, (anna, self.bert), 0, self.folder, history)
-        self.board.add(self.job)
+        self.jobs.registry.add(self.job)
         self.job.advance(JobEvent.FILES_COMPLETE)
         self.both = Generation.first(id_, anna.device, (anna, self.bert))
 
-    def begins(self, generation: Generation) -> Session:
-        self.board.start(self.job, generation, {})
-        session = self.board.session(self.id_)
+    def begins(self, generation: Generation) -> JobSession:
+        self.jobs.registry.start(self.job, generation, {})
+        session = self.jobs.registry.session(self.id_)
         assert session is not None
         return session
 
@@ -387,7 +388,7 @@ class Laptop:
             device=self.bert.device,
         )
         self.links[self.bert.device] = link
-        self.board.link_made(cast(Any, link))
+        self.jobs.link_made(cast(Any, link))
 
 
 @pytest.mark.asyncio
@@ -396,7 +397,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
 ) -> None:
     """G4, with a real board, session, machine, rounds and disk: two laptops part, and the other's history is kept."""
     here = Laptop(monkeypatch, tmp_path)
-    board, job, both, id_, folder = here.board, here.job, here.both, here.id_, here.folder
+    board, job, both, id_, folder = here.jobs, here.job, here.both, here.id_, here.folder
     fields = {"number": 2, "parent": both.digest(), "root": 1}
     alone = both.model_copy(update={**fields, "ranks": (0,), "learning": (0,)})
     session = here.begins(alone)  # as it is once it has waited for bert
@@ -462,7 +463,7 @@ async def test_a_daemon_that_is_stopped_says_goodbye_to_its_jobs(
     session = here.begins(here.both)
     await until(lambda: Script.running is not None)
     here.meets_bert()
-    await here.board.close()
+    await here.jobs.close()
     goodbyes = [body for body in here.said if isinstance(body, Wish)]
     assert goodbyes == [Wish(job=here.id_, kind="leave")]
     assert not goodbyes[0].returns
@@ -475,14 +476,14 @@ async def test_a_daemon_that_is_stopped_says_goodbye_to_its_jobs(
 async def test_a_signal_ends_a_daemon_as_down_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    stopped: list[Board] = []
-    close = Board.close
+    stopped: list[JobRouter] = []
+    close = JobRouter.close
 
-    async def closed(board: Board) -> None:
+    async def closed(board: JobRouter) -> None:
         stopped.append(board)
         await close(board)
 
-    monkeypatch.setattr(Board, "close", closed)
+    monkeypatch.setattr(JobRouter, "close", closed)
     settings = config(tmp_path, "anna")
     log = cast(Any, SimpleNamespace(keep_telling=lambda: asyncio.sleep(0)))
     tasks = TaskSet("test")

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import summary_of
@@ -25,6 +25,7 @@ from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import Fetch, ListOutputs
 from meshwire.messages.local import GetJobs
 from tests.daemon.fakedaemon import Endpoint, known_jobs, run, summary
+from tests.daemon.linkusers import DialsNobody
 from tests.daemon.test_history import record
 
 DAY_S = 86_400.0
@@ -88,15 +89,15 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         device=device, name="anna", history=history, links={}, job_folder=lambda id_: jobs / id_,
         blobs=BlobStore(tmp_path / "blobs"),
     )  # fmt: skip
-    board = Board(node)
-    board.keep_clean()
+    board = JobRouter(node, DialsNobody())
+    board.housekeeper.keep_clean()
     try:
         async with asyncio.timeout(10):
             while (jobs / old.id).exists() or history.find(old.id).spec.get("expired_s") is None:
                 await asyncio.sleep(0.01)
         assert left(jobs) == {young.id, running.id, unknown, "backup"}
         assert [summary_of(job).expired_at_s is None for job in history.newest()] == [True, True, False]
-        questions = Questions(node, board)
+        questions = JobQueries(node, board.registry, board.admission)
         gone = f"the results and logs of job {old.id} on this device have expired: they were deleted on 20.*90 days"
         with pytest.raises(RequestError, match=gone):
             await questions.outputs(ListOutputs(job=old.id), forward=False)
@@ -113,9 +114,9 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
             asked.append(threading.current_thread() is threading.main_thread())
             return disk_usage(path)
 
-        monkeypatch.setattr("meshtraind.jobs.registry.shutil.disk_usage", watched)
-        monkeypatch.setattr("meshtraind.jobs.registry.results_bytes_max", lambda _disk_bytes: 0)
-        await board.expire_results()
+        monkeypatch.setattr("meshtraind.jobs.housekeeping.shutil.disk_usage", watched)
+        monkeypatch.setattr("meshtraind.jobs.housekeeping.results_bytes_max", lambda _disk_bytes: 0)
+        await board.housekeeper.expire_results()
         assert asked == [False], "the loop does not wait for a disk"
         assert left(jobs) == {running.id, "backup"}
     finally:

@@ -11,15 +11,15 @@ import pytest
 import pytest_asyncio
 
 from meshtraind.jobs.checkpoint_search import ship
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
-from meshtraind.session.session import Session
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.routing import JobRouter
+from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import list_checkpoints
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.fetch import serve
 from meshtraind.storage.job_history import JobHistory
-from meshtraind.storage.job_record import Job, Way
+from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.storage.resume_file import NAME, JobFile, load_all
 from meshtraind.transport.connection import ConnectionLost
 from meshwire.checkpoints.manifest import CheckpointName
@@ -42,6 +42,7 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from meshwire.messages.local import Cancel
+from tests.daemon.linkusers import DialsNobody
 from tests.daemon.test_checkpointing import JOB, MEMBERS
 from tests.daemon.test_checkpointing import spec as plain_spec
 from tests.daemon.test_intake import make_spec
@@ -84,11 +85,11 @@ class Daemon:
             links=self.links, history=self.history, software=SimpleNamespace(torch=self.torch), blobs=self.blobs,
             job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data, patience_s=PATIENCE_S,
         )  # fmt: skip
-        self.board = Board(node)
-        self.questions = Questions(node, self.board)
-        cast(Any, self.board).start = self._began
-        cast(Any, self.board).come_back = self._came_back
-        self.board.revive()
+        self.jobs = JobRouter(node, DialsNobody())
+        self.questions = JobQueries(node, self.jobs.registry, self.jobs.admission)
+        cast(Any, self.jobs.registry).start = self._began
+        cast(Any, self.jobs.registry).come_back = self._came_back
+        self.jobs.admission.revivals.start(self.jobs._tasks, self.jobs.submissions)
 
     def _began(self, job: Job, generation: Generation, _links: object) -> None:
         job.advance(JobEvent.START)
@@ -103,18 +104,18 @@ class Daemon:
             hello = SimpleNamespace(incarnation=two.member.incarnation, name=two.name)
             one.links[two.device] = SimpleNamespace(device=two.device, hello=hello, connection=Wired(one, two))
         for one, two in ((self, other), (other, self)):
-            one.board.link_made(one.links[two.device])
+            one.jobs.link_made(one.links[two.device])
 
     @property
     def waits(self) -> bool:
-        return self.board.enlisting.revivals.waits(JOB)
+        return self.jobs.admission.revivals.waits(JOB)
 
     @property
     def state(self) -> JobState:
         return self.history.find(JOB).state
 
     async def close(self) -> None:
-        await self.board.close()
+        await self.jobs.close()
         self.history.close()
 
 
@@ -126,7 +127,7 @@ class Wired:
 
     def notify(self, body: Wire, *, job: int = 0) -> None:
         header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job)
-        asyncio.get_running_loop().call_soon(self.dst.board.notice, self.src.device, header, body)
+        asyncio.get_running_loop().call_soon(self.dst.jobs.notice, self.src.device, header, body)
 
     async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
         await asyncio.sleep(0)
@@ -135,9 +136,9 @@ class Wired:
             raise ConnectionLost(f"{self.name} is gone")
         match body:
             case Offer():
-                return dst.board.enlisting.offered(body, device)
+                return dst.jobs.admission.offered(body, device)
             case Prepare():
-                return dst.board.enlisting.prepared(body.generation)
+                return dst.jobs.admission.prepared(body.generation)
             case ListCheckpoints():
                 return Checkpoints(checkpoints=list_checkpoints(dst.folder, JOB, 1, lambda: None))
             case AskCheckpoint():
@@ -168,7 +169,7 @@ async def mesh(tmp_path: Path) -> AsyncIterator[list[Daemon]]:
     written(daemons[1].folder, 40, spec)
     yield daemons
     for daemon in daemons:
-        if hasattr(daemon, "board"):
+        if hasattr(daemon, "jobs"):
             await daemon.close()
 
 
@@ -196,7 +197,7 @@ async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_
         ((job, generation),) = daemon.began
         assert (generation.number, generation.root, generation.ranks) == (2, 2, (0, 1))
         assert generation.proposer == mesh[0].device
-        assert (job.spec.job, job.rank, job.way) == (JOB, rank, Way.REVIVES)
+        assert (job.spec.job, job.rank, job.entry_mode) == (JOB, rank, EntryMode.REVIVAL)
         assert job.spec.resume is not None
         assert (job.spec.resume.job, job.spec.resume.round) == (JOB, 40)
         assert {path.name for path in (daemon.folder / RESUME).iterdir()} > {"manifest.json"}
@@ -208,8 +209,8 @@ async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_
     mesh[2].start()
     where = Where(job=JOB, generation=mesh[0].began[0][1], ancestors=(FIRST.hash64(),), samples=0)
     mesh[2].link(mesh[0])
-    mesh[2].board.enlisting.left_behind(mesh[0].device, where)
-    assert mesh[2].board.jobs[JOB].way is Way.RETURNS
+    mesh[2].jobs.admission.left_behind(mesh[0].device, where)
+    assert mesh[2].jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
     assert not mesh[2].waits
 
 
@@ -220,9 +221,9 @@ async def test_a_job_that_cannot_begin_lies_as_before_and_is_tried_again(mesh: l
     for daemon in mesh[:2]:
         daemon.was_in()
     come_up(mesh[:2])
-    revivals = mesh[0].board.enlisting.revivals
+    revivals = mesh[0].jobs.admission.revivals
     await until(lambda: "it has no torch" in (revivals.waiting(JOB) or ""))
-    await until(lambda: not any(JOB in daemon.board.jobs for daemon in mesh[:2]))
+    await until(lambda: not any(JOB in daemon.jobs.registry.jobs for daemon in mesh[:2]))
     for daemon in mesh[:2]:
         assert daemon.waits
         assert daemon.state is JobState.LOST
@@ -232,7 +233,7 @@ async def test_a_job_that_cannot_begin_lies_as_before_and_is_tried_again(mesh: l
     (shown,) = mesh[0].questions.summaries("")
     assert shown.state == JobState.READY
     assert "has no torch" in (shown.waiting_for or "")
-    mesh[1].board._node.software.torch = "2.0"  # type: ignore[misc]
+    mesh[1].jobs._node.software.torch = "2.0"  # type: ignore[misc]
     await until(lambda: all(daemon.began for daemon in mesh[:2]))
 
 
@@ -276,19 +277,19 @@ async def test_only_an_end_that_concerns_this_device_ends_a_job_that_waits(mesh:
     without = FIRST.model_copy(update={"number": 2, "root": 2, "ranks": (0, 1), "learning": (0, 1), "counted": (0, 1)})
     mesh[1].was_in(without)
     mesh[1].start()
-    enlisting = mesh[1].board.enlisting
+    admission = mesh[1].jobs.admission
     end = End(job=JOB, outcome="failed", reason="its disk is full", now=False)
-    enlisting.ended_elsewhere(mesh[0].device, end.model_copy(update={"now": True}))
-    enlisting.ended_elsewhere(mesh[2].device, end)
-    enlisting.ended_elsewhere("f" * 64, end.model_copy(update={"outcome": "cancelled"}))
+    admission.ended_elsewhere(mesh[0].device, end.model_copy(update={"now": True}))
+    admission.ended_elsewhere(mesh[2].device, end)
+    admission.ended_elsewhere("f" * 64, end.model_copy(update={"outcome": "cancelled"}))
     assert mesh[1].waits
-    enlisting.ended_elsewhere(mesh[0].device, end)
+    admission.ended_elsewhere(mesh[0].device, end)
     assert not mesh[1].waits
     assert mesh[1].state is JobState.FAILED
     mesh[2].was_in(None)
     mesh[2].start()
     assert not mesh[2].waits
-    assert mesh[2].board.enlisting.may_return(JOB)
+    assert mesh[2].jobs.admission.may_return(JOB)
 
 
 @pytest.mark.asyncio
@@ -297,7 +298,7 @@ async def test_who_leaves_it_while_it_waits_ends_it_for_no_other(mesh: list[Daem
     for daemon in mesh[:2]:
         daemon.was_in()
     mesh[0].start()
-    await mesh[0].board.leave(JOB)
+    await mesh[0].questions.leave(JOB)
     assert (mesh[0].waits, mesh[0].state) == (False, JobState.CANCELLED)
     mesh[1].start()
     mesh[1].link(mesh[0])
@@ -313,8 +314,8 @@ async def test_who_was_in_something_newer_does_not_join_what_is_older(mesh: list
     mesh[1].start()
     apart = FIRST.model_copy(update={"number": 9, "ranks": (2,), "learning": (2,), "proposer": mesh[2].device})
     where = Where(job=JOB, generation=apart, ancestors=(FIRST.hash64(),), samples=10**6)
-    mesh[1].board.enlisting.left_behind(mesh[2].device, where)
-    assert JOB not in mesh[1].board.jobs
+    mesh[1].jobs.admission.left_behind(mesh[2].device, where)
+    assert JOB not in mesh[1].jobs.registry.jobs
     assert mesh[1].waits
 
 
@@ -330,10 +331,12 @@ async def test_others_that_go_on_are_joined_also_while_it_begins_again(mesh: lis
     )
     mesh[1].start()
     mesh[1].link(mesh[0])
-    assert mesh[0].board.enlisting.offered(offer, mesh[1].device).refusal is None
+    assert mesh[0].jobs.admission.offered(offer, mesh[1].device).refusal is None
     where = Where(job=JOB, generation=FIRST, ancestors=(), samples=0)
-    mesh[0].board.enlisting.left_behind(mesh[2].device, where)
-    await until(lambda: JOB in mesh[0].board.jobs and mesh[0].board.jobs[JOB].way is Way.RETURNS)
+    mesh[0].jobs.admission.left_behind(mesh[2].device, where)
+    await until(
+        lambda: JOB in mesh[0].jobs.registry.jobs and mesh[0].jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
+    )
     assert not mesh[0].waits
 
 
@@ -348,8 +351,8 @@ async def test_a_daemon_that_is_stopped_while_it_begins_again_lies_there_again(m
     mesh[1].start()
     mesh[1].link(daemon)
     offer = Offer(spec=spec, members=with_members(mesh[:2]))
-    assert daemon.board.enlisting.offered(offer, mesh[1].device).refusal is None
-    await until(lambda: daemon.board.jobs[JOB].state is JobState.READY)
+    assert daemon.jobs.admission.offered(offer, mesh[1].device).refusal is None
+    await until(lambda: daemon.jobs.registry.jobs[JOB].state is JobState.READY)
     async with asyncio.timeout(5.0):
         await daemon.close()
     daemon.start()
@@ -376,7 +379,7 @@ class Last:
         )
         self._writes = saves
         self._metrics = SimpleNamespace(part="")
-        self._tell_report = lambda: None
+        self.tell_report = lambda: None
         self.ends: list[str] = []
 
     async def _leaves(self) -> None:
@@ -386,10 +389,10 @@ class Last:
         self.passage.saved = self._writes
 
     async def leave(self) -> bool:
-        return await Session.leave(cast(Session, self))
+        return await JobSession.leave(cast(JobSession, self))
 
     async def stays(self) -> bool:
-        return await Session.stays(cast(Session, self))
+        return await JobSession.stays(cast(JobSession, self))
 
     def end(self, outcome: str, reason: str, *, now: bool) -> None:
         self.ends.append(reason)
@@ -417,8 +420,8 @@ async def test_who_is_stopped_last_begins_the_job_again_and_who_leaves_others_wi
     daemon = mesh[0]
     daemon.start()
     last = Last(daemon, **how)
-    daemon.board._jobs[JOB] = last.job
-    daemon.board._sessions[JOB] = cast(Session, last)
+    daemon.jobs.registry._jobs[JOB] = last.job
+    daemon.jobs.registry._sessions[JOB] = cast(JobSession, last)
     await daemon.close()
     assert bool(last.ends) is ends
     assert last.job.state == (JobState.FAILED if ends else JobState.RUNNING)

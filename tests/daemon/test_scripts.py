@@ -14,9 +14,9 @@ import pytest
 from meshtrain.cli.ui.log_pieces import ScriptErrors
 from meshtraind.learner import process as learner
 from meshtraind.learner.environment import learner_environment
-from meshtraind.learner.process import INHERITED, Learner
+from meshtraind.learner.process import INHERITED, LearnerProcess
 from meshtraind.learner.script_error import CHARS_MAX, ScriptError, explain_end
-from meshtraind.learner.supervisor import RESTARTS_MAX, Ending, LearnerLife, pause_s
+from meshtraind.learner.supervisor import RESTARTS_MAX, Ending, LearnerSupervisor, pause_s
 from meshwire.jobs.script_log import ERROR_BEGINS, ERROR_ENDS
 
 TIMEOUT_S = 30.0
@@ -283,16 +283,16 @@ SYNTAX = ScriptError("SyntaxError", "SyntaxError: no", "train.py, line 6", "", h
 
 
 @pytest.fixture
-def life() -> LearnerLife:
-    return LearnerLife(cast(Any, None), cast(Any, None), 1, lambda: cast(Any, None))
+def life() -> LearnerSupervisor:
+    return LearnerSupervisor(cast(Any, None), cast(Any, None), 1, lambda: cast(Any, None))
 
 
-def ends(life: LearnerLife, code: int, error: ScriptError | None = None, steps: int = 5) -> Ending:
+def ends(life: LearnerSupervisor, code: int, error: ScriptError | None = None, steps: int = 5) -> Ending:
     life.error = error
     return life.after(code, 0, steps)
 
 
-def test_an_error_that_comes_again_at_the_same_line_and_step_ends_the_restarts(life: LearnerLife) -> None:
+def test_an_error_that_comes_again_at_the_same_line_and_step_ends_the_restarts(life: LearnerSupervisor) -> None:
     """J3: restarts are for accidents."""
     assert ends(life, 1, KEY_ERROR) is Ending.RESTART
     assert ends(life, 1, KEY_ERROR) is Ending.FORWARD
@@ -308,13 +308,15 @@ def test_an_error_that_comes_again_at_the_same_line_and_step_ends_the_restarts(l
         lambda life: ends(life, 7),
     ],
 )
-def test_what_differs_may_be_an_accident(life: LearnerLife, second: Callable[[LearnerLife], Ending]) -> None:
+def test_what_differs_may_be_an_accident(
+    life: LearnerSupervisor, second: Callable[[LearnerSupervisor], Ending]
+) -> None:
     assert ends(life, 1, KEY_ERROR) is Ending.RESTART
     assert second(life) is Ending.RESTART
     assert not life.hopeless
 
 
-def test_signals_are_accidents_however_many_there_were(life: LearnerLife) -> None:
+def test_signals_are_accidents_however_many_there_were(life: LearnerSupervisor) -> None:
     """J3: they cost no restart of the script's own errors; a loss of the mesh does not either."""
     assert [ends(life, -9) for _ in range(2 * RESTARTS_MAX)] == [Ending.RESTART] * 2 * RESTARTS_MAX
     assert ends(life, 1, OF_THE_MESH) is ends(life, 1, OF_THE_MESH) is Ending.RESTART
@@ -329,14 +331,14 @@ def test_who_is_killed_again_and_again_backs_off() -> None:
     assert [pause_s(kills) for kills in (1, 2, 3, 4, 8, 9, 99)] == [0, 1, 2, 4, 60, 60, 60]
 
 
-def test_an_error_at_the_same_round_comes_again(life: LearnerLife) -> None:
+def test_an_error_at_the_same_round_comes_again(life: LearnerSupervisor) -> None:
     """J3: a process that has taken the base over from memory counts its steps anew."""
     life.error = KEY_ERROR
     assert life.after(1, 0, steps=17, round_=17) is Ending.RESTART
     assert life.after(1, 0, steps=0, round_=17) is Ending.FORWARD
 
 
-def test_a_script_that_cannot_run_is_started_once(life: LearnerLife) -> None:
+def test_a_script_that_cannot_run_is_started_once(life: LearnerSupervisor) -> None:
     assert ends(life, 1, SYNTAX) is Ending.FORWARD
     assert life.hopeless
 
@@ -370,7 +372,7 @@ async def test_the_record_of_an_earlier_process_is_not_that_of_the_next(tmp_path
         memory = cast(Any, SimpleNamespace(descriptor=descriptor, kept=SimpleNamespace(descriptor=None)))
         for what, kind in (("fail", "ValueError"), ("pass", None)):
             spec = cast(Any, SimpleNamespace(script="train.py", args=(what,), independent=False))
-            process = Learner(folder, spec, tmp_path / "rank0.log", memory)
+            process = LearnerProcess(folder, spec, tmp_path / "rank0.log", memory)
             await process.start({})
             assert await process.wait() == (kind is not None)
             found = process.error()

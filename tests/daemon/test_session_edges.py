@@ -17,15 +17,15 @@ import pytest
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
 from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
-from meshtraind.jobs.registry import Board
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
-from meshtraind.session.session import Session
+from meshtraind.session.session import JobSession
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.storage.job_record import HashBoard, Job
+from meshtraind.storage.job_record import Job, ReplicaHashes
 from meshtraind.transport.connection import Connection, RequestError
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
@@ -67,30 +67,19 @@ from meshwire.model.plan import plan_buckets
 from meshwire.model.schedule import Stretch, Travel
 from meshwire.sync.mode import sync_settings
 from tests.daemon import jobs
+from tests.daemon.linkusers import DialsNobody, QuietUser
 
 JOB = new_job_id(bytes(8))
 pytestmark = pytest.mark.timeout(180)
 
 
-class Listener:
+class Listener(QuietUser):
     """Notes which connections a daemon is told to be lost."""
 
     def __init__(self) -> None:
         self.lost_connections: list[Connection] = []
 
-    def chunk_announced(self, _conn: Connection, _header: Header) -> memoryview | str | None:
-        return None
-
-    def chunk_received(self, conn: Connection, header: Header) -> None:
-        raise AssertionError
-
-    def notice(self, conn: Connection, header: Header, body: Wire) -> None:
-        raise AssertionError
-
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        raise AssertionError
-
-    def lost(self, conn: Connection, _reason: str) -> None:
+    def lost(self, conn: Connection, reason: str) -> None:
         self.lost_connections.append(conn)
 
 
@@ -105,9 +94,7 @@ def links(name: str, incarnation: int) -> Links:
         cores=1,
         memory_bytes=1,
     )
-    made = Links(name, None, AddressBook(name), hello=hello, host="127.0.0.1", port=0)
-    made.handler = Listener()
-    return made
+    return Links(name, None, AddressBook(name), hello=hello, host="127.0.0.1", port=0)
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -122,7 +109,7 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
     anna, bert, bert_again = links("anna", 1), links("bert", 2), links("bert", 3)
     try:
         for device in (anna, bert, bert_again):
-            await device.start()
+            await device.start(Listener())
         at = Address(host="127.0.0.1", port=anna.port)
         bert._book.configure(at, time.monotonic())
         bert.dial_now()
@@ -131,9 +118,9 @@ async def test_who_used_a_link_learns_that_it_was_lost_although_another_has_repl
         bert_again._book.configure(at, time.monotonic())
         bert_again.dial_now()
         await until(lambda: "bert" in anna.linked and anna.linked["bert"].hello.incarnation == 3)
-        assert isinstance(anna.handler, Listener)
-        await until(lambda: old in anna.handler.lost_connections)  # type: ignore[attr-defined]
-        assert anna.linked["bert"].connection not in anna.handler.lost_connections
+        assert isinstance(anna.user, Listener)
+        await until(lambda: old in anna.user.lost_connections)  # type: ignore[attr-defined]
+        assert anna.linked["bert"].connection not in anna.user.lost_connections
     finally:
         for device in (bert, bert_again, anna):
             await device.close()
@@ -167,7 +154,7 @@ def test_a_member_cannot_be_in_barriers_without_end() -> None:
 def test_replicas_are_compared_among_those_that_compute() -> None:
     """O9, G4: whoever leaves may have told of a round that the others make without it. Of equal parts the lowest rank's
     is right."""
-    board = HashBoard((0, 1, 2))
+    board = ReplicaHashes((0, 1, 2))
 
     def told(rank: int, round_: int, what: int) -> set[int]:
         return board.add(BaseHash(job=JOB, rank=rank, round=round_, sha256=bytes([what]) * 32))
@@ -184,7 +171,7 @@ def test_replicas_are_compared_among_those_that_compute() -> None:
 
 def test_a_replica_that_is_found_to_differ_when_another_member_is_lost_is_repaired_at_once() -> None:
     """O9: nobody will tell of that round again, and until the next hash it would go on with the wrong base."""
-    board = HashBoard((0, 1, 2))
+    board = ReplicaHashes((0, 1, 2))
     for rank, what in ((0, 1), (1, 2)):
         assert not board.add(BaseHash(job=JOB, rank=rank, round=7, sha256=bytes([what]) * 32))
     assert board.expect((0, 1)) == {7: {1}}
@@ -204,6 +191,7 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
     job = Job(cast(Any, spec), members, 0, tmp_path, cast(Any, history))
     told: list[tuple[int, set[int]]] = []
     job.on_odd = lambda round_, odd: told.append((round_, odd))
+    job.remember = lambda: None  # type: ignore[method-assign]  # a spec that is none cannot be written
     job.take(first)
     for rank, what in ((0, 1), (1, 2)):
         job.take_hash(BaseHash(job=JOB, rank=rank, round=7, sha256=bytes([what]) * 32))
@@ -225,30 +213,30 @@ class Promised:
             job_folder=lambda _id: folder,
         )
         self.node = node
-        self.board = Board(cast(Any, node))
+        self.jobs = JobRouter(cast(Any, node), DialsNobody())
         spec = SimpleNamespace(
             job=JOB, name="x", script="x", args=(), codec="fp16", topology=None, seed=0, submitter=members[0].device,
-            created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"),
+            created_at_s=0.0, sync=SimpleNamespace(text=lambda: "bsp"), resume=None,
         )  # fmt: skip
         history = cast(Any, SimpleNamespace(put=lambda _record: None))
         self.job = Job(cast(Any, spec), members, 2, folder, history)
-        self.board.add(self.job)
+        self.jobs.registry.add(self.job)
         self.job.advance(JobEvent.FILES_COMPLETE)
         self.heard: list[Wire] = []
         self.begun: list[dict[int, Any]] = []
-        self.board.start = self.begin  # type: ignore[method-assign]
-        assert self.board.enlisting.prepared(self.generation).refusal is None
+        self.jobs.registry.start = self.begin  # type: ignore[method-assign]
+        assert self.jobs.admission.prepared(self.generation).refusal is None
 
     def begin(self, job: Job, generation: Generation, links: dict[int, Any]) -> None:
         assert (job, generation) == (self.job, self.generation)
         self.begun.append(links)
         heard = lambda _rank, _header, body: self.heard.append(body)  # noqa: E731
-        self.board._sessions[JOB] = cast(Any, SimpleNamespace(job=job, members=SimpleNamespace(notice=heard)))
+        self.jobs.registry._sessions[JOB] = cast(Any, SimpleNamespace(job=job, members=SimpleNamespace(notice=heard)))
 
     def says(self, rank: int, body: Wire) -> None:
         header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job_number(JOB))
         device = self.generation.members[rank].device if rank < 3 else "f" * 64
-        assert self.board.notice(device, header, body) is None
+        assert self.jobs.notice(device, header, body) is None
 
 
 @pytest.mark.asyncio
@@ -262,14 +250,14 @@ async def test_who_hears_of_a_job_that_it_has_promised_begins_it(tmp_path: Path)
     device.says(1, RankReport(job=JOB, rank=1, state="failed"))
     assert not device.begun, "it has not begun there either"
     device.node.links.pop(device.generation.members[0].device)
-    device.board.peer_lost(device.generation.members[0].device, "it was killed")
+    device.jobs.peer_lost(device.generation.members[0].device, "it was killed")
     assert not device.job.ended
     device.says(1, model)
     assert [set(links) for links in device.begun] == [{1}], "the lost one is left out later, like any other (G9)"
     assert device.heard == [model]
     device.says(0, Commit(job=JOB, generation=device.generation.hash64()))
     assert len(device.begun) == 1
-    await device.board._tasks.close()
+    await device.jobs._tasks.close()
 
 
 @pytest.mark.asyncio
@@ -280,7 +268,7 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool | None)
     None: leaving fails, too.
     """
     ended: list[tuple[str, str, bool]] = []
-    session = Session.__new__(Session)
+    session = JobSession.__new__(JobSession)
     session.job = cast(Job, SimpleNamespace(ending=False, left=False, rank=1))
     session._node = cast(Any, SimpleNamespace(name="bert"))
     session._dropping_out = False
@@ -335,7 +323,7 @@ class Script:
             self.code.set_result(-9)
 
 
-async def prepare(session: Session) -> list[Wire]:
+async def prepare(session: JobSession) -> list[Wire]:
     """What a learner says, alone, from its call to its first step. Returns what it is told from then on."""
     await until(lambda: Script.running is not None)
     told: list[Wire] = []
@@ -351,7 +339,7 @@ async def prepare(session: Session) -> list[Wire]:
     return told
 
 
-async def train(session: Session, rounds: int) -> None:
+async def train(session: JobSession, rounds: int) -> None:
     """What a learner says, alone, from its call to its end, while it takes a few steps."""
     told = await prepare(session)
     plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec(session.job.spec.codec))
@@ -389,22 +377,23 @@ COMPRESSED = (
 )
 
 
-def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Board:
+def board_of_one(monkeypatch: pytest.MonkeyPatch, folder: Path) -> JobRouter:
     """Of a device whose learners are `Script`s."""
     Script.running = None
-    monkeypatch.setattr(learnerlife, "Learner", Script)
+    monkeypatch.setattr(learnerlife, "LearnerProcess", Script)
     monkeypatch.setattr(learnerlife, "learner_environment", lambda *_args, **_options: {})
     who = Member(device="0" * 64, incarnation=1, name="anna")
     history = cast(Any, SimpleNamespace(put=lambda _record: None))
     node = SimpleNamespace(
         device=who.device, name=who.name, member=who, links={}, blobs=BlobStore(folder / "blobs"), history=history,
-        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0, endpoint=lambda: "", learners=LearnerTokens(),
+        job_folder=lambda id_: folder / "jobs" / id_, patience_s=5.0,
+        entrance=SimpleNamespace(address="", learners=LearnerTokens()),
         software=Software(meshtrain="0", python="3", torch=None, system="any"),
     )  # fmt: skip
-    return Board(cast(Any, node))
+    return JobRouter(cast(Any, node), DialsNobody())
 
 
-def job_alone(board: Board, folder: Path, codec: str, number: int) -> Session:
+def job_alone(board: JobRouter, folder: Path, codec: str, number: int) -> JobSession:
     """A job of one device that has begun."""
     who, id_ = board._node.member, new_job_id(number.to_bytes(8, "big"))
     spec = JobSpec(
@@ -415,10 +404,10 @@ def job_alone(board: Board, folder: Path, codec: str, number: int) -> Session:
     job_folder = folder / "jobs" / id_
     job_folder.mkdir(parents=True)
     job = Job(spec, (who,), 0, job_folder, board._node.history)
-    board.add(job)
+    board.registry.add(job)
     job.advance(JobEvent.FILES_COMPLETE)
-    board.start(job, Generation.first(id_, who.device, (who,)), {})
-    session = board.session(id_)
+    board.registry.start(job, Generation.first(id_, who.device, (who,)), {})
+    session = board.registry.session(id_)
     assert session is not None
     return session
 
@@ -440,12 +429,12 @@ async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pyte
         await session.closed.wait()
         assert all(ref() is None for ref in large), "close frees its vectors at once, whoever refers to it"
         del session, rounds, vectors
-        await until(lambda: not board._sessions)
+        await until(lambda: not board.registry._sessions)
     await board._tasks.close()
     await asyncio.sleep(0.01)  # the loop itself lets go of the last task
     gc.collect()
     assert [type(ref()).__name__ for ref in left if ref() is not None] == []
-    assert [job.state for job in board.jobs.values()] == ["succeeded"] * len(COMPRESSED), "they are remembered"
+    assert [job.state for job in board.registry.jobs.values()] == ["succeeded"] * len(COMPRESSED), "they are remembered"
 
 
 @pytest.mark.asyncio

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -90,7 +91,7 @@ async def test_a_daemon_tells_once_of_commands_that_are_newer(
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/tmp")
     with RunDir(tmp_path / "data") as rundir:
         endpoint = DaemonsEndpoint(rundir)
-        await endpoint.start()
+        await endpoint.start(cast(Any, None))  # nobody attaches
         newer = bytearray(Header(Kind.CONTROL, 8).encode() + bytes(8))
         newer[4] = WIRE_VERSION + 1
         for _ in range(3):

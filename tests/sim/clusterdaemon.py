@@ -44,7 +44,7 @@ from meshwire.membership.requests import Kind
 from meshwire.messages.generation import DealState, Enter, PathStep, Propose, ServedRound, Standing, Where
 from meshwire.messages.job import Generation, Member
 from tests.sim.clusterexchange import Part, Result
-from tests.sim.clusterjoining import AskState, LearnerLife
+from tests.sim.clusterjoining import AskState, LearnerSupervisor
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Link, Node, Wake
@@ -93,7 +93,7 @@ class Daemon(Node):
     def __init__(self, world: "Cluster", number: int, incarnation: int, generation: Generation | None) -> None:
         super().__init__(number)
         self.world = world
-        self.life = LearnerLife(self)
+        self.life = LearnerSupervisor(self)
         self.member = member_of(number, incarnation)
         self.name = self.member.name
         self.generation = generation

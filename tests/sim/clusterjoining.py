@@ -45,7 +45,7 @@ class State:
     base: bytes
 
 
-class LearnerLife:
+class LearnerSupervisor:
     """Of one daemon.
 
     Attributes:
@@ -179,7 +179,7 @@ class LearnerLife:
         rounds = self._daemon.rounds
         if process is self._starting and process.alive and rounds is not None:
             self._starting, self.learner = None, process
-            Joining(self._daemon, self, process, rounds).ask()
+            JoinRequests(self._daemon, self, process, rounds).ask()
 
     def _new(self) -> Learner:
         daemon = self._daemon
@@ -215,10 +215,10 @@ class LearnerLife:
         reply(state)
 
 
-class Joining:
+class JoinRequests:
     """One process's way into the job: a state of a donor, then the round after which that was read."""
 
-    def __init__(self, daemon: "Daemon", life: LearnerLife, process: Learner, rounds: Rounds) -> None:
+    def __init__(self, daemon: "Daemon", life: LearnerSupervisor, process: Learner, rounds: Rounds) -> None:
         self._daemon = daemon
         self._life = life
         self._process = process

@@ -35,13 +35,12 @@ class Endpoint:
     """Listens for clients and learners.
 
     Attributes:
-        handler: gets what arrives once a connection has attached; its first request is the `Attach` itself.
         address: `unix:PATH` or `tcp:HOST:PORT`, once started.
         learners: what they show; whoever starts one asks for a token there.
     """
 
     def __init__(self, rundir: RunDir) -> None:
-        self.handler: Handler
+        self.handler: Handler  # from `start` on
         self.address = ""
         self.learners = LearnerTokens()
         self._rundir = rundir
@@ -50,8 +49,16 @@ class Endpoint:
         self._tasks = TaskSet("endpoint")
         self._other_version = 0  # that a command or a script here spoke last
 
-    async def start(self) -> None:
-        """Raises EndpointError."""
+    async def start(self, handler: Handler) -> None:
+        """Listens from now on.
+
+        Args:
+            handler: gets what arrives once a connection has attached; its first request is the `Attach` itself.
+
+        Raises:
+            EndpointError: it cannot listen.
+        """
+        self.handler = handler
         loop = asyncio.get_running_loop()
         try:
             if hasattr(socket, "AF_UNIX"):
@@ -109,7 +116,7 @@ class Endpoint:
 
 
 class _Guard:
-    """Handler of a connection that has not attached yet."""
+    """Hears a connection that has not attached yet."""
 
     def __init__(self, endpoint: Endpoint, token: str) -> None:
         self._endpoint = endpoint
@@ -147,7 +154,7 @@ class _Guard:
 
 
 class _LearnerGuard:
-    """Handler of a learner's connection: lets through what a learner may say."""
+    """Hears a learner's connection: lets through what a learner may say."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler

@@ -4,12 +4,11 @@ import logging
 import os
 from collections.abc import Callable
 
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
-from meshtraind.jobs.spec import Emit
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.routing import JobRouter
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -37,8 +36,8 @@ from meshwire.timeouts import Timeouts
 log = logging.getLogger(__name__)
 
 
-class LocalSide:
-    """Handler of every attached client and learner.
+class LocalHandler:
+    """Answers the command line and learners, once they have attached.
 
     Args:
         shutdown: begins the daemon's end.
@@ -48,13 +47,13 @@ class LocalSide:
     def __init__(
         self,
         mesh: Mesh,
-        board: Board,
-        questions: Questions,
+        jobs: JobRouter,
+        questions: JobQueries,
         shutdown: Callable[[], None],
         warnings: tuple[str, ...] = (),
     ) -> None:
         self._mesh = mesh
-        self._board = board
+        self._jobs = jobs
         self._questions = questions
         self._shutdown = shutdown
         self._warnings = warnings
@@ -67,7 +66,7 @@ class LocalSide:
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         attached = _attached(conn)
-        session = self._board.session(attached.job) if attached.job is not None else None
+        session = self._jobs.registry.session(attached.job) if attached.job is not None else None
         if attached.role != "learner" or session is None or not session.learner.is_over(conn):
             conn.refuse(f"{type(body).__name__} is not for the local endpoint")
             return
@@ -82,12 +81,12 @@ class LocalSide:
     def lost(self, conn: Connection, reason: str) -> None:
         attached = conn.attached
         if attached is not None and attached.role == "learner" and attached.job is not None:
-            session = self._board.session(attached.job)
+            session = self._jobs.registry.session(attached.job)
             if session is not None:
                 session.learner_lost(conn)
 
     async def _learner(self, conn: Connection, attached: Attach, body: Wire, emit: Emit) -> Wire:
-        session = self._board.session(attached.job or "")
+        session = self._jobs.registry.session(attached.job or "")
         if session is None:
             raise RequestError(f"no job {attached.job} runs here")
         if isinstance(body, Attach):
@@ -108,14 +107,14 @@ class LocalSide:
             case GetJobs():
                 return Found(jobs=await questions.find(body.prefix))
             case Submit() | Resubmit():
-                return await self._board.submit(body, emit)
+                return await self._jobs.submissions.submit(body, emit)
             case Watch():
                 return await questions.watch(body, emit)
             case Cancel():
                 await questions.cancel(body, mesh.node.name, forward=True)
                 return Done()
             case Leave():
-                await self._board.leave(body.job)
+                await questions.leave(body.job)
                 return Done()
             case Fetch():
                 return await questions.fetch(body, forward=True)
@@ -149,7 +148,7 @@ class LocalSide:
             up_s=mesh.up_s,
             peers_linked=len(mesh.node.links),
             peers_paired=mesh.paired,
-            jobs_running=self._board.running,
+            jobs_running=self._jobs.registry.running,
             warnings=(*self._warnings, *mesh.warnings),
             patience_s=node.patience_s,
             rtt_s=rtt_s,

@@ -1,11 +1,11 @@
 """What other daemons may ask of this one, over their pinned links."""
 
 import logging
-from collections.abc import Callable
 
-from meshtraind.jobs.queries import Questions
-from meshtraind.jobs.registry import Board
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.routing import JobRouter
+from meshtraind.peers.links import Link
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -16,32 +16,32 @@ from meshwire.messages.local import Cancel
 log = logging.getLogger(__name__)
 
 
-class PeerSide:
-    """Handler of every linked peer's connection."""
+class PeerHandler:
+    """What other daemons say, ask and do: everything that their links bring goes through here to the jobs."""
 
-    def __init__(self, board: Board, questions: Questions) -> None:
-        self._board = board
+    def __init__(self, jobs: JobRouter, questions: JobQueries) -> None:
+        self._jobs = jobs
         self._questions = questions
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
-        return self._board.chunk_announced(_device(conn), header)
+        return self._jobs.chunk_announced(_device(conn), header)
 
     def chunk_received(self, conn: Connection, header: Header) -> None:
-        self._board.chunk_received(_device(conn), header)
+        self._jobs.chunk_received(_device(conn), header)
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
-        wrong = self._board.notice(_device(conn), header, body)
+        wrong = self._jobs.notice(_device(conn), header, body)
         if wrong is not None:
             conn.refuse(wrong)
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         match body:
             case Offer():
-                return self._board.enlisting.offered(body, _device(conn))
+                return self._jobs.admission.offered(body, _device(conn))
             case Invite():
-                return await self._board.enlisting.invited(body, _device(conn))
+                return await self._jobs.admission.invited(body, _device(conn))
             case Prepare():
-                return self._board.enlisting.prepared(body.generation)
+                return self._jobs.admission.prepared(body.generation)
             case Fetch():
                 return await self._questions.fetch(body, forward=False)
             case ListOutputs():
@@ -56,11 +56,23 @@ class PeerSide:
                 await self._questions.cancel(body, conn.name, forward=False)
                 return Done()
             case CatchUp() | FetchRound() | AskModel() | AskState():
-                return await self._board.asked(_device(conn), body)
+                return await self._jobs.answer_member(_device(conn), body)
         raise RequestError(f"a peer may not ask for {type(body).__name__}")
 
+    def link_made(self, link: Link) -> None:
+        self._jobs.link_made(link)
+
+    def was_away(self) -> None:
+        self._jobs.was_away()
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        self._jobs.peer_gone(device, incarnation)
+
+    def violated(self, device: str, reason: str) -> None:
+        self._jobs.violated(device, reason)
+
     def lost(self, conn: Connection, reason: str) -> None:
-        self._board.peer_lost(_device(conn), reason)
+        self._jobs.peer_lost(_device(conn), reason)
 
 
 def _device(conn: Connection) -> str:

@@ -5,18 +5,18 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from meshtraind.jobs.file_intake import Intake
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.revival import Revivals
-from meshtraind.jobs.submission import PROGRESS_INTERVAL_S, Submission
 from meshtraind.learner.software import installed_anew
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import clean_up, discard, remove_inputs
 from meshtraind.storage.job_history import HistoryError
-from meshtraind.storage.job_record import BEFORE_START, Job, Way, summary_of
+from meshtraind.storage.job_record import BEFORE_START, EntryMode, Job, summary_of
 from meshtraind.storage.resume_file import JobFile, forget
 from meshtraind.transport.connection import ConnectionLost, RequestError
 from meshwire import limits
@@ -39,56 +39,72 @@ from meshwire.messages.job import (
     Outcome,
     Promise,
 )
-from meshwire.messages.local import Resubmit, ResumeFrom
 from meshwire.revival import is_older
-
-if TYPE_CHECKING:
-    from meshtraind.jobs.registry import Board
 
 log = logging.getLogger(__name__)
 
+PROGRESS_INTERVAL_S = 0.5  # between two words on how far files are
 COMMIT_TIMEOUT_S = 60.0  # between a member's promise and the submitter's word
 RETURN_RETRY_S = 1.0
 EXPIRY_POLL_S = 0.1
 RETURNS_WITHIN_S = 30.0  # members that live are linked by then; until then a job that ran here is not called lost
 
-OnProgress = Callable[[int, int], None]
+OnFileProgress = Callable[[int, int], None]
 
 
-class Enlisting:
-    """Of one daemon.
+UNSTARTED = {  # what an end means for a device that does not take part yet, or not again
+    "succeeded": JobEvent.DAEMON_DIED,
+    "failed": JobEvent.FAIL,
+    "cancelled": JobEvent.CANCEL,
+}
+
+
+class ProgressWatcher(Protocol):
+    """Whoever waits for the members of a job to have its files."""
+
+    def files_progress(self, device: str, report: FilesProgress) -> None:
+        """A member says how far its files are."""
+
+
+class Admission:
+    """Decides which jobs this device takes part in, and leads each of them to the moment when its session begins.
 
     Args:
-        board: keeps the jobs.
+        registry: keeps the jobs.
         left: jobs that ran when this daemon stopped, by id.
 
     Attributes:
         revivals: those of `left` that this device may begin again, with others that have lost them, too.
     """
 
-    def __init__(self, node: Node, board: "Board", tasks: TaskSet, left: dict[str, JobFile]) -> None:
+    def __init__(self, node: Node, registry: JobRegistry, tasks: TaskSet, left: dict[str, JobFile]) -> None:
         self._node = node
-        self._board = board
+        self._registry = registry
         self._tasks = tasks
         self._left = left
-        self.revivals = Revivals(node, self, left)
+        self.revivals = Revivals(node, left)
         self._before: dict[str, JobRecord] = {}  # what was known of jobs that are about to begin again
         self._where: dict[str, tuple[str, Where]] = {}  # who has told meanwhile that they go on, by job
         self._began_s = time.monotonic()
         self._promised: dict[str, Generation] = {}
         self._repeated_s: dict[str, float] = {}  # when an offer that has not begun came last, on the loop's clock
-        self._submissions: dict[str, Submission] = {}  # on their way from here
+        self._submissions: dict[str, ProgressWatcher] = {}  # on their way from here
         self._joining: set[str] = set()  # jobs whose files are on their way, or are deleted again
         self._called_off: dict[str, None] = {}  # ended before they were offered; oldest first
 
     @contextmanager
-    def submitting(self, job: str, submission: Submission) -> Iterator[None]:
-        """While this holds, the members' progress reaches the submission."""
-        self._submissions[job] = submission
+    def submitting(self, job: str, watcher: ProgressWatcher) -> Iterator[None]:
+        """While this holds, the members' progress reaches the watcher."""
+        self._submissions[job] = watcher
         try:
             yield
         finally:
             del self._submissions[job]
+
+    @property
+    def jobs_running(self) -> int:
+        """Jobs on this device that have not ended."""
+        return self._registry.running
 
     def promised(self, job: str) -> bool:
         """Whether this device waits for the start of a job."""
@@ -104,13 +120,7 @@ class Enlisting:
 
     def is_under_way(self, job: str) -> bool:
         """Whether it is about to begin, or its files are being deleted again."""
-        return job in self._board.jobs or job in self._joining
-
-    async def begin_again(self, generation: Generation) -> None:
-        """As `Submission.revive`."""
-        body = Resubmit(resume=ResumeFrom(job=generation.job))
-        with self._node.blobs.holding() as owner:
-            await Submission(self._node, self._board, body, lambda _progress: None).revive(owner, generation)
+        return job in self._registry.jobs or job in self._joining
 
     def call_off(self, job: str) -> None:
         """An unknown job has ended: its offer may be right behind, for requests are answered by tasks. One that lies
@@ -121,10 +131,26 @@ class Enlisting:
         while len(self._called_off) > limits.CALLED_OFF_MAX:
             del self._called_off[next(iter(self._called_off))]
 
+    def end_job(self, end: End) -> None:
+        """A member, the submitter or, before the start, a person here ends a job."""
+        job = self._registry.jobs.get(end.job)
+        if job is None:
+            self.call_off(end.job)
+            return
+        if job.ended:
+            return
+        session = self._registry.session(end.job)
+        if session is not None:
+            session.end(end.outcome, end.reason, now=end.now, tell=False)
+        else:
+            late = end.outcome == "succeeded" and job.entry_mode is EntryMode.LATE_JOIN  # nothing of it is lost here
+            event = JobEvent.CANCEL if late else UNSTARTED[end.outcome]
+            self.end_unstarted(job, event, end.reason)
+
     def end_unstarted(self, job: Job, event: JobEvent, reason: str) -> None:
         """Ends a job that has no session. A submission that still goes on hears of it and calls the others off."""
         self._promised.pop(job.spec.job, None)
-        if job.way is Way.REVIVES and event is not JobEvent.CANCEL:
+        if job.entry_mode is EntryMode.REVIVAL and event is not JobEvent.CANCEL:
             job.left = True  # it is not over for that: nobody is told so
         if job.state is JobState.READY:  # while they still come, whoever fetches them sees the end
             self._tasks.spawn(self._remove_files(job), f"remove files of {job.spec.job}")
@@ -132,12 +158,12 @@ class Enlisting:
         self._tell_progress(job, 0, 0, ready=False, error=reason[: limits.ERROR_CHARS_MAX])
 
     async def _remove_files(self, job: Job) -> None:
-        """Of one that has ended here before it began."""
+        """Deletes what came for a job that has ended here before it began."""
         place = job.spec.job, job.folder, self._node.blobs
-        match job.way:
-            case Way.RETURNS:  # its results and checkpoints of before stay
+        match job.entry_mode:
+            case EntryMode.REJOIN:  # its results and checkpoints of before stay
                 await asyncio.to_thread(clean_up, *place, succeeded=False)
-            case Way.REVIVES:
+            case EntryMode.REVIVAL:
                 await self._lay_down(job)
             case _:
                 await asyncio.to_thread(discard, *place)
@@ -150,7 +176,7 @@ class Enlisting:
         if job.state is JobState.CANCELLED:
             await self._let_go(id_, succeeded=False)
         else:
-            self._board.drop(job)
+            self._registry.drop(job)
             if before is not None:
                 self._record(before)
         self._joining.discard(id_)
@@ -174,7 +200,7 @@ class Enlisting:
     def give_up(self, id_: str, outcome: Outcome, reason: str, *, left: bool = False) -> None:
         """A job that lies here to begin again is over: a person, or a device that was in it, says so. `left`: here
         alone."""
-        if not self.revivals.waits(id_) or id_ in self._board.jobs:
+        if not self.revivals.waits(id_) or id_ in self._registry.jobs:
             return
         log.info("job %s: it does not begin again: %s", id_, reason)
         self.revivals.drop(id_)
@@ -211,14 +237,14 @@ class Enlisting:
         """A job is proposed to this device."""
         spec, node = offer.spec, self._node
         rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
-        known = self._board.jobs.get(spec.job)
+        known = self._registry.jobs.get(spec.job)
         if known is not None and known.spec == spec and not known.ended:
             if spec.job in self._repeated_s:
                 self._repeated_s[spec.job] = asyncio.get_running_loop().time()
             return OfferReply(refusal=None)  # it still stands, or the link broke before the first answer arrived
         revives = spec.resume is not None and spec.resume.job == spec.job
         refusal = None
-        if self._board.closing:
+        if self._registry.closing:
             refusal = "meshtraind is stopping there"
         elif spec.job in self._called_off:
             refusal = "it was called off meanwhile"
@@ -226,7 +252,7 @@ class Enlisting:
             refusal = "it was offered by another device than its submitter"
         elif rank is None or offer.members[rank].incarnation != node.incarnation:
             refusal = "meshtraind was restarted meanwhile; submit again"
-        elif self._board.running >= limits.JOBS_RUNNING_MAX:
+        elif self._registry.running >= limits.JOBS_RUNNING_MAX:
             refusal = f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         elif known is not None and known.ended and known.started_at_s is None:
             refusal = f"it has ended there: {known.error or known.state}"
@@ -242,7 +268,7 @@ class Enlisting:
             return OfferReply(refusal=refusal)
         assert rank is not None
         job = self._revived(offer, rank) if revives else self._begun(offer, rank)
-        self._board.add(job)
+        self._registry.add(job)
         self._repeated_s[spec.job] = asyncio.get_running_loop().time()
         self._tasks.spawn(self._take_in(job, spec.submitter), f"files of {spec.job}")
         self._tasks.spawn(self._expire(job), f"offer of {spec.job}")
@@ -261,13 +287,13 @@ class Enlisting:
         except HistoryError as error:
             log.warning("job %s: what was known of it is lost: %s", spec.job, error)
         place = node.job_folder(spec.job), node.history
-        job = Job(spec, offer.members, rank, *place, Way.REVIVES, left.started_at_s, left.generation)
+        job = Job(spec, offer.members, rank, *place, EntryMode.REVIVAL, left.started_at_s, left.generation)
         job.take_given_up(given_up)
         self._joining.add(spec.job)
         return job
 
     def _open_offers(self, submitter: str) -> int:
-        jobs = self._board.jobs.values()
+        jobs = self._registry.jobs.values()
         return sum(1 for job in jobs if job.state in BEFORE_START and job.spec.submitter == submitter)
 
     async def _expire(self, job: Job) -> None:
@@ -321,7 +347,7 @@ class Enlisting:
                 await self._fetch_from_any(job, source_device, on_progress)
         except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
             if not job.ended:
-                job.left = job.left or job.way is Way.REVIVES
+                job.left = job.left or job.entry_mode is EntryMode.REVIVAL
                 job.advance(JobEvent.FAIL, str(error))
                 self._tell_progress(job, 0, 0, ready=False, error=str(error)[: limits.ERROR_CHARS_MAX])
         if job.ended:
@@ -330,7 +356,7 @@ class Enlisting:
         job.advance(JobEvent.FILES_COMPLETE)
         self._tell_progress(job, 0, 0, ready=True, error=None)
 
-    async def _fetch(self, job: Job, device: str, on_progress: OnProgress) -> None:
+    async def _fetch(self, job: Job, device: str, on_progress: OnFileProgress) -> None:
         source = None
         if device != self._node.device:
             link = self._node.links.get(device)
@@ -340,7 +366,7 @@ class Enlisting:
         begins = job.begins
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
 
-    async def _fetch_from_any(self, job: Job, device: str, on_progress: OnProgress) -> None:
+    async def _fetch_from_any(self, job: Job, device: str, on_progress: OnFileProgress) -> None:
         """For a device that comes later: links may break, others have the files as well, and nobody waits for it."""
         loop = asyncio.get_running_loop()
         heard_s, heard_bytes = loop.time(), 0
@@ -360,7 +386,7 @@ class Enlisting:
                     log.debug("job %s: %s", job.spec.job, error)
                 else:
                     return
-            if job.way is Way.JOINS and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
+            if job.entry_mode is EntryMode.LATE_JOIN and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
                 raise RequestError(f"no member has sent its files for {limits.JOIN_SILENCE_S_MAX:.0f} s")
             await job.news(RETURN_RETRY_S)
             if job.ended:
@@ -385,17 +411,13 @@ class Enlisting:
 
     def prepared(self, generation: Generation) -> Promise:
         """First phase: promises to enter, unless this member could not work in it (G7)."""
-        job = self._board.jobs.get(generation.job)
+        job = self._registry.jobs.get(generation.job)
         if job is None or job.state is not JobState.READY:
             return Promise(refusal=f"job {generation.job} is not ready there")
         if generation.members != job.members:
             return Promise(refusal="the proposed members are not those of the offer")
-        left = self._left.get(generation.job) if job.way is Way.REVIVES else None
-        before = 0 if left is None or left.generation is None else left.generation.number
-        if (wrong := list_wrong(generation)) or job.rank not in generation.ranks or generation.number <= before:
-            return Promise(
-                refusal=f"the proposed generation is wrong: {wrong or 'it leaves this device out, or is old'}"
-            )
+        if wrong := self._why_not_enter(job, generation):
+            return Promise(refusal=f"the proposed generation is wrong: {wrong}")
         for member in generation.live.values():
             if member.device == self._node.device:
                 continue
@@ -411,13 +433,23 @@ class Enlisting:
         self._tasks.spawn(self._await_commit(job), f"commit of {generation.job}")
         return Promise(refusal=None)
 
+    def _why_not_enter(self, job: Job, generation: Generation) -> str | None:
+        if job.entry_mode is not EntryMode.REVIVAL:  # who submits a job need not be in it
+            first = Generation.first(job.spec.job, job.spec.submitter, job.members)
+            return None if generation == first else "it is not the first one of this job"
+        left = self._left.get(generation.job)
+        before = 0 if left is None or left.generation is None else left.generation.number
+        if job.rank not in generation.ranks or generation.number <= before:
+            return "it leaves this device out, or is old"
+        return list_wrong(generation)
+
     async def _await_commit(self, job: Job) -> None:
         """A submitter that promised and vanished must not leave a job behind."""
         deadline_s = asyncio.get_running_loop().time() + COMMIT_TIMEOUT_S
         while job.state is JobState.READY:
             if asyncio.get_running_loop().time() > deadline_s:
                 reason = f"the submitter did not start it within {COMMIT_TIMEOUT_S:.0f} s"
-                self._board.ended(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
+                self.end_job(End(job=job.spec.job, outcome="failed", reason=reason, now=True))
                 return
             await job.news(1.0)
 
@@ -426,23 +458,23 @@ class Enlisting:
         generation = self._promised.get(commit.job)
         if generation is not None and generation.hash64() == commit.generation:
             self.begin(commit.job)
-        elif self._board.session(commit.job) is None:
+        elif self._registry.session(commit.job) is None:
             log.warning("commit of job %s does not match what was promised; ignored", commit.job)
 
     def begin(self, id_: str) -> None:
         """Enters the generation that was promised: all others have promised it, too. A member that was lost since then
         is gone on without (G9)."""
         generation = self._promised.pop(id_)
-        job = self._board.jobs[id_]
-        if not job.ended and not self._board.closing:
-            if job.way is Way.REVIVES:
+        job = self._registry.jobs[id_]
+        if not job.ended and not self._registry.closing:
+            if job.entry_mode is EntryMode.REVIVAL:
                 self._joining.discard(id_)
                 self._goes_on(id_)
             elif job.spec.resume is not None:  # a person's word, who does not want both
                 self.give_up(job.spec.resume.job, "cancelled", f"it goes on as job {id_}")
             others = {rank: self._node.links.get(member.device) for rank, member in generation.live.items()}
             links = {rank: link.connection for rank, link in others.items() if link is not None}
-            self._board.start(job, generation, links)
+            self._registry.start(job, generation, links)
 
     # Returning to a job that others have gone on with
 
@@ -452,24 +484,24 @@ class Enlisting:
         finally:
             self._joining.discard(job.spec.job)
         if job.state is JobState.READY:
-            await self._board.come_back(job, device, where)
+            await self._registry.come_back(job, device, where)
 
     def left_behind(self, device: str, where: Where) -> None:
         """A member tells of a job that ran here when this daemon stopped, or that others have finished with."""
         left = self._left.get(where.job)
         rank = rank_of(where.generation, self._node.device)
-        if left is None or rank is None or self._board.closing:
+        if left is None or rank is None or self._registry.closing:
             return
         if left.generation is not None and is_older(where, left.generation):
             self.revivals.goes_on(where.job, device)
             log.info("job %s: the others' history is older than what is here; they will come to this one", where.job)
             return
-        job = self._board.jobs.get(where.job)
+        job = self._registry.jobs.get(where.job)
         if self.is_under_way(where.job):
             self._where[where.job] = device, where
             if (
                 job is not None
-                and job.way is Way.REVIVES
+                and job.entry_mode is EntryMode.REVIVAL
                 and job.state in BEFORE_START
                 and not self.promised(where.job)
             ):
@@ -479,10 +511,18 @@ class Enlisting:
         log.info("job %s: it goes on without this device, which asks to be taken in again", where.job)
         folder = self._node.job_folder(where.job)
         job = Job(
-            *(left.spec, where.generation.members, rank, folder, self._node.history, Way.RETURNS, left.started_at_s),
+            *(
+                left.spec,
+                where.generation.members,
+                rank,
+                folder,
+                self._node.history,
+                EntryMode.REJOIN,
+                left.started_at_s,
+            ),
             left.generation,
         )
-        self._board.add(job)
+        self._registry.add(job)
         self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
 
     def _goes_on(self, id_: str) -> None:
@@ -492,12 +532,12 @@ class Enlisting:
         self._where.pop(id_, None)
         self.revivals.drop(id_)
 
-    # Joining a job that others have begun
+    # JoinRequests a job that others have begun
 
     async def invited(self, invite: Invite, device: str) -> OfferReply:
         """A member asks this device to join. Several may: they get the same answer, once the files are here."""
         spec = invite.spec
-        known = self._board.jobs.get(spec.job)
+        known = self._registry.jobs.get(spec.job)
         refusal = self._why_not_join(invite, device, known)
         if refusal is not None:
             return OfferReply(refusal=refusal)
@@ -513,7 +553,7 @@ class Enlisting:
             return f"the invitation is wrong: {wrong}"
         if known is not None and known.spec != spec:
             return f"there is another job {spec.job} already"
-        if self._board.closing:
+        if self._registry.closing:
             return "meshtraind is stopping there"
         unlinked = [
             member.name
@@ -530,7 +570,7 @@ class Enlisting:
             return None
         if known is not None and (known.started_at_s is not None or known.left):
             return f"the job has ended there: {known.error or known.state}"
-        if self._board.running >= limits.JOBS_RUNNING_MAX:
+        if self._registry.running >= limits.JOBS_RUNNING_MAX:
             return f"{limits.JOBS_RUNNING_MAX} jobs run there already"
         return self._unsuitable(spec)
 
@@ -543,8 +583,8 @@ class Enlisting:
         log.info("job %s: this device joins it, which others have begun", spec.job)
         self._goes_on(spec.job)
         folder, history = self._node.job_folder(spec.job), self._node.history
-        job = Job(spec, (*members, self._node.member), len(members), folder, history, Way.JOINS)
-        self._board.add(job)
+        job = Job(spec, (*members, self._node.member), len(members), folder, history, EntryMode.LATE_JOIN)
+        self._registry.add(job)
         self._joining.add(spec.job)
         self._tasks.spawn(self._come_later(job, device, None), f"join {spec.job}")
         return job

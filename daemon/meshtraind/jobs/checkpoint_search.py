@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,11 +16,10 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CheckpointError, CheckpointStore, Rejected, list_checkpoints
 from meshtraind.storage.fetch import fetch_blob
 from meshtraind.storage.state_transfer import lend
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.checkpoints.manifest import GIVEN_UP_CHARS, MANIFEST_FILE, CheckpointManifest, CheckpointName, unit_file
 from meshwire.jobs.files import FileEntry, FileManifest
-from meshwire.message_base import Wire
 from meshwire.messages.job import (
     AskCheckpoint,
     BlobRef,
@@ -37,7 +35,6 @@ from meshwire.messages.local import ResumeFrom, SubmitProgress
 log = logging.getLogger(__name__)
 
 READ_TIMEOUT_S = 300.0  # a slow disk reads some gigabytes
-Emit = Callable[[Wire], None]
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class _Place:
 
 
 class CheckpointSearch:
-    """For one submission.
+    """Finds the checkpoint that a submission is to go on from, and brings it here.
 
     Args:
         owner: in its name the blobs are held that the members will fetch from here.

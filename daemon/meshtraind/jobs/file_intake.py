@@ -8,7 +8,7 @@ from pathlib import Path
 from meshtraind.runtime.privacy import PrivacyError, make_private
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.runtime.threads import Check, in_thread
-from meshtraind.storage.background_pacing import Courtesy
+from meshtraind.storage.background_pacing import Pacer
 from meshtraind.storage.blob_writer import BlobError, explain
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import DATA, RESUME, SOURCE
@@ -48,7 +48,7 @@ class Intake:
         self._source = source
         self._on_progress = on_progress
         self._begins = begins
-        self._pace = None if begins else Courtesy()
+        self._pace = None if begins else Pacer()
         self._done_bytes = 0
         self._total_bytes = 0
 

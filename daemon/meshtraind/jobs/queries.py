@@ -8,9 +8,9 @@ import logging
 import time
 from functools import partial
 
+from meshtraind.jobs.admission import Admission
 from meshtraind.jobs.checkpoint_search import READ_TIMEOUT_S, ship
-from meshtraind.jobs.registry import Board
-from meshtraind.jobs.spec import Emit
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.peers.node import Node
 from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.threads import in_thread
@@ -18,12 +18,13 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.checkpoint_store import CheckpointError, list_checkpoints
 from meshtraind.storage.fetch import list_outputs, serve
 from meshtraind.storage.job_history import HistoryError
-from meshtraind.storage.job_record import summary_of
+from meshtraind.storage.job_record import EntryMode, summary_of
 from meshtraind.storage.results import DAY_S
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.storage.resume_file import forget
+from meshtraind.transport.connection import ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointName
-from meshwire.jobs.lifecycle import JobState
+from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
     AskCheckpoint,
@@ -57,17 +58,21 @@ RETURNS = "a link to another member of the job: meshtraind was started again her
 OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 
 
-class Questions:
-    """Every method raises RequestError with a text for the person who asked."""
+class JobQueries:
+    """Answers what people and peers ask about jobs, and ends or leaves one at their word.
 
-    def __init__(self, node: Node, board: Board) -> None:
+    Every method raises RequestError with a text for the person who asked.
+    """
+
+    def __init__(self, node: Node, registry: JobRegistry, admission: Admission) -> None:
         self._node = node
-        self._board = board
+        self._registry = registry
+        self._admission = admission
         self._listing = asyncio.Lock()
 
     def summaries(self, prefix: str) -> tuple[JobSummary, ...]:
         """Jobs known here, newest first."""
-        live = {id_: job.summary() for id_, job in self._board.jobs.items() if id_.startswith(prefix)}
+        live = {id_: job.summary() for id_, job in self._registry.jobs.items() if id_.startswith(prefix)}
         try:
             past = self._node.history.newest(id_prefix=prefix)
         except HistoryError as error:
@@ -86,9 +91,9 @@ class Questions:
     def _past(self, summary: JobSummary) -> JobSummary:
         """A job of before this daemon's start. Others may be in the middle of it: if so they tell as soon as there is a
         link, and before nobody knows that it is lost."""
-        enlisting = self._board.enlisting
-        waiting = enlisting.revivals.waiting(summary.job)
-        if waiting is None and (summary.state != JobState.LOST or not enlisting.returns_soon(summary.job)):
+        admission = self._admission
+        waiting = admission.revivals.waiting(summary.job)
+        if waiting is None and (summary.state != JobState.LOST or not admission.returns_soon(summary.job)):
             return summary
         reason = RETURNS if waiting is None else waiting[: limits.ERROR_CHARS_MAX]
         returning = {"state": JobState.READY, "ended_at_s": None, "error": None, "waiting_for": reason}
@@ -114,7 +119,7 @@ class Questions:
 
     async def _summary(self, id_: str, *, ask_others: bool = True) -> JobSummary:
         """What is known of a job: here and, for people but not for peers, on the linked devices."""
-        job = self._board.jobs.get(id_)
+        job = self._registry.jobs.get(id_)
         if job is not None:
             return job.summary()
         found = await self.find(id_) if ask_others else self.summaries(id_)
@@ -126,7 +131,7 @@ class Questions:
     async def watch(self, body: Watch, emit: Emit) -> Watched:
         """Follows a job to its end, also one that runs elsewhere."""
         while True:
-            job = self._board.jobs.get(body.job)
+            job = self._registry.jobs.get(body.job)
             summary = await self._summary(body.job)
             if summary.ended_at_s is not None:
                 return Watched(summary=summary)
@@ -141,10 +146,10 @@ class Questions:
         summary = await self._summary(body.job, ask_others=forward)
         if summary.ended_at_s is not None:
             raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
-        job, session = self._board.jobs.get(body.job), self._board.session(body.job)
+        job, session = self._registry.jobs.get(body.job), self._registry.session(body.job)
         reason = f"cancelled on {by}"
-        if job is None and self._board.enlisting.revivals.waits(body.job):
-            self._board.enlisting.cancel(body.job, reason)
+        if job is None and self._admission.revivals.waits(body.job):
+            self._admission.cancel(body.job, reason)
             return
         if job is None or (forward and session is None and not job.begins):  # its files are on their way
             await self._cancel_elsewhere(body, summary)
@@ -154,12 +159,32 @@ class Questions:
                 await session.passage.save()
             session.end("cancelled", reason, now=body.now)
         else:
-            self._board.ended(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))
+            self._admission.end_job(End(job=body.job, outcome="cancelled", reason=reason, now=body.now))
         deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
         while not job.ended:
             if asyncio.get_running_loop().time() > deadline_s:
                 raise RequestError(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
             await job.news(CANCEL_TIMEOUT_S)
+
+    async def leave(self, id_: str) -> None:
+        """A person takes this device out of a job. Raises RequestError where the others could not go on."""
+        session, job = self._registry.session(id_), self._registry.jobs.get(id_)
+        reason = f"{self._node.name} left it, the others went on"
+        if session is None and job is not None and not job.ended and job.entry_mode is not EntryMode.FOUNDER:
+            job.left = True
+            self._admission.end_unstarted(job, JobEvent.CANCEL, reason)
+            await asyncio.to_thread(forget, job.folder)
+            return
+        if job is None and self._admission.revivals.waits(id_):
+            self._admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
+            return
+        if session is None:
+            raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
+        if not await session.leave():
+            raise RequestError(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
+        session.job.left = True
+        session.end("cancelled", reason, now=False, tell=False)
+        await session.closed.wait()
 
     async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
         """Of the members, one that is in the job now is asked first: it can save what the job has learned."""
@@ -185,7 +210,7 @@ class Questions:
             raise RequestError(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
         owner = summary.members[body.rank]
         if owner.device == self._node.device:
-            job = self._board.jobs.get(body.job)
+            job = self._registry.jobs.get(body.job)
             if (gone := expired(summary)) is not None:
                 raise RequestError(gone)
             folder = self._node.job_folder(body.job)
@@ -221,7 +246,7 @@ class Questions:
         return _bounded(found, omitted).model_copy(update={"unreached": tuple(unreached)})
 
     async def _outputs_of(self, rank: int, member: Member, body: ListOutputs) -> Outputs | str:
-        """Of another member; or why they are not known."""
+        """The output files of another member; or why they are not known."""
         try:
             reply = await self._ask(member, body, PEER_TIMEOUT_S)
         except RequestError as error:

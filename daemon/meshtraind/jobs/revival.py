@@ -39,7 +39,7 @@ class RefusedError(RequestError):
 
 
 class Beginner(Protocol):
-    """What begins them."""
+    """Whoever can begin a job again that all of its daemons have lost."""
 
     def is_under_way(self, job: str) -> bool:
         """Whether it is about to begin, here or from elsewhere, or its files are being deleted again."""
@@ -49,15 +49,14 @@ class Beginner(Protocol):
 
 
 class Revivals:
-    """Of one daemon.
+    """The jobs that this daemon had when it ended, that nobody has gone on with, and that it may begin again.
 
     Args:
         left: by id; those that name no generation were left by a person's word, or by an earlier meshtraind.
     """
 
-    def __init__(self, node: Node, beginner: Beginner, left: Mapping[str, JobFile]) -> None:
+    def __init__(self, node: Node, left: Mapping[str, JobFile]) -> None:
         self._node = node
-        self._beginner = beginner
         self._why_not: dict[str, str] = {}  # what came of the last try
         self._machines = {
             id_: Revival(node.member, file.generation, Timeouts(patience_s=node.patience_s))
@@ -67,10 +66,10 @@ class Revivals:
             and _is_lost(node.history, id_)
         }
 
-    def start(self, tasks: TaskSet) -> None:
+    def start(self, tasks: TaskSet, beginner: Beginner) -> None:
         """From now on they are begun as soon as enough of their devices are there."""
         if self._machines:
-            tasks.spawn(self._run(), "begin lost jobs again")
+            tasks.spawn(self._run(beginner), "begin lost jobs again")
 
     def waits(self, job: str) -> bool:
         """Whether the job is one of them."""
@@ -122,23 +121,23 @@ class Revivals:
         member = Member(device=device, incarnation=link.hello.incarnation, name=link.hello.name)
         return machine.told(member, body.generation, asyncio.get_running_loop().time())
 
-    async def _run(self) -> None:
+    async def _run(self, beginner: Beginner) -> None:
         loop = asyncio.get_running_loop()
         while self._machines:
             for job, machine in list(self._machines.items()):
                 generation = machine.due(loop.time())
-                if generation is not None and not self._beginner.is_under_way(job):
-                    await self._begin(machine, generation)
+                if generation is not None and not beginner.is_under_way(job):
+                    await self._begin(machine, generation, beginner)
             await asyncio.sleep(POLL_S)
 
-    async def _begin(self, machine: Revival, generation: Generation) -> None:
+    async def _begin(self, machine: Revival, generation: Generation, beginner: Beginner) -> None:
         """As the one that proposes it. Others may do so, too: then they refuse, and it tries again."""
         job = generation.job
         names = ", ".join(member.name for member in generation.live.values())
         log.info("job %s: all of its daemons had ended; it begins again on %s", job, names)
         by = None
         try:
-            await self._beginner.begin_again(generation)
+            await beginner.begin_again(generation)
             return
         except RefusedError as error:
             by, why_not = error.device, str(error)

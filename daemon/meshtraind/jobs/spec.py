@@ -4,14 +4,13 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.jobs.checkpoint_search import Resumed
 from meshtraind.peers.node import Node
 from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import Emit, RequestError
 from meshwire import limits
 from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.files import FileManifest, check_manifest, human_bytes
@@ -23,8 +22,6 @@ from meshwire.model.masks import masks_of
 from meshwire.model.plan import BUCKET_BYTES
 from meshwire.sync.codec_for_mode import codec_of
 from meshwire.sync.mode import SyncSettings, sync_settings
-
-Emit = Callable[[Wire], None]
 
 
 def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:

@@ -3,19 +3,21 @@
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING
 
+from meshtraind.jobs.admission import PROGRESS_INTERVAL_S, Admission
 from meshtraind.jobs.checkpoint_search import CheckpointSearch, Resumed
 from meshtraind.jobs.revival import RefusedError
-from meshtraind.jobs.spec import Emit, check_settings, describe_size, ingest_all, make_spec, spec_again
+from meshtraind.jobs.spec import check_settings, describe_size, ingest_all, make_spec, spec_again
 from meshtraind.peers.node import Node
 from meshtraind.peers.selection import choose_members
+from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.collectives.cost import cost_note
 from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.lifecycle import job_number
+from meshwire.message_base import Wire
 from meshwire.messages.job import (
     Commit,
     End,
@@ -32,15 +34,11 @@ from meshwire.messages.local import Resubmit, ResumeFrom, Submit, SubmitProgress
 from meshwire.sync.codec_for_mode import codec_of
 from meshwire.sync.mode import SyncSettings
 
-if TYPE_CHECKING:
-    from meshtraind.jobs.registry import Board
-
 log = logging.getLogger(__name__)
 
 OFFER_TIMEOUT_S = 20.0
 PREPARE_TIMEOUT_S = 20.0
 FILES_SILENCE_TIMEOUT_S = 120.0  # a member that receives files says so more often
-PROGRESS_INTERVAL_S = 0.5
 OFFER_REPEAT_S = 60.0  # while others still receive the files; who hears nothing for OFFER_SILENCE_S_MAX forgets it
 DRY_RUN_JOB = "0" * 12
 
@@ -49,16 +47,16 @@ class Submission:
     """One job on its way to its members.
 
     Args:
-        board: takes part for this device, as the others do for theirs.
+        admission: takes part for this device, as the others do for theirs.
 
     Attributes:
-        progress: how far each member's files are, by device; fed by the board.
+        progress: how far each member's files are, by device; fed by the admission.
     """
 
-    def __init__(self, node: Node, board: "Board", body: Submit | Resubmit, emit: Emit) -> None:
+    def __init__(self, node: Node, admission: Admission, body: Submit | Resubmit, emit: Emit) -> None:
         self.progress: dict[str, FilesProgress] = {}
         self._node = node
-        self._board = board
+        self._admission = admission
         self._body = body
         self._emit = emit
         self._changed = asyncio.Event()
@@ -78,7 +76,7 @@ class Submission:
             self._settings(body, members, notes)
             files = await asyncio.to_thread(describe_size, body)
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
-        if self._board.running >= limits.JOBS_RUNNING_MAX:
+        if self._admission.jobs_running >= limits.JOBS_RUNNING_MAX:
             raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
         if isinstance(body, Submit):
             spec = await self._new(body, owner, members, notes)
@@ -102,7 +100,7 @@ class Submission:
 
     async def _start(self, spec: JobSpec, generation: Generation) -> None:
         try:
-            with self._board.enlisting.submitting(spec.job, self):
+            with self._admission.submitting(spec.job, self):
                 await self._offer_all(spec, generation)
                 await self._await_files(spec, generation)
                 self._emit(SubmitProgress(text="starting"))
@@ -164,7 +162,7 @@ class Submission:
             if member.device not in self._told:
                 self._told.append(member.device)
             if member.device == self._node.device:
-                reply = self._board.enlisting.offered(offer, self._node.device)
+                reply = self._admission.offered(offer, self._node.device)
             else:
                 reply = await self._offer(offer, member)
             if reply.refusal is not None:
@@ -226,7 +224,7 @@ class Submission:
         commit = Commit(job=spec.job, generation=generation.hash64())
         for member in members:
             if member.device == self._node.device:
-                promise = self._board.enlisting.prepared(generation)
+                promise = self._admission.prepared(generation)
             else:
                 answer = await self._link(member).request(
                     prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
@@ -238,7 +236,7 @@ class Submission:
                 raise RefusedError(f"{member.name} cannot take part: {promise.refusal}", member.device)
         for member in members:
             if member.device == self._node.device:
-                self._board.enlisting.committed(commit)
+                self._admission.committed(commit)
             elif member.device in self._node.links:  # else the others begin without it (G9)
                 self._node.links[member.device].connection.notify(commit, job=job_number(spec.job))
 
@@ -246,7 +244,7 @@ class Submission:
         end = End(job=spec.job, outcome="failed", reason=reason[: limits.ERROR_CHARS_MAX], now=True)
         for device in self._told:
             if device == self._node.device:
-                self._board.ended(end)
+                self._admission.end_job(end)
             elif device in self._node.links:
                 self._node.links[device].connection.notify(end, job=job_number(spec.job))
 
@@ -259,3 +257,34 @@ class Submission:
         if link is None:
             raise RequestError(f"lost {member.name} before the job began")
         return link.connection
+
+
+class Submissions:
+    """Jobs that are submitted on this device, by a person or because all of their daemons have ended."""
+
+    def __init__(self, node: Node, admission: Admission, tasks: TaskSet) -> None:
+        self._node = node
+        self._admission = admission
+        self._tasks = tasks
+
+    async def submit(self, body: Submit | Resubmit, emit: Emit) -> Submitted:
+        """From a person's command to a running job. Raises RequestError with a text for the person."""
+        blobs = self._node.blobs
+        with blobs.holding() as owner:
+            submitted = await Submission(self._node, self._admission, body, emit).run(owner)
+        self._tasks.spawn(asyncio.to_thread(blobs.trim), "trim the blobs")  # a submitter need not be a member
+        return submitted
+
+    def is_under_way(self, job: str) -> bool:
+        """As `Admission.is_under_way`."""
+        return self._admission.is_under_way(job)
+
+    async def begin_again(self, generation: Generation) -> None:
+        """As `Submission.revive`."""
+        body = Resubmit(resume=ResumeFrom(job=generation.job))
+        with self._node.blobs.holding() as owner:
+            await Submission(self._node, self._admission, body, _tell_nobody).revive(owner, generation)
+
+
+def _tell_nobody(_progress: Wire) -> None:
+    """No person waits for a job that begins again."""

@@ -40,7 +40,7 @@ INHERITED = (
 )
 
 
-class Learner:
+class LearnerProcess:
     """The process of one rank of one job.
 
     Args:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshtraind.learner.environment import learner_environment
-from meshtraind.learner.process import Learner
+from meshtraind.learner.process import LearnerProcess
 from meshtraind.learner.script_error import ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.peers.node import Node
@@ -34,7 +34,7 @@ def after_exit(code: int, restarts: int, *, hopeless: bool) -> Ending:
     """Decides. A script that is wrong fails everywhere, and with the last learner ends the job.
 
     Args:
-        code: as `Learner.wait` returns it; negative also where it was not the script's fault.
+        code: as `LearnerProcess.wait` returns it; negative also where it was not the script's fault.
         restarts: so far, after errors of the script's own.
         hopeless: another process would end by the same error.
     """
@@ -49,14 +49,14 @@ def pause_s(kills: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class ScriptFailure:
     """A script's error, and how far its process had come: its steps, and the newest round in its base."""
 
     error: ScriptError
     steps: int
     round: int | None = None
 
-    def comes_again(self, before: "Failure | None") -> bool:
+    def comes_again(self, before: "ScriptFailure | None") -> bool:
         """Whether another process would end by it: by its kind, or because it has, at the same line, after as many
         steps or at the same round."""
         if before is None or not self.error.same(before.error):
@@ -65,8 +65,8 @@ class Failure:
         return self.error.hopeless or self.steps == before.steps or at_same_round
 
 
-class LearnerLife:
-    """Starts and stops the processes.
+class LearnerSupervisor:
+    """Starts the learner's processes of one job, one after the other, and decides what follows from the end of each.
 
     Args:
         threads: how many a learner may use (M3).
@@ -86,12 +86,12 @@ class LearnerLife:
         self._job = job
         self._threads = threads
         self._memory = memory
-        self._learner: Learner | None = None
+        self._learner: LearnerProcess | None = None
         self._ended = False
         self._token = ""
         self._starting = asyncio.Lock()  # a process that is being started is ended once it has started
         self._rounds_before = 0
-        self._failure: Failure | None = None
+        self._failure: ScriptFailure | None = None
         self.error: ScriptError | None = None
         self.hopeless = False
         self.restarts = 0
@@ -120,11 +120,11 @@ class LearnerLife:
                 return False
             self.starts += 1
             self.given_up = False
-            self._learner = Learner(job.folder / SOURCE, job.spec, log, self._memory())
+            self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, self._memory())
             environment = learner_environment(job.spec, threads=self._threads)
             self._revoke()
-            self._token = self._node.learners.issue(job.spec.job)
-            endpoint = {ENDPOINT_VARIABLE: self._node.endpoint(), TOKEN_VARIABLE: self._token}
+            self._token = self._node.entrance.learners.issue(job.spec.job)
+            endpoint = {ENDPOINT_VARIABLE: self._node.entrance.address, TOKEN_VARIABLE: self._token}
             await self._learner.start({**environment, **endpoint})
             return True
 
@@ -152,7 +152,7 @@ class LearnerLife:
         if code > 0 and self.error is not None and self.error.of_mesh:
             code = -1
         if code > 0 and self.error is not None:
-            failure = Failure(self.error, steps, round_)
+            failure = ScriptFailure(self.error, steps, round_)
             self.hopeless = failure.comes_again(self._failure)
             self._failure = failure
         ending = after_exit(code, self.restarts, hopeless=self.hopeless)
@@ -185,9 +185,9 @@ class LearnerLife:
         self._revoke()
 
     def _revoke(self) -> None:
-        self._node.learners.revoke(self._token)
+        self._node.entrance.learners.revoke(self._token)
 
-    async def _started(self) -> Learner | None:
+    async def _started(self) -> LearnerProcess | None:
         """The newest process, of which there is one to end."""
         async with self._starting:
             return self._learner

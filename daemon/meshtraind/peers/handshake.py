@@ -6,11 +6,11 @@ Or, on the listener, a guest of a pairing: `Doorway` tells the two apart.
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncIterator
+from typing import Any, Protocol, cast
 
 from meshtraind.runtime.log_limit import caused_by
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshtraind.trust.tls import PAIRING_ALPN, NotPinnedError
 from meshwire import limits
 from meshwire.addresses import Address
@@ -18,14 +18,27 @@ from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.link import Hello
 
-if TYPE_CHECKING:
-    from meshtraind.peers.links import Links
-
 log = logging.getLogger(__name__)
 
 
+class LinkMaker(Protocol):
+    """Whoever owns the links: says whether a caller is to be trusted, and makes a link of one that has said hello."""
+
+    def verify_peer(self, connection: Connection) -> None:
+        """Notes on the connection whose key the other end has. Raises NotPinnedError if that is not pinned now."""
+
+    def make_link(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
+        """Makes a link to a verified peer that has said hello; returns its device id. Raises ConnectionLost."""
+
+    def note_other_version(self, connection: Connection, version: int) -> str:
+        """A verified peer speaks another wire version (W6). Returns what to tell it."""
+
+    def left(self, connection: Connection) -> None:
+        """A connection that may have been told to end has ended."""
+
+
 class Greeting:
-    """Handler of a connection before its hello.
+    """Hears a connection until its hello has come, which makes it a link.
 
     Whoever was dialled says hello first. Whoever dials answers only where it makes a link: of several dials to one
     device the other end then links the same one.
@@ -38,7 +51,7 @@ class Greeting:
         other_version: the other end speaks another wire version, and that was told.
     """
 
-    def __init__(self, links: "Links", dialled: Address | None) -> None:
+    def __init__(self, links: LinkMaker, dialled: Address | None) -> None:
         self.connection = Connection(self, name=str(dialled) if dialled is not None else "a new connection")
         self.connection.on_other_version = self._speaks
         self.other_version = False
@@ -68,7 +81,7 @@ class Greeting:
 
         Raises NotPinnedError or ConnectionLost.
         """
-        self._links.verify(self.connection)
+        self._links.verify_peer(self.connection)
         if hello is not None:
             self.connection.notify(hello)
         return await self._device
@@ -87,8 +100,8 @@ class Greeting:
             conn.abort("no hello in time")
             return
         try:
-            self._links.verify(conn)
-            device = self._links.greeted(conn, body, self._dialled)
+            self._links.verify_peer(conn)
+            device = self._links.make_link(conn, body, self._dialled)
             self._deadline.reschedule(None)
             self._device.set_result(device)
             conn.on_other_version = None
@@ -96,7 +109,7 @@ class Greeting:
             log.warning("%s: %s", conn.name, error, extra=caused_by(conn.remote_host))
             conn.refuse(str(error))
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         conn.refuse("the first message must be a hello")
         raise RequestError("the first message must be a hello")
 
@@ -104,10 +117,10 @@ class Greeting:
         """W6: which wire version the other end speaks, before any hello of it could be read."""
         self.other_version = True
         try:
-            self._links.verify(self.connection)
+            self._links.verify_peer(self.connection)
         except (NotPinnedError, ConnectionLost) as error:
             return str(error)
-        return self._links.speaks(self.connection, version)
+        return self._links.note_other_version(self.connection, version)
 
     def lost(self, conn: Connection, reason: str) -> None:
         self._links.left(conn)
@@ -128,7 +141,7 @@ class Doorway(asyncio.Protocol):
         made: there is a transport, which closes the socket from now on.
     """
 
-    def __init__(self, links: "Links") -> None:
+    def __init__(self, links: LinkMaker) -> None:
         self.greeting = Greeting(links, None)
         self.guest: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         self.made = False
@@ -149,6 +162,6 @@ class Doorway(asyncio.Protocol):
         transport.set_protocol(connection)
         connection.connection_made(transport)
         try:
-            self._links.verify(connection)
+            self._links.verify_peer(connection)
         except NotPinnedError as error:
             connection.close(str(error), now=True)

@@ -8,16 +8,17 @@ import socket
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from meshtraind.peers.handshake import Doorway, Greeting
 from meshtraind.peers.presence import Presence
 from meshtraind.peers.refused_dial import refuses
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.transport.connection import Connection, ConnectionLost, Handler, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, Handler, RequestError
+from meshtraind.trust.pairing_host import ServeGuest
 from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire import limits
 from meshwire.addresses import Address
@@ -36,7 +37,6 @@ DIAL_TIMEOUT_S = 5.0
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 GOSSIP_INTERVAL_S = 2.0  # between two words on what has changed: anybody can announce addresses in a device's name
-ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
 NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
 
 
@@ -68,8 +68,27 @@ class Link:
     told: tuple[KnownPeer, ...] = ()
 
 
+class LinkUser(Handler, Protocol):
+    """Whoever uses the links: gets what arrives on them, hellos and heartbeats excepted, and hears how they fare.
+
+    A link that has ended is told by `lost`, whether or not another one has replaced it.
+    """
+
+    def link_made(self, link: Link) -> None:
+        """There is a new link."""
+
+    def was_away(self) -> None:
+        """This machine slept, stood still or changed networks. Told before links that were lost by that."""
+
+    def peer_gone(self, device: str, incarnation: int) -> None:
+        """The daemon at the other end of a lost link has ended: nobody listens there any more."""
+
+    def violated(self, device: str, reason: str) -> None:
+        """A linked device has sent what is no frame, no message or no payload."""
+
+
 class Links:
-    """All links of this daemon.
+    """All links of this daemon: made by `start`, kept alive by heartbeats, given up after silence.
 
     Args:
         trust: whom to let in. None only in the benchmark, where peers are let in by what their hello says.
@@ -78,13 +97,8 @@ class Links:
         patience_s: silence after which a peer is lost.
 
     Attributes:
-        handler: gets what arrives on links, hellos and heartbeats excepted; set it before `start`.
-        on_link: called with every new link.
-        on_away: called when this machine slept, stood still or changed networks, before links that were lost by it.
-        on_gone: called with the device and incarnation of a lost link: nobody listens there any more.
-        on_violated: called with a linked device, and what it sent that is no frame, no message or no payload.
         linked: the links by device id; live.
-        refused: which paired devices answered last in another wire version (W6), in words; live.
+        unlinkable: which paired devices answered last in another wire version (W6), in words; live.
         port: the actual one, once started.
     """
 
@@ -99,11 +113,7 @@ class Links:
         port: int,
         patience_s: float = limits.PATIENCE_S,
     ) -> None:
-        self.handler: Handler
-        self.on_link: Callable[[Link], None] = lambda _link: None
-        self.on_away: Callable[[], None] = lambda: None
-        self.on_gone: Callable[[str, int], None] = lambda _device, _incarnation: None
-        self.on_violated: Callable[[str, str], None] = lambda _device, _reason: None
+        self.user: LinkUser  # from `start` on: before it there is no link
         self.port = port
         self._device = device
         self._trust = trust
@@ -112,10 +122,9 @@ class Links:
         self._host = host
         self._patience_s = patience_s
         self._presence = Presence(min(HEARTBEAT_INTERVAL_S, patience_s / 4))
-        self._presence.on_away = self._was_away
         self._linked: dict[str, Link] = {}
         self._leaving: dict[str, Connection] = {}  # by device: the last one that was to end, while it is there
-        self._refused: dict[str, str] = {}
+        self._unlinkable: dict[str, str] = {}
         self._listener: socket.socket | None = None
         self._welcoming: dict[asyncio.Task[None], str] = {}  # who calls from which host; oldest first
         self._serve_guest: ServeGuest | None = None  # while a pairing code is shown
@@ -131,12 +140,13 @@ class Links:
         return self._linked
 
     @property
-    def refused(self) -> Mapping[str, str]:
+    def unlinkable(self) -> Mapping[str, str]:
         """Why a link to a paired device that answers cannot be, by device id; a live view."""
-        return self._refused
+        return self._unlinkable
 
-    async def start(self) -> None:
+    async def start(self, user: LinkUser) -> None:
         """Listens, and dials what the address book says. Raises ListenError."""
+        self.user = user
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
             self._listener = socket.create_server(
@@ -171,20 +181,20 @@ class Links:
         self._dial_wanted.set()
         self._book_changed.set()
 
-    def awaits(self, devices: Collection[str]) -> None:
+    def await_devices(self, devices: Collection[str]) -> None:
         """Jobs wait for these devices: they are dialled often."""
         self._book.awaits(devices, time.monotonic())
         self.dial_now()
 
     def drop(self, device: str, reason: str) -> None:
         """Ends the link to a device, e.g. because it was unpaired."""
-        self._refused.pop(device, None)
+        self._unlinkable.pop(device, None)
         link = self._linked.get(device)
         if link is not None:
             link.connection.refuse(reason)
 
     @contextlib.asynccontextmanager
-    async def guests(self, serve: ServeGuest) -> AsyncIterator[None]:
+    async def admit_guests(self, serve: ServeGuest) -> AsyncIterator[None]:
         """While entered, callers that name pairing's ALPN are let in without a certificate, and are `serve`'s alone.
 
         Before and after it TLS refuses them. They take places among the callers that have not said hello, and no link.
@@ -228,7 +238,7 @@ class Links:
         self.dial_now()
 
     async def _dial(self, dial: Dial) -> None:
-        """Dials once. A link is made when the other end's hello arrives, see `greeted`."""
+        """Dials once. A link is made when the other end's hello arrives, see `make_link`."""
         loop = asyncio.get_running_loop()
         context = self._trust.client_context if self._trust is not None else None
         greeting = Greeting(self, dial.address)
@@ -292,7 +302,7 @@ class Links:
                     await door.greeting.finish(self._hello)
         except NOT_LINKED as error:
             name = door.greeting.connection.name
-            level = logging.DEBUG if door.greeting.other_version else logging.INFO  # `speaks` has told it, once
+            level = logging.DEBUG if door.greeting.other_version else logging.INFO  # told already
             log.log(level, "%s was not let in: %s", name, str(error) or type(error).__name__, extra=caused_by(host))
             return
         if door.guest is not None and self._serve_guest is not None:
@@ -301,23 +311,23 @@ class Links:
 
     # Both
 
-    def verify(self, connection: Connection) -> None:
+    def verify_peer(self, connection: Connection) -> None:
         """Notes whose key the other end has, if that is pinned at this moment. Raises NotPinnedError."""
         if self._trust is not None:
             connection.device = self._trust.verify_peer(connection.ssl_object())
 
-    def speaks(self, connection: Connection, version: int) -> str:
+    def note_other_version(self, connection: Connection, version: int) -> str:
         """A verified peer speaks another wire version (W6): notes it, tells it once, and returns it in words."""
         device, name = connection.device, connection.name
         if device is not None and self._trust is not None:
             name = printable(self._trust.name_of(device))
         told = versions_differ(name, version, self._hello.name)
-        if device is not None and self._refused.get(device) != told:
-            self._refused[device] = told
+        if device is not None and self._unlinkable.get(device) != told:
+            self._unlinkable[device] = told
             log.warning("%s", told, extra=caused_by(connection.remote_host))
         return told
 
-    def greeted(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
+    def make_link(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
         """A verified peer has said hello: makes the link and returns the device. Raises ConnectionLost if it cannot."""
         if connection.device is None:
             connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
@@ -357,7 +367,7 @@ class Links:
         connection.handler = _Linked(self, link)
         connection.on_violated = functools.partial(self._violated, device)
         self._linked[device] = link
-        self._refused.pop(device, None)
+        self._unlinkable.pop(device, None)
         if there is not None:
             if not there.connection.closing:  # who is refused has still to read why
                 there.connection.close("a better link has replaced it")
@@ -367,7 +377,7 @@ class Links:
         self._give_up_dials(device, dialled)
         for other in self._linked.values():
             self._gossip(other)
-        self.on_link(link)
+        self.user.link_made(link)
 
     def _let_leave(self, device: str, connection: Connection) -> None:
         """This one is ending, and has CLOSE_TIMEOUT_S for its last words. Of each device one has, beside its link: else
@@ -453,12 +463,12 @@ class Links:
         link.rtt_s = statistics.median_low(link.round_trips_s)
 
     def _violated(self, device: str, reason: str) -> None:
-        self.on_violated(device, reason)
+        self.user.violated(device, reason)
 
     def lost(self, link: Link, reason: str) -> None:
         """A link's connection has ended. Whoever used it must know, even if another has replaced it meanwhile."""
         self.left(link.connection)
-        self._presence.look()
+        self._look_at_presence()
         newest = self._linked.get(link.device) is link
         now_s = time.monotonic()
         if newest:
@@ -466,7 +476,7 @@ class Links:
             log.info("lost %s: %s", link.connection.name, reason)
             self._book.disconnected(link.device, now_s)
             self.dial_now()
-        self.handler.lost(link.connection, reason)
+        self.user.lost(link.connection, reason)
         if newest and link.connection.broke and now_s - link.connection.last_received_s < self._patience_s:
             self._tasks.spawn(self._see_whether_gone(link, now_s), f"look for {link.hello.name}")
 
@@ -479,33 +489,35 @@ class Links:
         timeouts = Timeouts(self._patience_s, link.rtt_s) if link.rtt_s else Timeouts(self._patience_s)
         if not await refuses(link.listens_at, timeouts.relink_grace_s) or link.device in self._linked:
             return
+        self._look_at_presence()
         if not self._presence.unbroken_since(ended_s - self._patience_s):
             log.info("%s may be elsewhere: this device slept, stood still or changed networks", link.hello.name)
             return
         log.info("%s is gone: nobody listens at %s any more", link.connection.name, link.listens_at)
-        self.on_gone(link.device, link.hello.incarnation)
+        self.user.peer_gone(link.device, link.hello.incarnation)
 
-    def _was_away(self) -> None:
-        self.on_away()
+    def _look_at_presence(self) -> None:
+        if self._presence.look():
+            self.user.was_away()
 
     async def _watch_presence(self) -> None:
         while True:
             await asyncio.sleep(self._presence.interval_s)
-            self._presence.look()
+            self._look_at_presence()
 
 
 class _Linked:
-    """Handler of a link: keeps what is the link's own, passes on the rest."""
+    """Hears a link: keeps what is the link's own, passes on the rest."""
 
     def __init__(self, links: Links, link: Link) -> None:
         self._links = links
         self._link = link
 
     def chunk_announced(self, conn: Connection, header: Header) -> memoryview | str | None:
-        return self._links.handler.chunk_announced(conn, header)
+        return self._links.user.chunk_announced(conn, header)
 
     def chunk_received(self, conn: Connection, header: Header) -> None:
-        self._links.handler.chunk_received(conn, header)
+        self._links.user.chunk_received(conn, header)
 
     def notice(self, conn: Connection, header: Header, body: Wire) -> None:
         if isinstance(body, Addresses):
@@ -515,12 +527,12 @@ class _Linked:
         elif isinstance(body, Hello):
             conn.refuse("a second hello")
         else:
-            self._links.handler.notice(conn, header, body)
+            self._links.user.notice(conn, header, body)
 
-    async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         if isinstance(body, Heartbeat):
             return Done()
-        return await self._links.handler.request(conn, header, body, emit)
+        return await self._links.user.request(conn, header, body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
         self._links.lost(self._link, reason)

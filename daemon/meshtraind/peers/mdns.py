@@ -11,10 +11,10 @@ import re
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.peers.interfaces import Interface, InterfaceError, reachable_addresses, usable_interfaces
 from meshtraind.runtime.tasks import TaskSet
@@ -63,6 +63,20 @@ class Sighting:
     pairing: bool  # it shows a code
 
 
+class SightingListener(Protocol):
+    """Whoever wants to know which devices are to be seen on the network."""
+
+    def sighted(self, sighting: Sighting) -> None:
+        """A device was seen for the first time, or announces something else than before."""
+
+    def out_of_sight(self, device: str) -> None:
+        """A device is to be seen no more: it said goodbye, its announcement expired, it is silent when it is asked
+        again, this machine's network has changed, or more than DEVICES_SEEN_MAX were seen since."""
+
+    def is_paired(self, device: str) -> bool:
+        """Whether a device is one of this person's own; those are not forgotten for the sake of others."""
+
+
 class Discovery:
     """Announces this daemon and reports others, on interfaces that may change while it runs.
 
@@ -76,12 +90,7 @@ class Discovery:
         listen_host: IP address that the daemon's listener is bound to.
         listen_port: its actual port.
         interfaces: names from `--interface`; empty means all usable ones.
-        on_seen: called with each new or changed sighting.
-        on_gone: called with the device id after a goodbye, an expiry, silence when it is asked again, a change of this
-            machine's network, or when more than DEVICES_SEEN_MAX were seen since.
-
-    Attributes:
-        is_paired: whether a device is one of this person's own; those are not forgotten for the sake of others.
+        listener: is told what is seen.
     """
 
     def __init__(
@@ -93,8 +102,7 @@ class Discovery:
         listen_host: str,
         listen_port: int,
         interfaces: Sequence[str] = (),
-        on_seen: Callable[[Sighting], None],
-        on_gone: Callable[[str], None],
+        listener: SightingListener,
     ) -> None:
         self._device_id = device_id
         self._name = name
@@ -102,9 +110,7 @@ class Discovery:
         self._listen_host = listen_host
         self._listen_port = listen_port
         self._interface_names = tuple(interfaces)
-        self._on_seen = on_seen
-        self._on_gone = on_gone
-        self.is_paired: Callable[[str], bool] = lambda _device: False
+        self._listener = listener
         self._pairing = False
         self._announced_pairing = False
         self._announced = False
@@ -253,7 +259,7 @@ class Discovery:
             return
         await self._close()
         for sighting in self._sightings.values():
-            self._on_gone(sighting.device_id)
+            self._listener.out_of_sight(sighting.device_id)
         self._sightings.clear()
         self._confirmed.clear()
 
@@ -320,12 +326,14 @@ class Discovery:
                 _forget(self._mdns.zeroconf, f"{crowded}.{SERVICE_TYPE}")
                 _forget_pointer(self._mdns.zeroconf, f"{crowded}.{SERVICE_TYPE}")
         self._sightings[instance] = sighting
-        self._on_seen(sighting)
+        self._listener.sighted(sighting)
 
     def _most_crowded(self) -> str:
         """The oldest sighting at the address that has the most, so that one machine's inventions crowd out its own;
         a paired device's only where there is no other."""
-        strangers = {name: seen for name, seen in self._sightings.items() if not self.is_paired(seen.device_id)}
+        strangers = {
+            name: seen for name, seen in self._sightings.items() if not self._listener.is_paired(seen.device_id)
+        }
         among = strangers or self._sightings
         ((crowded, _),) = Counter(sighting.addresses[0] for sighting in among.values()).most_common(1)
         return next(name for name, sighting in among.items() if sighting.addresses[0] == crowded)
@@ -334,7 +342,7 @@ class Discovery:
         self._confirmed.pop(instance, None)
         sighting = self._sightings.pop(instance, None)
         if sighting is not None:
-            self._on_gone(sighting.device_id)
+            self._listener.out_of_sight(sighting.device_id)
 
     def _ask_again(self, now_s: float) -> None:
         """Asks the network, and not its cache, for what was not confirmed for SIGHTING_LIFETIME_S."""

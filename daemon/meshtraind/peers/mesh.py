@@ -7,13 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Literal
 
-from meshtraind.jobs.spec import Emit
 from meshtraind.peers.interfaces import InterfaceError, likely_addresses, reachable_addresses, usable_interfaces
 from meshtraind.peers.links import Link, Links
 from meshtraind.peers.mdns import Discovery, Sighting
 from meshtraind.peers.node import Node
 from meshtraind.peers.pairing_search import PairingSearch
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import Emit, RequestError
 from meshtraind.trust.identity import Identity
 from meshtraind.trust.pairing_guest import Guest, Target, pair_at
 from meshtraind.trust.pairing_host import PairedDevice, PairingError, PairingHost
@@ -42,7 +41,9 @@ class MeshSettings:
 
 
 class Mesh:
-    """Who is there. Owns discovery; `Links` is started and stopped by the app.
+    """Which devices are there, paired or not, and how new ones are paired.
+
+    Owns discovery; `Links` is started and stopped by the app.
 
     Attributes:
         node: what the rest of the daemon shares.
@@ -83,10 +84,8 @@ class Mesh:
                 listen_host=self._settings.listen_host,
                 listen_port=self._links.port,
                 interfaces=self._settings.interfaces,
-                on_seen=self._seen,
-                on_gone=self._gone,
+                listener=self,
             )
-            self._discovery.is_paired = self._book.is_pinned
             await self._discovery.start()
 
     async def stop(self) -> None:
@@ -119,7 +118,7 @@ class Mesh:
     def warnings(self) -> tuple[str, ...]:
         """What a person should know."""
         found = self._discovery.warning if self._discovery is not None else None
-        return (*((found,) if found is not None else ()), *self._links.refused.values())
+        return (*((found,) if found is not None else ()), *self._links.unlinkable.values())
 
     def peers(self) -> tuple[PeerSummary, ...]:
         """Linked first, then paired, then those that were only seen."""
@@ -150,7 +149,7 @@ class Mesh:
             software=None,
             cores=None,
             memory_bytes=None,
-            refused=self._links.refused.get(device),
+            refused=self._links.unlinkable.get(device),
         )
 
     # Pairing
@@ -221,7 +220,7 @@ class Mesh:
         self._links.dial_now()
         with contextlib.suppress(TimeoutError):  # paired all the same; `meshtrain peers` shows when it is linked
             async with asyncio.timeout(LINK_AFTER_PAIRING_S):
-                while device.device_id not in self.node.links and device.device_id not in self._links.refused:
+                while device.device_id not in self.node.links and device.device_id not in self._links.unlinkable:
                     await asyncio.sleep(0.02)
         return Paired(device=device.device_id, name=printable(device.name))
 
@@ -241,14 +240,20 @@ class Mesh:
         self._book.set_pinned([pin.device_id for pin in self._pins.all()], time.monotonic())
         self._links.dial_now()
 
-    def _seen(self, sighting: Sighting) -> None:
+    def sighted(self, sighting: Sighting) -> None:
+        """mDNS shows a device, or something new of it."""
         self._sightings[sighting.device_id] = sighting
         now_s = time.monotonic()
         addresses = [Address(host=host, port=sighting.port) for host in sighting.addresses]
         self._book.sighted(sighting.device_id, addresses, now_s)
         self._links.dial_now()
 
-    def _gone(self, device: str) -> None:
+    def is_paired(self, device: str) -> bool:
+        """Whether a device is one of this person's own."""
+        return self._book.is_pinned(device)
+
+    def out_of_sight(self, device: str) -> None:
+        """mDNS shows a device no more."""
         self._sightings.pop(device, None)
         self._book.withdraw(device, Source.MDNS)
 

@@ -1,8 +1,9 @@
 """What every part of a daemon shares: who it is, its links, its stores."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from meshtraind.peers.links import Link
 from meshtraind.storage.blobs import BlobStore
@@ -12,14 +13,25 @@ from meshwire.messages.job import Member
 from meshwire.messages.link import Software
 
 
+class LearnerEntrance(Protocol):
+    """Where this daemon's learners call."""
+
+    @property
+    def address(self) -> str:
+        """What a learner connects to; empty before the daemon listens."""
+
+    @property
+    def learners(self) -> LearnerTokens:
+        """Gives learners the tokens that they show."""
+
+
 @dataclass(frozen=True)
 class Node:
-    """This daemon.
+    """What every part of one daemon needs to know of it: who it is, its links, and where it keeps what.
 
     Attributes:
         links: the linked peers by device id; live.
-        endpoint: where this daemon's learners find it.
-        learners: gives them their tokens.
+        entrance: where this daemon's learners find it.
         software: asked for when needed, because finding torch's version takes a moment.
         patience_s: silence after which a peer is lost; the user's one setting of time.
     """
@@ -31,8 +43,7 @@ class Node:
     blobs: BlobStore
     history: JobHistory
     data_dir: Path
-    endpoint: Callable[[], str]
-    learners: LearnerTokens
+    entrance: LearnerEntrance
     software: Software
     patience_s: float
 

@@ -21,7 +21,7 @@ POLL_S = 0.1
 SAY_AFTER_S = 1.0  # what is quicker needs no word
 TOLD_MAX = 3  # of the devices that did not have the code
 
-Place = tuple[str, int]  # IP address, port; whose they are is announced, too, and nothing to go by
+AnnouncedAddress = tuple[str, int]  # IP address, port; whose they are is announced, too, and nothing to go by
 
 
 class PairingSearch:
@@ -37,8 +37,10 @@ class PairingSearch:
         self._guest = guest
         self._seen = seen
         self._say = say
-        self._known: set[Place] = set()
-        self._waiting: list[tuple[int, float, Place, str]] = []  # heap: each device's first address before any second
+        self._known: set[AnnouncedAddress] = set()
+        self._waiting: list[
+            tuple[int, float, AnnouncedAddress, str]
+        ] = []  # heap: each device's first address before any second
         self._guessed: dict[str, str] = {}  # device id -> IP address
         self._not_asked = 0
         self._wrong: list[str] = []  # what was said of those that had their guess
@@ -93,7 +95,7 @@ class PairingSearch:
             and now_s >= self._answered_s + limits.PAIRING_SEARCH_MORE_S
         )
 
-    async def _try(self, place: Place, name: str) -> PairedDevice | None:
+    async def _try(self, place: AnnouncedAddress, name: str) -> PairedDevice | None:
         host, port = place
         asked = False
 

@@ -46,10 +46,10 @@ def _with_sleep_s(now_s: float) -> float:
 
 
 class Presence:
-    """Of this machine. `look` is to be called every `interval_s`.
+    """Knows whether this machine was awake, running and in its network all the time.
 
-    Attributes:
-        on_away: called when a look finds that it was not there for so long that others may have gone on without it.
+    `look` is to be called every `interval_s`.
+
     """
 
     def __init__(self, interval_s: float, take: Callable[[], Reading] = read) -> None:
@@ -57,21 +57,21 @@ class Presence:
         self._take = take
         self._last = take()
         self._broken_s = float("-inf")
-        self.on_away: Callable[[], None] = lambda: None
 
-    def look(self) -> None:
-        """Compares with what was found last."""
+    def look(self) -> bool:
+        """Compares with what was found last. Returns whether this machine was not there for so long that others may
+        have gone on without it."""
         before, now = self._last, self._take()
         self._last = now
         late = now.now_s - before.now_s > LATE_LOOKS * self.interval_s
         slept = now.asleep_s - before.asleep_s > ASLEEP_S_MIN
-        if late or slept or now.addresses != before.addresses:
-            self._broken_s = now.now_s
-            missed_s = now.now_s - before.now_s + now.asleep_s - before.asleep_s
-            if missed_s > AWAY_LOOKS * self.interval_s or now.addresses != before.addresses:
-                self.on_away()
+        moved = now.addresses != before.addresses
+        if not (late or slept or moved):
+            return False
+        self._broken_s = now.now_s
+        missed_s = now.now_s - before.now_s + now.asleep_s - before.asleep_s
+        return moved or missed_s > AWAY_LOOKS * self.interval_s
 
     def unbroken_since(self, since_s: float) -> bool:
-        """Whether it was there all the time since `since_s`, of `time.monotonic`, until now."""
-        self.look()
+        """Whether it was there all the time since `since_s`, of `time.monotonic`, until the last look."""
         return self._broken_s < since_s

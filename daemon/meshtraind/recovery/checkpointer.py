@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.runtime.threads import in_thread
@@ -47,8 +47,8 @@ class Written:
         )
 
 
-class Checkpointing:
-    """One job's on this device.
+class Checkpointer:
+    """Writes the checkpoints of one job on this device: decides when, asks the learner, and keeps the newest ones.
 
     A learner saves at the first boundary after the round that it was asked for. What the ledger and the chain were is
     kept of every round since, until it has said which one it was.
@@ -61,7 +61,7 @@ class Checkpointing:
     """
 
     def __init__(
-        self, job: Job, software: Software, saving: Saving, tasks: TaskSet, model: Callable[[], Model]
+        self, job: Job, software: Software, saving: StateRequests, tasks: TaskSet, model: Callable[[], Model]
     ) -> None:
         self._job = job
         self._software = software

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from meshtraind.runtime.threads import in_thread
-from meshtraind.startup.start_state import Emit
-from meshtraind.storage.background_pacing import Courtesy
+from meshtraind.storage.background_pacing import Pacer
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
 from meshtraind.storage.state_transfer import fetch_state, lay_out
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
@@ -54,8 +53,10 @@ class Sources:
     own: Callable[[AskState], Awaitable[SavedState]]
 
 
-class Joining:
-    """One learner's way into a job that runs. Every method raises RequestError with a text for the script.
+class JoinRequests:
+    """Answers what a learner asks for that comes into a job that runs: the model, then a state of a member.
+
+    Every method raises RequestError with a text for the script.
 
     Args:
         manifest: the model that the others train.
@@ -86,7 +87,7 @@ class Joining:
         self._ready = ready
         self._folder = job.folder / STATE
         self._round = 0
-        self._pace: Courtesy | None = None  # while a state is on its way
+        self._pace: Pacer | None = None  # while a state is on its way
         # Of the rounds since a state was asked for: what comes must be the base of one.
         self._chains: dict[int, bytes | None] = {}
 
@@ -163,7 +164,7 @@ class Joining:
         if len(saved.units) != units:
             raise RequestError(f"it has {len(saved.units)} units of state, this peer {units}")
         await self._check_history(saved, donor, emit)
-        self._pace = Courtesy(self._carried_bytes, lambda: self._rounds.hold_others_up)
+        self._pace = Pacer(self._carried_bytes, lambda: self._rounds.hold_others_up)
         try:
             await fetch_state(saved.units, donor, self._job.spec.job, self._store, self._folder, emit, self._pace)
         finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blobs import BlobError, BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint
@@ -75,13 +75,15 @@ def _computes(device: str, generation: Generation | None) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _HeldState:
     owner: str  # of its blobs
     saved: SavedState
 
 
-class Donor:
-    """One learner's states on their way to others. A state that is new enough is given again, as is a checkpoint.
+class StateDonor:
+    """Gives the state of this device's learner to devices that join, as a saved state that they fetch.
+
+    A state that is new enough is given again, as is a checkpoint.
 
     Args:
         checkpoint: the newest one that this learner has written.
@@ -93,7 +95,7 @@ class Donor:
         self,
         job: Job,
         store: BlobStore,
-        saving: Saving,
+        saving: StateRequests,
         checkpoint: Callable[[], Checkpoint | None],
         chain_after: Callable[[int], bytes | None],
         tasks: TaskSet,
@@ -106,9 +108,9 @@ class Donor:
         self._tasks = tasks
         self._lock = asyncio.Lock()
         self._numbers = itertools.count(1)
-        self._loans: Loans[_Held] = Loans()
-        self._held: list[_Held] = []
-        self._newest: _Held | None = None
+        self._loans: Loans[_HeldState] = Loans()
+        self._held: list[_HeldState] = []
+        self._newest: _HeldState | None = None
         self._closed = False
 
     async def state(self, device: str, body: AskState, promised: Generation | None = None) -> SavedState:
@@ -128,7 +130,7 @@ class Donor:
             self._give_up()
             return given
 
-    async def _newer(self, after_round: int) -> _Held:
+    async def _newer(self, after_round: int) -> _HeldState:
         if self._closed:
             raise RequestError(f"job {self._job.spec.job} has ended there")
         number = next(self._numbers)
@@ -138,7 +140,7 @@ class Donor:
         except BaseException:
             await self._delete(owner)
             raise
-        self._held.append(held := _Held(owner, saved))
+        self._held.append(held := _HeldState(owner, saved))
         return held
 
     async def _saved(self, owner: str, number: int, after_round: int) -> SavedState:

@@ -1,25 +1,30 @@
-"""This device's learner is asked to write its state: for a member that joins (`donor.py`), or as a checkpoint."""
+"""This device's learner is asked to write its state: for a member that joins (`state_donor.py`), or as a checkpoint."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from meshtraind.transport.connection import RequestError
 from meshwire.message_base import Wire
 from meshwire.messages.learner import LearnerSaved, Save
 
 
-class Saving:
-    """One job's learners, one after the other. Several states may be asked for at once.
+class StateKeeper(Protocol):
+    """A learner, as far as its state is concerned."""
 
-    Args:
-        notify: sends the learner a notice.
-        ready: whether there is a learner that can be asked: it holds a state, and has not been lost.
-    """
+    @property
+    def ready(self) -> bool:
+        """Whether there is a learner that can be asked: it holds a state, and has not been lost."""
 
-    def __init__(self, notify: Callable[[Wire], None], ready: Callable[[], bool]) -> None:
-        self._notify = notify
-        self._ready = ready
+    def notify(self, body: Wire) -> None:
+        """Sends the learner a notice, if it is there."""
+
+
+class StateRequests:
+    """Asks the learners of one job, one after the other, for their states. Several may be asked for at once."""
+
+    def __init__(self, learner: StateKeeper) -> None:
+        self._learner = learner
         self._number = 0
         self._asked: dict[int, asyncio.Future[LearnerSaved]] = {}
 
@@ -32,12 +37,12 @@ class Saving:
         Raises:
             RequestError: it cannot write it, has ended, or reaches no boundary in time.
         """
-        if not self._ready():
+        if not self._learner.ready:
             raise RequestError("its learner holds no state now")
         self._number += 1
         number = self._number
         self._asked[number] = asyncio.get_running_loop().create_future()
-        self._notify(Save(number=number, after_round=after_round, folder=str(folder)))
+        self._learner.notify(Save(number=number, after_round=after_round, folder=str(folder)))
         try:
             saved = await asyncio.wait_for(self._asked[number], timeout_s)
         except TimeoutError:

@@ -28,7 +28,7 @@ def caused_by(source: str | None) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
+class DroppedLines:
     """Lines of one kind that were not written. `sources`: how many hosts caused them, 0 where nobody knows."""
 
     logger: str
@@ -82,7 +82,7 @@ class LogLimit:
             kind.left_out_sources.add(source)
         return False
 
-    def over(self, now_s: float, *, all_kinds: bool = False) -> list[LeftOut]:
+    def over(self, now_s: float, *, all_kinds: bool = False) -> list[DroppedLines]:
         """What was left out in the intervals that are over, or in all of them; they begin anew."""
         told = []
         for place, kind in list(self._kinds.items()):
@@ -93,7 +93,7 @@ class LogLimit:
                 continue
             sources = len(kind.left_out_sources)
             within_s = now_s - kind.began_s
-            told.append(LeftOut(kind.logger, kind.level, kind.left_out, sources, kind.example, within_s))
+            told.append(DroppedLines(kind.logger, kind.level, kind.left_out, sources, kind.example, within_s))
             self._kinds[place] = _Kind(now_s, min(2 * kind.interval_s, INTERVAL_MAX_S))
         return told
 

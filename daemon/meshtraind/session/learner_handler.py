@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from meshtraind.recovery.join_requests import Joining
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.join_requests import JoinRequests
+from meshtraind.recovery.state_requests import StateRequests
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
@@ -16,7 +14,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import DATA
 from meshtraind.storage.fetch import output_folder
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -47,59 +45,65 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a learner's session stands: the parts of it that its words concern."""
+class LearnerOwner(Protocol):
+    """Whoever runs the job that the learner computes for."""
 
-    job: Job
-    who: Callable[[], str]  # this rank and device, for texts
-    agreement: Agreement
-    metrics: MetricsKeeper
-    tasks: TaskSet
-    saving: Saving
+    @property
+    def who(self) -> str:
+        """This rank and device, for texts."""
+
+    def first_rounds(self) -> "Rounds":
+        """Makes the job's first rounds. Raises RequestError when the learner has not described its model."""
+
+    def begin_rounds(self) -> None:
+        """All members are ready: round 1."""
+
+    def fail(self, reason: str) -> None:
+        """Ends the job: its learner does not do what learners do."""
+
+    def tell_hash(self, body: LearnerHash) -> None:
+        """The base has this hash after this round (O9)."""
+
+    def tell_report(self) -> None:
+        """Tells the other members where this rank stands now."""
 
 
-class LearnerLink:
-    """The learner's side of one session: of one process after the other.
+class LearnerHandler:
+    """What is said to and by the learners of one job here, one process after the other.
 
     Args:
         preparation: serves the first one, until it is ready.
-        make_rounds: makes the job's first rounds; may raise RequestError.
-        begin: all members are ready.
-        fail: ends the job with a reason.
-        tell_hash: takes the base's hash after a round.
-        tell_report: tells the other members where this rank stands.
 
     Attributes:
         attached: whether the learner has called.
         rounds: None before the learner is ready, and while this member has no history.
+        states: asks the learner for its state.
     """
 
     def __init__(
         self,
-        place: Place,
+        job: Job,
+        agreement: Agreement,
+        metrics: MetricsKeeper,
         preparation: Preparation,
-        make_rounds: Callable[[], "Rounds"],
-        begin: Callable[[], None],
-        fail: Callable[[str], None],
-        tell_hash: Callable[[LearnerHash], None],
-        tell_report: Callable[[], None],
+        owner: LearnerOwner,
+        tasks: TaskSet,
     ) -> None:
-        self._place = place
-        self._make_rounds = make_rounds
-        self._begin = begin
-        self._fail = fail
-        self._tell_hash = tell_hash
-        self._tell_report = tell_report
+        self._job = job
+        self._agreement = agreement
+        self._metrics = metrics
+        self._owner = owner
+        self._tasks = tasks
         self._connection: Connection | None = None
         self._answering = 0
         self._ready = False
-        self.preparation: Preparation | Joining = preparation
+        self._in_barrier: asyncio.Task[None] | None = None
+        self.states = StateRequests(self)
+        self.preparation: Preparation | JoinRequests = preparation
         self.attached = False
         self.rounds: Rounds | None = None
-        self._in_barrier: asyncio.Task[None] | None = None
 
-    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | Joining) -> None:
+    def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | JoinRequests) -> None:
         """Another process will call, and load its state from a member that computes; before round 1, prepare with the
         others."""
         self.let_go("another learner takes its place")
@@ -108,8 +112,8 @@ class LearnerLink:
 
     def let_go(self, reason: str) -> None:
         """The process of now is heard no more, however much of what it said is still to be read."""
-        self._place.saving.learner_lost()
-        self._place.agreement.learner_lost()
+        self.states.learner_lost()
+        self._agreement.learner_lost()
         if self._in_barrier is not None:
             self._in_barrier.cancel()
             self._in_barrier = None
@@ -121,7 +125,7 @@ class LearnerLink:
 
     def attach(self, connection: Connection) -> LearnerWelcome:
         """The learner has called. Raises RequestError when there is one already."""
-        job = self._place.job
+        job = self._job
         if self.attached:
             raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
         self._connection = connection
@@ -143,22 +147,22 @@ class LearnerLink:
         if connection is not self._connection:
             return False
         self._connection = None
-        self._place.saving.learner_lost()
+        self.states.learner_lost()
         return True
 
     # What it asks for
 
-    async def request(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, body: Wire, emit: Emit) -> Wire:
         """Answers the learner, who meanwhile gets signs of life: some answers take as long as the network does."""
         self._answering += 1
         try:
             return await self._answer(body, emit)
         except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
-            raise RequestError(f"{self._place.who()}: {error}") from error
+            raise RequestError(f"{self._owner.who}: {error}") from error
         finally:
             self._answering -= 1
 
-    async def _answer(self, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def _answer(self, body: Wire, emit: Emit) -> Wire:
         preparation = self.preparation
         match body:
             case LearnerModel():
@@ -172,11 +176,11 @@ class LearnerLink:
                 self._ready = True
                 begins = self.rounds is None
                 if self.rounds is None:
-                    self.rounds = self._make_rounds()
+                    self.rounds = self._owner.first_rounds()
                 await preparation.ready(emit)
                 if begins:
                     # After the answer: what follows from the start are notices, which the learner reads then.
-                    asyncio.get_running_loop().call_soon(self._begin)
+                    asyncio.get_running_loop().call_soon(self._owner.begin_rounds)
                 return Done()
         raise RequestError(f"a learner does not ask for {type(body).__name__}")
 
@@ -184,15 +188,15 @@ class LearnerLink:
 
     def notice(self, body: Wire) -> None:
         """Takes the learner's news."""
-        rounds, place = self.rounds, self._place
+        rounds = self.rounds
         if isinstance(body, LearnerLog):
-            place.metrics.values = body.values
+            self._metrics.values = body.values
             return
         if isinstance(body, LearnerSaved):
-            place.saving.saved(body)
+            self.states.saved(body)
             return
         if isinstance(body, LearnerHash) and rounds is not None:
-            self._tell_hash(body)
+            self._owner.tell_hash(body)
             return
         if rounds is not None and rounds.finished:
             return  # its process may have been seen to end before its last words were read
@@ -200,10 +204,10 @@ class LearnerLink:
             prepared = rounds if self._ready else None  # a script that joins has rounds before it is prepared
             reached = prepared.learner.enter_barrier(body.number) if prepared is not None else 0
             waiting = self._barrier(prepared, body.number, reached)
-            self._in_barrier = place.tasks.spawn(waiting, f"barrier {body.number}")
+            self._in_barrier = self._tasks.spawn(waiting, f"barrier {body.number}")
             return
         if rounds is None:
-            self._fail(f"{place.who()}: the learner sent {type(body).__name__} before it was ready")
+            self._owner.fail(f"{self._owner.who}: the learner sent {type(body).__name__} before it was ready")
             return
         match body:
             case LearnerBucket():
@@ -213,12 +217,12 @@ class LearnerLink:
             case LearnerApplied(round=round_):
                 rounds.learner.applied(round_)
             case LearnerStepped():
-                place.metrics.stepped(body)
+                self._metrics.stepped(body)
                 rounds.learner.stepped(body)
             case LearnerIdle(reason=reason, finished=finished):
                 if finished:
                     rounds.learner.gone(reason)
-                    self._tell_report()
+                    self._owner.tell_report()
                 else:
                     rounds.learner.idle(reason)
             case LearnerEncoder():
@@ -226,11 +230,11 @@ class LearnerLink:
             case LearnerBack():
                 rounds.learner.back()
             case _:
-                self._fail(f"{place.who()}: a learner does not send {type(body).__name__}")
+                self._owner.fail(f"{self._owner.who}: a learner does not send {type(body).__name__}")
 
     async def _barrier(self, rounds: "Rounds | None", number: int, reached: int) -> None:
         try:
-            newest = await self._place.agreement.barrier(number, reached, self.notify)
+            newest = await self._agreement.barrier(number, reached, self.notify)
         except RequestError as error:
             text = str(error)[: limits.ERROR_CHARS_MAX]
             if rounds is None:
@@ -241,8 +245,8 @@ class LearnerLink:
         if rounds is None:
             self.notify(BarrierPassed(number=number, error=None))
         else:
-            for rank in range(len(self._place.job.members)):
-                rounds.peer_in_barrier(rank, inside=self._place.agreement.in_barrier(rank))
+            for rank in range(len(self._job.members)):
+                rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))
             rounds.learner.all_in_barrier(newest)
 
     # What it is told
@@ -255,7 +259,7 @@ class LearnerLink:
     @property
     def has_base(self) -> bool:
         """A learner holds the base, or the next one will find it in memory."""
-        return self.ready or (isinstance(self.preparation, Joining) and self.preparation.kept)
+        return self.ready or (isinstance(self.preparation, JoinRequests) and self.preparation.kept)
 
     @property
     def ready(self) -> bool:
@@ -287,6 +291,6 @@ class LearnerLink:
         """Closes the connection, and lets go of the rounds' memory."""
         if self.rounds is not None:
             self.rounds.close()
-        self._place.saving.learner_lost()
+        self.states.learner_lost()
         if self._connection is not None:
             self._connection.close("the job has ended")

@@ -1,6 +1,5 @@
 """What the other members of a running job say, and where their chunks belong."""
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.startup.agreement import Agreement, News
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
 NEWS_TYPES = News.__args__
 
 
-class _Membership(Protocol):
+class MemberJudge(Protocol):
+    """Who is a member that counts."""
+
     def hears(self, rank: int) -> bool:
         """Whether what this member says belongs anywhere."""
 
@@ -24,35 +25,32 @@ class _Membership(Protocol):
         """It broke the protocol."""
 
 
-class MemberSide:
-    """Of one job here.
+class JobOwner(Protocol):
+    """Whoever runs the job that the members speak of."""
 
-    Args:
-        rounds: None before the learner is ready, and while this member has no history.
-        membership: who is a member that counts.
-        reported: called when a member has told how it stands.
-        ended: called when a member says that the job has ended.
-    """
+    @property
+    def rounds(self) -> "Rounds | None":
+        """None before the learner is ready, and while this member has no history."""
 
-    def __init__(
-        self,
-        job: Job,
-        agreement: Agreement,
-        rounds: "Callable[[], Rounds | None]",
-        membership: _Membership,
-        reported: Callable[[], None],
-        ended: Callable[[int, End], None],
-    ) -> None:
+    def member_reported(self) -> None:
+        """A member has told how it stands."""
+
+    def member_ended(self, rank: int, end: End) -> None:
+        """A member says that the job has ended."""
+
+
+class MemberHandler:
+    """What the other members of one job say, checked and handed to the job's parts."""
+
+    def __init__(self, job: Job, agreement: Agreement, membership: MemberJudge, owner: JobOwner) -> None:
         self._job = job
         self._agreement = agreement
-        self._rounds = rounds
         self._membership = membership
-        self._reported = reported
-        self._ended = ended
+        self._owner = owner
 
     def notice(self, rank: int, header: Header, body: Wire) -> str | None:
         """A message of another member. Returns what is wrong with it, if anything."""
-        rounds = self._rounds() if not self._job.ended else None
+        rounds = self._owner.rounds if not self._job.ended else None
         if not isinstance(body, End) and not self._membership.hears(rank):
             return None
         if isinstance(body, RankReport):
@@ -62,9 +60,9 @@ class MemberSide:
                     rounds.peer_complete(rank, header.complete)
                 rounds.peer_measured(body)
             self._agreement.wake()
-            self._reported()
+            self._owner.member_reported()
         elif isinstance(body, End):
-            self._ended(rank, body)
+            self._owner.member_ended(rank, body)
         elif isinstance(body, BaseHash):
             self._job.take_hash(body)
         elif isinstance(body, NEWS_TYPES):
@@ -81,7 +79,7 @@ class MemberSide:
 
     def chunk_announced(self, rank: int, header: Header) -> memoryview | str | None:
         """Where a chunk belongs; None when its round is no longer of interest."""
-        rounds = self._rounds()
+        rounds = self._owner.rounds
         if rounds is None or self._job.ending or not self._membership.hears(rank):
             return None
         if not rounds.takes(header.generation):
@@ -94,7 +92,7 @@ class MemberSide:
 
     def chunk_received(self, rank: int, header: Header) -> None:
         """A chunk is in its place."""
-        rounds = self._rounds()
+        rounds = self._owner.rounds
         taken = rounds is not None and not self._job.ended and rounds.takes(header.generation)
         if rounds is not None and taken and self._membership.hears(rank):
             rounds.chunk_received(rank, header)

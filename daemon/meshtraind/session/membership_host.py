@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
 from meshtraind.peers.node import Node
-from meshtraind.recovery.checkpointer import Checkpointing, Written
-from meshtraind.recovery.join_requests import Joining, Sources
-from meshtraind.recovery.state_donor import Donor
+from meshtraind.recovery.checkpointer import Checkpointer, Written
+from meshtraind.recovery.join_requests import JoinRequests, Sources
+from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.invitations import Inviter
-from meshtraind.session.learner_handler import LearnerLink
+from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.membership_driver import MembershipDriver
-from meshtraind.session.rounds_factory import RoundsMaker
+from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.startup.requests import Preparation
@@ -104,10 +104,10 @@ class MembershipHost:
     def __init__(
         self,
         place: JobPlace,
-        learner: LearnerLink,
+        learner: LearnerHandler,
         agreement: Agreement,
-        donor: Donor,
-        checkpointing: Checkpointing,
+        donor: StateDonor,
+        checkpointing: Checkpointer,
         memory: SharedMemory,
         keeper: LearnerKeeper,
     ) -> None:
@@ -121,7 +121,7 @@ class MembershipHost:
         self._keeper = keeper
         node, job = place.node, place.job
         stall_s = Timeouts(patience_s=node.patience_s).stall_s
-        self._maker = RoundsMaker(
+        self._maker = RoundsFactory(
             job, place.links, place.rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
         )
         self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
@@ -264,7 +264,7 @@ class MembershipHost:
         if self.rounds is None or self.generations is None:
             return False
         preparation = self._learner.preparation
-        if failed and isinstance(preparation, Joining) and preparation.kept and not self._learner.was_ready:
+        if failed and isinstance(preparation, JoinRequests) and preparation.kept and not self._learner.was_ready:
             self.distrust_memory()  # what is there could not be taken over
         kept = self.memory.kept.round() if self._keeper.learner_comes else None
         if kept is not None and not self.rounds.learner.could_hold(kept):
@@ -290,7 +290,7 @@ class MembershipHost:
                 rounds.learner.loaded(round_)
                 self.generations.wish("learn")
 
-        joining = Joining(
+        joining = JoinRequests(
             self._job,
             rounds,
             self._maker.manifest,
@@ -341,7 +341,7 @@ class MembershipHost:
     def _round_complete(self, rounds: "Rounds", round_: int) -> None:
         self._checkpointing.round_complete(rounds, round_)
         joining = self._learner.preparation
-        if isinstance(joining, Joining) and rounds is self.rounds:
+        if isinstance(joining, JoinRequests) and rounds is self.rounds:
             joining.round_complete(round_)
             if joining.may_forget_kept and rounds.hold_others_up:
                 joining.forget_kept()  # others compute: it loads their state, and keeps nobody waiting

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
 
 
-class RoundsMaker:
-    """One job's.
+class RoundsFactory:
+    """Makes the rounds of one job, and made anew where this device's history is not kept; holds their trace.
 
     Args:
         links: the connection to each other member, by rank; live.

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from meshtraind.learner.script_error import explain_end
 from meshtraind.learner.shared_memory import SharedMemory
-from meshtraind.learner.supervisor import Ending, LearnerLife
+from meshtraind.learner.supervisor import Ending, LearnerSupervisor
 from meshtraind.peers.node import Node
-from meshtraind.recovery.checkpointer import Checkpointing
-from meshtraind.recovery.state_donor import Donor
-from meshtraind.recovery.state_requests import Saving
+from meshtraind.recovery.checkpointer import Checkpointer
+from meshtraind.recovery.state_donor import StateDonor
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.learner_handler import LearnerLink, Place
-from meshtraind.session.member_handler import MemberSide
+from meshtraind.session.learner_handler import LearnerHandler
+from meshtraind.session.member_handler import MemberHandler
 from meshtraind.session.membership_host import JobPlace, MembershipHost
 from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
@@ -46,7 +45,7 @@ NOTHING_EXCHANGED = (
 UNDER_WAY = (JobState.RUNNING, JobState.FINISHING)
 
 
-class Session:
+class JobSession:
     """Owns the learner, the rounds and the generations of one job here.
 
     Args:
@@ -76,35 +75,19 @@ class Session:
         self._over: set[int] = set()  # ranks that say that the job has succeeded
         self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._learners = LearnerLife(node, job, threads, lambda: self.passage.memory)
+        self._learners = LearnerSupervisor(node, job, threads, lambda: self.passage.memory)
         self._agreement = Agreement(job, self._send, lambda: job.gone)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         memory = SharedMemory()
-        saving = Saving(lambda body: self.learner.notify(body), lambda: self.learner.ready)
-        checkpointing = Checkpointing(job, node.software, saving, self._tasks, lambda: self.passage.model())
-        self._donor = Donor(job, node.blobs, saving, lambda: checkpointing.newest, self._chain_after, self._tasks)
-        self.learner = LearnerLink(
-            Place(
-                job=job,
-                who=self._who,
-                agreement=self._agreement,
-                metrics=self._metrics,
-                tasks=self._tasks,
-                saving=saving,
-            ),
-            Preparation(job, links, memory, self._agreement, node.blobs),
-            lambda: self.passage.first_rounds(),
-            lambda: self.passage.begin(),
-            self.fail,
-            self._tell_hash,
-            self._tell_report,
-        )
+        preparation = Preparation(job, links, memory, self._agreement, node.blobs)
+        self.learner = LearnerHandler(job, self._agreement, self._metrics, preparation, self, self._tasks)
+        states = self.learner.states
+        checkpointing = Checkpointer(job, node.software, states, self._tasks, lambda: self.passage.model())
+        self._donor = StateDonor(job, node.blobs, states, lambda: checkpointing.newest, self._chain_after, self._tasks)
         place = JobPlace(node, job, links, rtt_s, self._tasks)
         self.passage = MembershipHost(place, self.learner, self._agreement, self._donor, checkpointing, memory, self)
-        self.members = MemberSide(
-            job, self._agreement, lambda: self.rounds, self.passage, self._check_all_done, self._member_ended
-        )
+        self.members = MemberHandler(job, self._agreement, self.passage, self)
         job.on_odd = self._replicas_differ
         self.closed = asyncio.Event()
 
@@ -134,14 +117,14 @@ class Session:
                 self._metrics.begin_anew()
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
-                self._tell_report()
+                self.tell_report()
                 code = await self._learners.wait()
                 going_on = run == self._learners.run and self._goes_on_after(code)
                 if going_on:
                     await self._learners.pause()
         except OSError as error:
             self._cannot_start(self._named(f"could not start the script: {error}"))
-        self._tell_report()
+        self.tell_report()
         self._check_all_done()
 
     def _cannot_start(self, why: str) -> None:
@@ -174,7 +157,7 @@ class Session:
         self._why_ended = None
         why = self._named(explained)
         self._metrics.failure = self._metrics.failure or why
-        self._tell_report()  # before the others learn that nobody computes any more
+        self.tell_report()  # before the others learn that nobody computes any more
         founding = self.passage.founding
         if (founding and self._agreement.broken) or not self.passage.learner_died(failed=code > 0):
             self._metrics.exit_code = code
@@ -218,7 +201,7 @@ class Session:
 
     def generation_changed(self) -> None:
         """Another generation was entered."""
-        self._tell_report()
+        self.tell_report()
         self._check_all_done()
 
     def end(self, outcome: Outcome, reason: str, *, now: bool, tell: bool = True) -> None:
@@ -238,7 +221,11 @@ class Session:
         self.learner.stop(reason)
         self._tasks.spawn(self._stop(now), "stop")
 
-    def _member_ended(self, rank: int, end: End) -> None:
+    def member_reported(self) -> None:
+        """A member has told how it stands."""
+        self._check_all_done()
+
+    def member_ended(self, rank: int, end: End) -> None:
         """A member says that the job has ended. It speaks for itself alone, but where a person cancels it, and before
         round 1, which needs all."""
         if end.outcome == "cancelled" or (end.outcome == "failed" and self.passage.founding):
@@ -293,14 +280,14 @@ class Session:
         if self.job.state is JobState.RUNNING:
             self.job.advance(JobEvent.LEARNER_DONE)
         self.job.advance(JobEvent.ALL_DONE)
-        self._tell_report()
+        self.tell_report()
         self._tasks.spawn(self.close(), "close")
 
     async def _stop(self, now: bool) -> None:
         await self._learners.stop(now=now)
         if not self.job.ended:
             self.job.advance(JobEvent.STOPPED)
-        self._tell_report()
+        self.tell_report()
         await self.close()
 
     async def leave(self) -> bool:
@@ -308,7 +295,7 @@ class Session:
         if self.job.ending or not self.passage.may_leave:
             return False
         self._metrics.part = "leaves"
-        self._tell_report()
+        self.tell_report()
         await self.passage.leave()
         if self.passage.is_out:
             self.job.goodbye()
@@ -350,7 +337,7 @@ class Session:
             self._succeed()
             return
         job.advance(JobEvent.ALL_DONE)
-        self._tell_report()
+        self.tell_report()
         self._tasks.spawn(self.close(), "close")
 
     # The learner's process and connection
@@ -375,7 +362,16 @@ class Session:
             log.warning("job %s: the script has closed its connection; it is ended", self.job.spec.job)
             await self._learners.kill()
 
-    def _tell_hash(self, body: LearnerHash) -> None:
+    def first_rounds(self) -> "Rounds":
+        """Makes the job's first rounds. Raises RequestError when the learner has not described its model."""
+        return self.passage.first_rounds()
+
+    def begin_rounds(self) -> None:
+        """All members are ready: round 1."""
+        self.passage.begin()
+
+    def tell_hash(self, body: LearnerHash) -> None:
+        """The base has this hash here after this round (O9)."""
         message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
         self.job.take_hash(message)
         self._tell_all(message)
@@ -409,15 +405,17 @@ class Session:
         for link in self._links.values():
             link.notify(message, job=self._number, generation=generation, complete=complete)
 
-    def _who(self) -> str:
+    @property
+    def who(self) -> str:
+        """This rank and device, for texts."""
         return f"rank {self.job.rank} ({self._node.name})"
 
     def _named(self, text: str) -> str:
-        return f"{self._who()}: {text}"
+        return f"{self.who}: {text}"
 
     async def _report_regularly(self) -> None:
         while True:
-            self._tell_report()
+            self.tell_report()
             self.learner.sign_of_life()
             await self._end_if_it_hangs()
             if self.passage.generations is not None:
@@ -433,7 +431,8 @@ class Session:
             self._why_ended = hangs
             await self._learners.kill()
 
-    def _tell_report(self) -> None:
+    def tell_report(self) -> None:
+        """Tells the other members where this rank stands now."""
         report = self._metrics.report(self.job, self.rounds, self._learners.starts)
         self.job.report(report)
         if self.rounds is not None and not self.job.ended:
@@ -441,7 +440,7 @@ class Session:
         self._tell_all(report, self.rounds.complete if self.rounds is not None else 0)
 
     def fail(self, reason: str) -> None:
-        """Ends the job with a reason."""
+        """Ends the job everywhere, for a reason that a person is to read."""
         self.end("failed", reason, now=False)
 
     def _task_failed(self, name: str, error: BaseException) -> None:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshtraind.startup.start_state import Emit, GiverLink, clear, fetch_units, ingest
+from meshtraind.startup.start_state import GiverLink, clear, fetch_units, ingest
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.job import BarrierReached
@@ -29,7 +29,7 @@ News = Model | StateIndex | StateWant | StateOffer | StateReady | BarrierReached
 
 
 class Agreement:
-    """One member's view.
+    """What the members of a job have agreed on so far, as one of them knows it, and the waiting for the rest.
 
     Attributes:
         founded: all that compute are known to have the same start state: round 1 begins.

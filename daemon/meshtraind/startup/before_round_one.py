@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Founding:
-    """One job's; its methods are those of `GenerationChange`.
+    """Takes part in changes of generation while there are no rounds yet; its methods are those of `GenerationChange`.
 
     Attributes:
         first: the generation in which the job begins, and in which rounds are made.

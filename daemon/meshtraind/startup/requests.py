@@ -9,11 +9,10 @@ from meshtraind.learner.software import memory_bytes
 from meshtraind.rounds.history import Entry
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.resume import Resuming
-from meshtraind.startup.start_state import Emit
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire.codecs.registry import FP16, parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.layout.budget import budget_of
@@ -41,7 +40,9 @@ def check_travel(spec: JobSpec, manifest: ModelManifest) -> None:
 
 
 class Preparation:
-    """One learner's, each part once. Every method raises RequestError with a text for the script.
+    """Answers what one learner asks for before round 1: model, state, readiness, each once.
+
+    Every method raises RequestError with a text for the script.
 
     Attributes:
         manifest, plan: None until the model was given.

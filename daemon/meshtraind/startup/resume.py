@@ -21,8 +21,9 @@ def begins_after(point: ResumePoint | None) -> tuple[int, bytes]:
 
 
 class Resuming:
-    """One member's. All of them hold the same files, by their hashes. Every method raises RequestError with a text for
-    the script.
+    """The checkpoint that a job begins from, as one member holds it; all hold the same files.
+
+    Every method raises RequestError with a text for the script.
 
     Args:
         folder: DATA/jobs/ID of the job that begins. Blocks on the disk.

@@ -12,15 +12,12 @@ from pathlib import Path
 from meshtraind.runtime.open_below import read_below
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.fetch import fetch_blob
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
-from meshwire.message_base import Wire
+from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
 from meshwire.messages.job import BlobRef
 from meshwire.messages.learner import Waiting
 
 TOLD_EVERY_S = 1.0
 RELINK_POLL_S = 0.1
-
-Emit = Callable[[Wire], None]
 
 
 @dataclass(frozen=True, slots=True)

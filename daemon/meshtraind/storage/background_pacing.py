@@ -25,7 +25,7 @@ REST_S_MAX = 5.0  # after one piece: one that took long waited for something els
 POLL_S = 0.01
 
 
-class Share:
+class DutyCycle:
     """How much of the time pieces may be under way. Pure: every input has its time, of one clock.
 
     Pieces take at least PRICE_MAX of the time, for then they cost no more even if rounds stand still meanwhile; or
@@ -101,7 +101,7 @@ class Share:
         self.piece_bytes = int(max(PIECE_BYTES_MIN, min(wanted, limits.FETCH_BYTES_MAX)))
 
 
-class Courtesy:
+class Pacer:
     """The pace (`fetch.Pace`) of one state, or of a job's files for a device that takes part in no round yet.
 
     Args:
@@ -114,7 +114,7 @@ class Courtesy:
     ) -> None:
         self._carried_bytes = carried_bytes
         self._waited_for = waited_for
-        self._share = Share()
+        self._share = DutyCycle()
         self._one = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
 

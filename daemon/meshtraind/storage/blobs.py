@@ -40,7 +40,7 @@ from meshtraind.storage.blob_writer import (
     seal,
     write_all,
 )
-from meshtraind.storage.disk_space import Share, require, reserve_bytes, short_bytes
+from meshtraind.storage.disk_space import ShareOfDisk, require, reserve_bytes, short_bytes
 from meshwire import limits
 from meshwire.jobs.files import FileEntry, FileManifest, check_manifest
 
@@ -57,7 +57,7 @@ class BlobStore:
         BlobError: the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path, reserve: Share = reserve_bytes) -> None:
+    def __init__(self, path: Path, reserve: ShareOfDisk = reserve_bytes) -> None:
         self.path = path
         self._reserve = reserve
         self._hashed: set[bytes] = set()  # by this process, since they were sealed
@@ -86,7 +86,7 @@ class BlobStore:
         return status is None or status.st_mtime_ns == SEALED_NS
 
     def _status(self, sha256: bytes) -> os.stat_result | None:
-        """Of a blob that is a regular file."""
+        """What the disk says of a blob's file; None where there is no regular file."""
         try:
             status = self.blob_path(sha256).lstat()
         except FileNotFoundError:

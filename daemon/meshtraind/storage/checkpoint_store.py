@@ -43,7 +43,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that is complete."""
+    """A checkpoint that is complete."""
 
     folder: Path
     manifest: CheckpointManifest
@@ -65,7 +65,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Rejected:
-    """One that cannot be used, and why."""
+    """A checkpoint that cannot be used, and why."""
 
     round: int
     reason: str
@@ -82,7 +82,7 @@ def _unchecked() -> None:
 
 
 class CheckpointStore:
-    """Those of one job. One daemon writes them, one after the other.
+    """The checkpoints of one job in its folder. One daemon writes them, one after the other.
 
     Args:
         job_folder: DATA/jobs/ID.

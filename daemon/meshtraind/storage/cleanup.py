@@ -19,7 +19,7 @@ SOURCE, DATA, STATE, RESUME = "src", "data", "state", "resume"  # below a job's 
 
 
 def clean_up(job: str, folder: Path, store: BlobStore, *, succeeded: bool) -> None:
-    """Of a job that has ended: what it ran from is deleted, its results are kept. Raises BlobError."""
+    """Deletes what an ended job ran from, and keeps its results. Raises BlobError."""
     remove_inputs(folder)
     if succeeded:
         _remove_kept_histories(folder / CHECKPOINTS)
@@ -27,7 +27,7 @@ def clean_up(job: str, folder: Path, store: BlobStore, *, succeeded: bool) -> No
 
 
 def discard(job: str, folder: Path, store: BlobStore) -> None:
-    """Of a job that never began: everything is deleted. Raises BlobError."""
+    """Deletes everything of a job that never began. Raises BlobError."""
     _remove(folder)
     _let_go(job, store)
 

@@ -11,7 +11,7 @@ from meshtraind.storage.blob_writer import BlobError, explained
 from meshwire import limits
 from meshwire.jobs.files import human_bytes
 
-Share = Callable[[int], int]  # of a disk's bytes
+ShareOfDisk = Callable[[int], int]  # of a disk's bytes
 
 
 def reserve_bytes(disk_bytes: int) -> int:
@@ -25,14 +25,14 @@ def results_bytes_max(disk_bytes: int) -> int:
     return min(disk_bytes // 5, limits.RESULTS_BYTES_MAX)
 
 
-def short_bytes(folder: Path, needed_bytes: int, reserve: Share) -> int:
+def short_bytes(folder: Path, needed_bytes: int, reserve: ShareOfDisk) -> int:
     """What is missing for `needed_bytes` beside the reserve; 0: it fits. Raises BlobError."""
     with explained("ask for the free space of", folder):
         usage = shutil.disk_usage(folder)
     return max(0, needed_bytes + reserve(usage.total) - usage.free)
 
 
-def require(folder: Path, needed_bytes: int, reserve: Share) -> None:
+def require(folder: Path, needed_bytes: int, reserve: ShareOfDisk) -> None:
     """Raises BlobError, with what to free, where `needed_bytes` do not fit beside the reserve."""
     missing_bytes = short_bytes(folder, needed_bytes, reserve)
     if missing_bytes == 0:

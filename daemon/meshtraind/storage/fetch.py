@@ -6,11 +6,12 @@ import os
 import stat
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from meshtraind.runtime.disk_threads import DiskThreads
 from meshtraind.runtime.open_below import folder_below, open_below
@@ -18,7 +19,6 @@ from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blob_writer import BlobBusyError, BlobWriter
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.storage.fetch_window import window_of
 from meshtraind.transport.connection import Connection, RequestError
 from meshwire import limits
 from meshwire.jobs.files import check_path
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 OUT, LOGS = "out", "logs"  # below a job's folder
 PIECE_TIMEOUT_S = 60.0
 PIECES_IN_FLIGHT = 4
+PIECES_PER_PEER = limits.REQUESTS_PER_CONNECTION_MAX // 4  # of all jobs together; the rest is for who asks other things
+BYTES_PER_PEER = 4 * limits.FETCH_BYTES_MAX  # what a message of another job may find queued in front of it
 BUSY_TIMEOUT_S = 3600.0  # another job receives the same blob; its own timeouts end that sooner
 BUSY_POLL_S = 0.2
 LOG_POLL_S = 0.1
@@ -63,6 +65,38 @@ class _Free:
 
     def piece(self, _size_bytes: int) -> AbstractAsyncContextManager[None]:
         return nullcontext()
+
+
+class FetchWindow:
+    """How much is asked of one peer at once: enough to hide the network's delay, never all that it answers at once."""
+
+    def __init__(self) -> None:
+        self._pieces = 0
+        self._bytes = 0
+        self._changed = asyncio.Event()
+
+    @asynccontextmanager
+    async def room_for(self, piece_bytes: int) -> AsyncIterator[None]:
+        """Waits until a piece of at most FETCH_BYTES_MAX may be asked for. Whoever is in front has a deadline."""
+        while self._pieces >= PIECES_PER_PEER or self._bytes + piece_bytes > BYTES_PER_PEER:
+            await self._changed.wait()
+        self._pieces += 1
+        self._bytes += piece_bytes
+        try:
+            yield
+        finally:
+            self._pieces -= 1
+            self._bytes -= piece_bytes
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+_windows: WeakKeyDictionary[Connection, FetchWindow] = WeakKeyDictionary()
+
+
+def window_of(peer: Connection) -> FetchWindow:
+    """The window of this connection, which all jobs share."""
+    return _windows.setdefault(peer, FetchWindow())
 
 
 async def fetch_blob(

@@ -30,9 +30,11 @@ BEFORE_START = (JobState.OFFERED, JobState.FETCHING, JobState.READY)
 SAVE_INTERVAL_S = 30.0  # what is known of a job's rounds if this daemon is killed
 
 
-class HashBoard:
-    """O9: compares the base hashes of the ranks that compute at equal rounds. Only rounds that all of them have named
-    count. The majority is right, and of equal parts that of the lowest rank."""
+class ReplicaHashes:
+    """Compares the base hashes of the ranks that compute at equal rounds (O9, drift guard).
+
+    Only rounds that all of them have named count. The majority is right, and of equal parts that of the lowest rank.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = set(ranks)
@@ -81,13 +83,13 @@ class HashBoard:
         return None if not self.compared else self.unequal_round is None
 
 
-class Way(Enum):
+class EntryMode(Enum):
     """How a daemon comes into a job."""
 
-    BEGINS = "with all others, at its start"
-    RETURNS = "it was in it before"
-    JOINS = "others have begun it"
-    REVIVES = "with others that it was in it with, when all of their daemons had ended"
+    FOUNDER = "with all others, at its start"
+    REJOIN = "it was in it before"
+    LATE_JOIN = "others have begun it"
+    REVIVAL = "with others that it was in it with, when all of their daemons had ended"
 
 
 class Job:
@@ -96,7 +98,7 @@ class Job:
     Args:
         rank: this device's index in `members`. Of one that joins it may change until it is taken in.
         folder: DATA/jobs/ID.
-        way: how this daemon comes into the job.
+        entry_mode: how this daemon comes into the job.
         started_at_s: Unix time, if it was in it before.
         entered: the newest generation that this device was in, if it was in it before.
 
@@ -111,14 +113,14 @@ class Job:
         rank: int,
         folder: Path,
         history: JobHistory,
-        way: Way = Way.BEGINS,
+        entry_mode: EntryMode = EntryMode.FOUNDER,
         started_at_s: float | None = None,
         entered: Generation | None = None,
     ) -> None:
         self.spec = spec
         self.members = members
         self.rank = rank
-        self.way = way
+        self.entry_mode = entry_mode
         self._entered = entered  # as the job's file names it
         self.folder = folder
         self._device = members[rank].device
@@ -129,7 +131,7 @@ class Job:
         self.started_at_s = started_at_s
         self.ended_at_s: float | None = None
         self.reports: dict[int, RankReport] = {}
-        self.hashes = HashBoard(range(len(members)))
+        self.hashes = ReplicaHashes(range(len(members)))
         self.on_odd: Callable[[int, set[int]], None] = lambda _round, _ranks: None
         self.generation: Generation | None = None
         self.waiting = ""  # for people: what a change of the generation waits for
@@ -153,7 +155,7 @@ class Job:
     @property
     def begins(self) -> bool:
         """Whether this daemon begins it with the others."""
-        return self.way in (Way.BEGINS, Way.REVIVES)
+        return self.entry_mode in (EntryMode.FOUNDER, EntryMode.REVIVAL)
 
     @property
     def ending(self) -> bool:
@@ -185,7 +187,7 @@ class Job:
         rank = rank_of(generation, self._device)
         assert rank is not None, "not listed"
         self.rank = rank
-        if self.generation is None and self.way is Way.RETURNS:
+        if self.generation is None and self.entry_mode is EntryMode.REJOIN:
             self._seen.add(self.rank)  # this daemon returns to the job, and knows nothing of what the others did
         self._returned |= (set(generation.ranks) - before) & self._seen
         for back in set(generation.ranks) - before:

@@ -20,7 +20,7 @@ _PART = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
 class JobFile(Wire):
-    """One job, as this daemon knew it last."""
+    """What a restarted daemon needs to go on with a job: DATA/jobs/ID/job.msgpack, as this daemon knew it last."""
 
     spec: JobSpec
     members: tuple[Member, ...]

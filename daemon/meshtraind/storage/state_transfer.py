@@ -5,7 +5,7 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshtraind.runtime.open_below import read_below
@@ -14,7 +14,7 @@ from meshtraind.storage.blob_writer import BlobDamagedError, BlobError, explaine
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint
 from meshtraind.storage.fetch import Pace, fetch_blob
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestError
 from meshwire import limits
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.jobs.files import human_bytes
@@ -23,8 +23,6 @@ from meshwire.messages.job import BlobRef
 from meshwire.messages.learner import Waiting
 
 TICK_S = 1.0  # how often a waiting learner gets a sign of life
-
-Emit = Callable[[Waiting], None]
 
 # The donor
 

@@ -34,12 +34,14 @@ from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 from meshwire.text import printable
 
-__all__ = ["Connection", "ConnectionLost", "Handler", "RequestError"]
+__all__ = ["Connection", "ConnectionLost", "Emit", "Handler", "RequestError"]
 
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 2.0  # for what is still queued, and for TLS's goodbye, when a connection is closed
 TRASH_BYTES = 16 * limits.KIB  # where bytes go that arrive after the decision to close
+
+Emit = Callable[[Wire], None]  # tells whoever waits for the answer to a request how far it is
 
 
 class Handler(Protocol):
@@ -57,7 +59,7 @@ class Handler(Protocol):
     def notice(self, conn: "Connection", header: Header, body: Wire) -> None:
         """A message that expects nothing."""
 
-    async def request(self, conn: "Connection", header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
+    async def request(self, conn: "Connection", header: Header, body: Wire, emit: Emit) -> Wire:
         """Answers a request; cancelled when the connection ends. `emit` sends an event before the reply.
 
         RequestError becomes the requester's; any other error is logged here and told without details.
@@ -130,7 +132,7 @@ class Connection(asyncio.BufferedProtocol):
         name: str,
         job: int = 0,
         generation: int = 0,
-        on_event: Callable[[Wire], None] | None = None,
+        on_event: Emit | None = None,
     ) -> Wire:
         """Sends a request and returns its reply.
 

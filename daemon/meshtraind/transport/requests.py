@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role
 
-OnEvent = Callable[[Wire], None]
-
 
 class RequestError(Exception):
     """A request could not be done; the text says why and what to do, for a person to read."""
@@ -21,17 +19,17 @@ class ConnectionLost(Exception):
 @dataclass(slots=True)
 class _Pending:
     answer: "asyncio.Future[Wire]"
-    on_event: OnEvent | None
+    on_event: Callable[[Wire], None] | None
 
 
 class Requests:
-    """Those of one connection, by number."""
+    """The requests of one connection that wait for their answers, by number."""
 
     def __init__(self) -> None:
         self._next = 1
         self._pending: dict[int, _Pending] = {}
 
-    def begin(self, on_event: OnEvent | None) -> tuple[int, "asyncio.Future[Wire]"]:
+    def begin(self, on_event: Callable[[Wire], None] | None) -> tuple[int, "asyncio.Future[Wire]"]:
         """A new number, and what will hold its reply, RequestError or ConnectionLost. `end` it in any case."""
         number = self._next
         self._next += 1

@@ -1,13 +1,15 @@
-"""What a connection has sent, in bytes."""
+"""What a connection has sent, in bytes, as the kernel counts them where it does."""
 
 import asyncio
+import socket
+import struct
 from typing import Literal
 
-from meshtraind.transport.tcpinfo import kernel_bytes_sent
+_BYTES_SENT = struct.Struct("200xQ")  # place of tcpi_bytes_sent in Linux's struct tcp_info (since 4.19)
 
 
 class Traffic:
-    """Counts of one connection.
+    """Counts the bytes that one connection has sent.
 
     Attributes:
         frame_bytes: headers and what followed them.
@@ -30,3 +32,17 @@ class Traffic:
         if self._kernel_bytes is not None:
             return self._kernel_bytes, "kernel"
         return self.frame_bytes, "link"
+
+
+def kernel_bytes_sent(sock: socket.socket | None) -> int | None:
+    """Bytes sent, TLS and retransmissions included; None where the system does not say, or the socket is gone."""
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6) or not hasattr(socket, "TCP_INFO"):
+        return None
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_SENT.size)
+    except OSError:
+        return None
+    if len(info) < _BYTES_SENT.size:
+        return None
+    (count,) = _BYTES_SENT.unpack_from(info)
+    return int(count)

@@ -7,7 +7,9 @@ TOKEN_BYTES = 32
 
 
 class LearnerTokens:
-    """Those of all learners of this daemon. Each takes part in its job and can do nothing else: see `endpoint.py`."""
+    """The tokens of all learners of this daemon. A learner takes part in its job and can do nothing else:
+    `api/endpoint.py` sees to that.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[str, str] = {}

@@ -11,12 +11,12 @@ from meshtraind.trust.pairing_proof import Profile, Proof
 from meshwire import limits
 from meshwire.message_base import Wire, what_is_wrong
 
-Frame = TypeVar("Frame", bound=Wire)
+PairingFrame = TypeVar("PairingFrame", bound=Wire)
 
 _LENGTH_BYTES = 2
 
 
-class ProtocolError(Exception):
+class PairingFrameError(Exception):
     """The other end does not keep to the protocol."""
 
 
@@ -26,15 +26,15 @@ async def send(writer: asyncio.StreamWriter, body: Wire) -> None:
     await writer.drain()
 
 
-async def receive(reader: asyncio.StreamReader, kind: type[Frame]) -> Frame:
+async def receive(reader: asyncio.StreamReader, kind: type[PairingFrame]) -> PairingFrame:
     return loaded(kind, await receive_plain(reader))
 
 
 async def receive_plain(reader: asyncio.StreamReader) -> object:
-    """One frame's msgpack. Raises ProtocolError, asyncio.IncompleteReadError, OSError."""
+    """One frame's msgpack. Raises PairingFrameError, asyncio.IncompleteReadError, OSError."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     if length > limits.PAIRING_FRAME_BYTES_MAX:
-        raise ProtocolError(f"a frame of {length} bytes, at most {limits.PAIRING_FRAME_BYTES_MAX} are allowed")
+        raise PairingFrameError(f"a frame of {length} bytes, at most {limits.PAIRING_FRAME_BYTES_MAX} are allowed")
     return _unpacked(await reader.readexactly(length))
 
 
@@ -42,15 +42,15 @@ def _unpacked(packed: bytes) -> object:
     try:
         plain: object = msgpack.unpackb(packed, raw=False, strict_map_key=True)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise ProtocolError(f"not msgpack: {error}") from error
+        raise PairingFrameError(f"not msgpack: {error}") from error
     return plain
 
 
-def loaded(kind: type[Frame], plain: object) -> Frame:
+def loaded(kind: type[PairingFrame], plain: object) -> PairingFrame:
     try:
         return kind.load(plain)
     except ValidationError as error:
-        raise ProtocolError(f"not a valid {kind.__name__}: {what_is_wrong(error)}") from error
+        raise PairingFrameError(f"not a valid {kind.__name__}: {what_is_wrong(error)}") from error
 
 
 def profile_of(proof: Proof) -> Profile:

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from meshtraind.trust.identity import CertificateError, Identity, check_certificate, device_id_of
-from meshtraind.trust.pairing_channel import Frame, ProtocolError, canonical_ip, loaded, profile_of, receive_plain, send
+from meshtraind.trust.pairing_channel import (
+    PairingFrame,
+    PairingFrameError,
+    canonical_ip,
+    loaded,
+    profile_of,
+    receive_plain,
+    send,
+)
 from meshtraind.trust.pairing_host import (
     CodeExpiredError,
     CodeSpentError,
@@ -26,14 +34,14 @@ from meshtraind.trust.pairing_host import (
 )
 from meshtraind.trust.pairing_proof import (
     PROTOCOL,
-    Answer,
     ElementError,
-    Exchange,
+    PairingAnswer,
+    PairingExchange,
+    PairingRefusal,
+    PairingRole,
     Profile,
     Proof,
-    Reason,
-    Refusal,
-    Role,
+    RefusalReason,
     at_even_times,
     normalised_code,
     offer,
@@ -120,7 +128,7 @@ async def pair_with(guest: Guest, target: Target) -> PairedDevice:
             f"{target} began to pair and then said nothing for {limits.PAIRING_EXCHANGE_TIMEOUT_S:.0f} s: check that "
             "it is awake, run `meshtrain pair` there again and type the new code"
         ) from None
-    except ProtocolError as error:
+    except PairingFrameError as error:
         raise NotPairingError(f"{target} does not speak this pairing protocol: {error}") from error
     except (OSError, EOFError) as error:
         raise PairingError(
@@ -175,7 +183,7 @@ async def _join(
     identity = guest.identity
     host_der = tls.getpeercert(binary_form=True)
     if host_der is None:
-        raise ProtocolError("it shows no certificate")
+        raise PairingFrameError("it shows no certificate")
     if host_der == identity.certificate_der:
         raise PairingError(
             f"{target} is this device itself: name the other one. (If it is the other one, it runs on a copy of this "
@@ -192,13 +200,13 @@ async def _join(
         raise NotPairingError(
             f"{target} shows no code now: run `meshtrain pair` there, and type here the code that it shows"
         )
-    exchange = await asyncio.to_thread(Exchange, Role.GUEST, guest.code)
+    exchange = await asyncio.to_thread(PairingExchange, PairingRole.GUEST, guest.code)
     await send(writer, offer(exchange, identity.certificate_der, host_der))
-    answer = await _receive_or_refusal(reader, Answer, target)
+    answer = await _receive_or_refusal(reader, PairingAnswer, target)
     try:
         keys = await at_even_times(exchange.keys, answer.element, host_der, identity.certificate_der)
     except ElementError as error:
-        raise ProtocolError(str(error)) from error
+        raise PairingFrameError(str(error)) from error
     target.admit(device_id_of(host_der))
     await send(writer, keys.prove(Profile(name=identity.name, listen_port=guest.listen_port)))
     proof = await _receive_or_refusal(reader, Proof, target)
@@ -209,9 +217,9 @@ async def _join(
     return PairedDevice(device_id_of(host_der), theirs.name, certificate_pem, address)
 
 
-def _explain_refusal(refusal: Refusal, target: Target) -> NoReturn:
+def _explain_refusal(refusal: PairingRefusal, target: Target) -> NoReturn:
     match refusal.reason:
-        case Reason.WRONG_CODE:
+        case RefusalReason.WRONG_CODE:
             then = (
                 f"{refusal.tries_left} more {'try is' if refusal.tries_left == 1 else 'tries are'} left"
                 if refusal.tries_left
@@ -221,23 +229,23 @@ def _explain_refusal(refusal: Refusal, target: Target) -> NoReturn:
                 f"the code is not the one that {target} shows; {then}. If you typed it right, somebody may sit between "
                 "the two devices: try another network"
             )
-        case Reason.RELAYED:
+        case RefusalReason.RELAYED:
             raise RelayedError(
                 f"something between this device and {target} ends TLS (a proxy, a virus scanner or an attacker), so "
                 "the devices cannot see each other's certificates: pair them on a network without it"
             )
-        case Reason.EXPIRED:
+        case RefusalReason.EXPIRED:
             raise CodeExpiredError(f"the code of {target} has expired: run `meshtrain pair` there again for a new one")
-        case Reason.SPENT:
+        case RefusalReason.SPENT:
             raise CodeSpentError(
                 f"the code of {target} was used already, or tried wrongly too often: run `meshtrain pair` there again"
             )
-        case Reason.VERSION:
+        case RefusalReason.VERSION:
             raise NotPairingError(f"{target} does not speak {PROTOCOL}: run the same version of meshtraind on both")
 
 
-async def _receive_or_refusal(reader: asyncio.StreamReader, kind: type[Frame], target: Target) -> Frame:
+async def _receive_or_refusal(reader: asyncio.StreamReader, kind: type[PairingFrame], target: Target) -> PairingFrame:
     plain = await receive_plain(reader)
     if isinstance(plain, dict) and "reason" in plain:
-        _explain_refusal(loaded(Refusal, plain), target)
+        _explain_refusal(loaded(PairingRefusal, plain), target)
     return loaded(kind, plain)

@@ -10,33 +10,32 @@ guest either.
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Protocol, Self
 
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.trust.identity import CertificateError, Identity, check_certificate, device_id_of
-from meshtraind.trust.pairing_channel import ProtocolError, canonical_ip, profile_of, receive, send
+from meshtraind.trust.pairing_channel import PairingFrameError, canonical_ip, profile_of, receive, send
 from meshtraind.trust.pairing_proof import (
     PROTOCOL,
-    Answer,
     ElementError,
-    Exchange,
     Keys,
-    Offer,
+    PairingAnswer,
+    PairingExchange,
+    PairingOffer,
+    PairingRefusal,
+    PairingRole,
     Profile,
     Proof,
-    Reason,
-    Refusal,
-    Role,
+    RefusalReason,
     at_even_times,
     new_code,
 )
 from meshwire import limits
 from meshwire.addresses import Address
-
-if TYPE_CHECKING:
-    from meshtraind.peers.links import Links
 
 log = logging.getLogger(__name__)
 
@@ -96,23 +95,39 @@ class PairedDevice:
     address: Address
 
 
+ServeGuest = Callable[[asyncio.StreamReader, asyncio.StreamWriter, str], Awaitable[None]]
+
+
+class GuestEntrance(Protocol):
+    """A listener that can let in callers without a certificate, for as long as a pairing code is shown."""
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+
+    def admit_guests(self, serve: ServeGuest) -> AbstractAsyncContextManager[None]:
+        """While entered, callers that name pairing's ALPN are `serve`'s: given a guest's stream and IP address."""
+
+
 class PairingHost:
     """Shows a code and lets guests in, from entering the context to leaving it.
 
     Args:
         identity: what this device shows and is called.
-        links: whose listener the guests come to.
+        entrance: where the guests come to: the listener of the peer links.
         lifetime_s: how long the code holds.
 
     Attributes:
         code: `483-917`.
     """
 
-    def __init__(self, identity: Identity, links: "Links", lifetime_s: float = limits.PAIRING_LIFETIME_S) -> None:
+    def __init__(
+        self, identity: Identity, entrance: GuestEntrance, lifetime_s: float = limits.PAIRING_LIFETIME_S
+    ) -> None:
         self.code = new_code()
         self._identity = identity
-        self._profile = Profile(name=identity.name, listen_port=links.port)
-        self._guests = links.guests(self._serve)
+        self._profile = Profile(name=identity.name, listen_port=entrance.port)
+        self._guests = entrance.admit_guests(self._serve)
         self._lifetime_s = lifetime_s
         self._tries_left = limits.PAIRING_TRIES_MAX
         self._wrong_from: list[str] = []
@@ -154,36 +169,36 @@ class PairingHost:
         try:
             async with asyncio.timeout(limits.PAIRING_EXCHANGE_TIMEOUT_S):
                 await self._exchange(reader, writer, guest_ip)
-        except (OSError, EOFError, ProtocolError) as error:  # TimeoutError and ssl.SSLError are OSErrors
+        except (OSError, EOFError, PairingFrameError) as error:  # TimeoutError and ssl.SSLError are OSErrors
             reason = str(error) or type(error).__name__
             log.info("pairing: a connection from %s came to nothing: %s", guest_ip, reason, extra=caused_by(guest_ip))
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, guest_ip: str) -> None:
-        offered = await receive(reader, Offer)
+        offered = await receive(reader, PairingOffer)
         if offered.protocol != PROTOCOL:
-            return await self._refuse(reader, writer, Reason.VERSION)
+            return await self._refuse(reader, writer, RefusalReason.VERSION)
         if offered.host_seen != self._identity.device_id:
             wrong = "pairing: somebody between this device and %s ends TLS; refused"
             log.warning(wrong, guest_ip, extra=caused_by(guest_ip))
-            return await self._refuse(reader, writer, Reason.RELAYED)
+            return await self._refuse(reader, writer, RefusalReason.RELAYED)
         try:
             certificate_pem = check_certificate(offered.certificate_der)
         except CertificateError as error:
-            raise ProtocolError(str(error)) from error
+            raise PairingFrameError(str(error)) from error
         if self._answered.total() >= limits.PAIRING_ANSWERS_MAX:
             self._end_over_answers()
         if (dead := self._dead()) is not None:
             return await self._refuse(reader, writer, dead)
         self._answered[guest_ip] += 1
         element, keys = await at_even_times(self._answer, offered)
-        await send(writer, Answer(element=element))
+        await send(writer, PairingAnswer(element=element))
         proof = await receive(reader, Proof)
         # No await from here to the verdict: proofs that arrive at once are judged one after the other.
         if (dead := self._dead()) is not None:
             return await self._refuse(reader, writer, dead)
         if not keys.accepts(proof):
             self._count_wrong(guest_ip)
-            return await self._refuse(reader, writer, Reason.WRONG_CODE)
+            return await self._refuse(reader, writer, RefusalReason.WRONG_CODE)
         guest = profile_of(proof)
         self._claimed = True
         try:
@@ -202,18 +217,18 @@ class PairingHost:
         finally:
             self._end(PairedDevice(device_id, guest.name, certificate_pem, address))
 
-    def _answer(self, offered: Offer) -> tuple[bytes, Keys]:
-        exchange = Exchange(Role.HOST, self.code)
+    def _answer(self, offered: PairingOffer) -> tuple[bytes, Keys]:
+        exchange = PairingExchange(PairingRole.HOST, self.code)
         try:
             keys = exchange.keys(offered.element, self._identity.certificate_der, offered.certificate_der)
         except ElementError as error:
-            raise ProtocolError(str(error)) from error
+            raise PairingFrameError(str(error)) from error
         return exchange.element, keys
 
-    def _dead(self) -> Reason | None:
+    def _dead(self) -> RefusalReason | None:
         if self._claimed or self._outcome is not None:
-            return Reason.SPENT
-        return Reason.EXPIRED if asyncio.get_running_loop().time() >= self._expires_at else None
+            return RefusalReason.SPENT
+        return RefusalReason.EXPIRED if asyncio.get_running_loop().time() >= self._expires_at else None
 
     def _count_wrong(self, guest_ip: str) -> None:
         self._tries_left -= 1
@@ -238,8 +253,8 @@ class PairingHost:
             )
         )
 
-    async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reason: Reason) -> None:
-        await send(writer, Refusal(reason=reason, tries_left=self._tries_left))
+    async def _refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reason: RefusalReason) -> None:
+        await send(writer, PairingRefusal(reason=reason, tries_left=self._tries_left))
         await reader.read(1)
 
     def _end(self, outcome: PairedDevice | PairingError) -> None:

@@ -1,10 +1,10 @@
 """What pairing says and computes: the code, the four frames, and the proof that both ends know the code.
 
-    guest -> host   Offer    guest's SPAKE2 element and certificate, and which host certificate it was shown
-    host  -> guest  Answer   host's SPAKE2 element
-    guest -> host   Proof    guest's profile, authenticated
-    host  -> guest  Proof    host's profile, authenticated
-    host  -> guest  Refusal  instead of Answer or Proof, and the end
+    guest -> host   PairingOffer    guest's SPAKE2 element and certificate, and which host certificate it was shown
+    host  -> guest  PairingAnswer   host's SPAKE2 element
+    guest -> host   Proof           guest's profile, authenticated
+    host  -> guest  Proof           host's profile, authenticated
+    host  -> guest  PairingRefusal  instead of PairingAnswer or Proof, and the end
 
 SPAKE2 (RFC 9382's group of roles, the `spake2` package) turns the code into a key that only somebody with the same code
 shares, one guess per exchange. The key is bound to both certificates through HKDF (RFC 5869), so whoever terminates
@@ -44,12 +44,12 @@ T = TypeVar("T")
 Element = Annotated[bytes, Field(min_length=_ELEMENT_BYTES, max_length=_ELEMENT_BYTES)]
 
 
-class Role(StrEnum):
+class PairingRole(StrEnum):
     HOST = "host"  # shows the code and listens
     GUEST = "guest"  # is given the code and dials
 
 
-class Reason(StrEnum):
+class RefusalReason(StrEnum):
     """Why a host refuses. Not authenticated: a hint for the guest's message, never for a decision."""
 
     VERSION = "version"
@@ -59,14 +59,14 @@ class Reason(StrEnum):
     EXPIRED = "expired"
 
 
-class Offer(Wire):
+class PairingOffer(Wire):
     protocol: Annotated[str, Field(max_length=64)]
     element: Element
     certificate_der: Annotated[bytes, Field(max_length=limits.CERTIFICATE_BYTES_MAX)]
     host_seen: DeviceId  # names an honest relay; a dishonest one may change it and fails at the proof
 
 
-class Answer(Wire):
+class PairingAnswer(Wire):
     element: Element
 
 
@@ -82,8 +82,8 @@ class Proof(Wire):
     tag: Annotated[bytes, Field(min_length=32, max_length=32)]  # HMAC-SHA256
 
 
-class Refusal(Wire):
-    reason: Reason
+class PairingRefusal(Wire):
+    reason: RefusalReason
     tries_left: Annotated[int, Field(ge=0, le=limits.PAIRING_TRIES_MAX)]
 
 
@@ -109,7 +109,7 @@ def normalised_code(text: str) -> str:
     return digits
 
 
-class Exchange:
+class PairingExchange:
     """One side of one SPAKE2 exchange. Each method takes milliseconds: call it off the event loop.
 
     Args:
@@ -117,12 +117,14 @@ class Exchange:
         code: as typed.
     """
 
-    def __init__(self, role: Role, code: str) -> None:
+    def __init__(self, role: PairingRole, code: str) -> None:
         from spake2 import SPAKE2_A, SPAKE2_B
 
-        side = SPAKE2_A if role is Role.HOST else SPAKE2_B
+        side = SPAKE2_A if role is PairingRole.HOST else SPAKE2_B
         self._role = role
-        self._spake = side(normalised_code(code).encode(), idA=Role.HOST.encode(), idB=Role.GUEST.encode())
+        self._spake = side(
+            normalised_code(code).encode(), idA=PairingRole.HOST.encode(), idB=PairingRole.GUEST.encode()
+        )
         self.element: bytes = self._spake.start()
 
     def keys(self, their_element: bytes, host_certificate_der: bytes, guest_certificate_der: bytes) -> "Keys":
@@ -141,7 +143,7 @@ class Exchange:
         )
         info = PROTOCOL.encode() + certificates
         material = HKDF(algorithm=SHA256(), length=2 * _KEY_BYTES, salt=None, info=info).derive(secret)
-        keys = {Role.HOST: material[:_KEY_BYTES], Role.GUEST: material[_KEY_BYTES:]}
+        keys = {PairingRole.HOST: material[:_KEY_BYTES], PairingRole.GUEST: material[_KEY_BYTES:]}
         return Keys(own=keys.pop(self._role), theirs=keys.popitem()[1])
 
 
@@ -176,9 +178,9 @@ class Keys:
         return hmac.compare_digest(proof.tag, hmac.digest(self._theirs, proof.profile, "sha256"))
 
 
-def offer(exchange: Exchange, own_certificate_der: bytes, host_certificate_der: bytes) -> Offer:
+def offer(exchange: PairingExchange, own_certificate_der: bytes, host_certificate_der: bytes) -> PairingOffer:
     """The guest's first frame."""
-    return Offer(
+    return PairingOffer(
         protocol=PROTOCOL,
         element=exchange.element,
         certificate_der=own_certificate_der,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.storage.background_pacing import PRICE_MAX, Courtesy, Share
+from meshtraind.storage.background_pacing import PRICE_MAX, DutyCycle, Pacer
 from meshtraind.storage.fetch import PIECES_IN_FLIGHT
 from meshwire import limits
 
@@ -33,7 +33,7 @@ class Net:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._jitter = itertools.cycle([1 + jitter * (step * 7 % 11) / 11 for step in range(11)])
-        self.share: Share | None = None
+        self.share: DutyCycle | None = None
         self._compute()
 
     def after(self, wait_s: float, what: Callable[[], None]) -> None:
@@ -68,7 +68,7 @@ class Net:
         self.carried += self.turn_bytes
         self._turn(left - 1)
 
-    def fetch(self, share: Share) -> None:
+    def fetch(self, share: DutyCycle) -> None:
         """Pieces, one after the other, from now on."""
         self.share = share
         self._ask()
@@ -109,7 +109,7 @@ def test_rounds_keep_nine_tenths_of_their_speed_and_the_state_comes_all_the_same
     seconds = 40 * (net.compute_s + turns * turn_bytes / LINK_BYTES_PER_S) + 60
     net.run(seconds)
     alone, net.longest_wait_s = net.rounds, 0.0
-    net.fetch(Share())
+    net.fetch(DutyCycle())
     net.run(seconds)
     assert (net.rounds - alone) / alone >= 0.9
     assert net.state_bytes / seconds / LINK_BYTES_PER_S >= least
@@ -118,7 +118,7 @@ def test_rounds_keep_nine_tenths_of_their_speed_and_the_state_comes_all_the_same
 
 def test_a_state_gets_its_share_of_the_time_even_if_rounds_stand_still_because_of_it() -> None:
     """Nothing starves: rounds that take as much longer as pieces are under way leave it PRICE_MAX of the time."""
-    share, now_s, busy_s = Share(), 0.0, 0.0
+    share, now_s, busy_s = DutyCycle(), 0.0, 0.0
     while now_s < 100.0:
         for _ in range(5):
             now_s += 0.01
@@ -132,7 +132,7 @@ def test_a_state_gets_its_share_of_the_time_even_if_rounds_stand_still_because_o
 
 def test_where_no_round_is_ever_complete_the_state_comes() -> None:
     """A job whose rounds take minutes, or that waits for others."""
-    share, now_s, pieces = Share(), 0.0, 0
+    share, now_s, pieces = DutyCycle(), 0.0, 0
     while now_s < 100.0:
         if share.may_begin(now_s, 0):
             share.begins(now_s, 0)
@@ -145,7 +145,7 @@ def test_where_no_round_is_ever_complete_the_state_comes() -> None:
 
 def test_a_piece_that_took_long_is_not_paid_for_in_minutes() -> None:
     """The network was gone for a while, and the link came through it: no fault of the piece."""
-    share = Share()
+    share = DutyCycle()
     share.begins(0.0, 0)
     share.ended(share.piece_bytes, 30.0, 0)
     assert not share.may_begin(34.9, 0)
@@ -156,7 +156,7 @@ def test_a_piece_that_took_long_is_not_paid_for_in_minutes() -> None:
 async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> None:
     """R5, M1: as many rounds are kept for its learner as can be; all stand still until it has the state."""
     waited_for = False
-    pace = Courtesy(lambda: 0, lambda: waited_for)
+    pace = Pacer(lambda: 0, lambda: waited_for)
     assert (pace.pieces, pace.piece_bytes) == (1, 32 * limits.KIB)
     async with pace.piece(pace.piece_bytes):
         await asyncio.sleep(0.05)
@@ -170,6 +170,6 @@ async def test_nothing_is_held_back_while_the_others_wait_for_this_device() -> N
     await tasks.close()
 
 
-async def _piece(pace: Courtesy) -> None:
+async def _piece(pace: Pacer) -> None:
     async with pace.piece(1):
         pass
