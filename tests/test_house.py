@@ -194,6 +194,34 @@ def test_a_room_is_small_enough_to_look_around_in(folder: Path) -> None:
     assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 15
 
 
+def classes() -> Iterator[tuple[str, ast.ClassDef]]:
+    """(path, class) of all classes of the three packages but for templates, which are copied into a user's folder."""
+    for package in PACKAGES:
+        for path, tree in modules(package):
+            if "/examples/" not in path:
+                yield from ((path, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+
+
+def test_a_class_name_means_one_thing() -> None:
+    """Who reads a name knows which class it is, wherever in the project it stands."""
+    found: dict[str, list[str]] = {}
+    for path, node in classes():
+        found.setdefault(node.name, []).append(path)
+    assert not {name: paths for name, paths in found.items() if len(paths) > 1}
+
+
+def test_what_is_made_of_many_things_is_made_of_few_objects() -> None:
+    """A constructor takes at most eight parameters: what always comes together is one object."""
+    long = [
+        f"{path}: {node.name} takes {count}"
+        for path, node in classes()
+        for made in node.body
+        if isinstance(made, ast.FunctionDef) and made.name == "__init__"
+        if (count := len(made.args.posonlyargs + made.args.args + made.args.kwonlyargs) - 1) > 8
+    ]
+    assert not long
+
+
 def imported_modules() -> dict[str, set[str]]:
     """What each of our modules imports of our modules, anywhere in it: at the top, in functions, for types alone."""
     names: dict[str, Path] = {}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshtraind.trust.identity import load_or_create
 from meshtraind.trust.pins import Pin, PinTable
 from meshtraind.trust.tls import Trust
@@ -62,7 +62,7 @@ class Recorder:
 
     async def request(self, _conn: Connection, _header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         if isinstance(body, GetStatus):
-            raise RequestError("no status today")
+            raise RequestFailed("no status today")
         if isinstance(body, Heartbeat):
             raise ZeroDivisionError
         assert isinstance(body, GetJobs)

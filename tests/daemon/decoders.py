@@ -22,7 +22,7 @@ from meshtraind.api.endpoint import Endpoint, _Guard
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError
 from meshtraind.peers.mdns import SERVICE_TYPE, parse_sighting
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshtraind.trust.identity import CertificateError, Identity, check_certificate, load_or_create
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshtraind.trust.pairing_channel import PairingFrameError, loaded, profile_of, receive_plain
@@ -207,7 +207,7 @@ class _Attached:
         pass
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
-        raise RequestError("not now")
+        raise RequestFailed("not now")
 
     def lost(self, conn: Connection, reason: str) -> None:
         pass

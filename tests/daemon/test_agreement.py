@@ -14,7 +14,7 @@ from meshtraind.startup import start_state as startstate
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire.jobs.lifecycle import new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Enter
@@ -150,7 +150,7 @@ async def test_learners_that_cannot_agree_end_the_job(tmp_path: Path) -> None:
     async with trio(tmp_path) as three:
         waiting = [three.models(0), three.models(1), three.models(2, plan=1)]
         for task in waiting:
-            with pytest.raises(RequestError, match="plans its buckets differently from rank 0"):
+            with pytest.raises(RequestFailed, match="plans its buckets differently from rank 0"):
                 await soon(task)
         assert all(member.broken for member in three.members)
 
@@ -174,7 +174,7 @@ async def test_a_state_that_not_all_have_is_void_when_its_giver_is_lost(
     """Bert's learner has been told to keep its state, which was the giver's; cleo has not got it and never will."""
 
     async def breaks(*_args: object) -> None:
-        raise ConnectionLost("the giver is gone")
+        raise ConnectionEnded("the giver is gone")
 
     monkeypatch.setattr(startstate, "fetch_blob", breaks)
     async with trio(tmp_path) as three:

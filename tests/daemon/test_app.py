@@ -13,7 +13,7 @@ import pytest
 
 from meshtraind.app import App, Config, StartError
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshtraind.trust.tls import Trust
 from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, Header, Kind
@@ -149,13 +149,13 @@ async def test_daemons_that_know_each_other_and_start_together_hold_one_link(tmp
 async def test_the_code_is_the_pairing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "PAIRING_SEARCH_S", 0.1)
     async with running(config(tmp_path, "anna"), config(tmp_path, "bert")) as (anna, bert):
-        with pytest.raises(RequestError, match="no device on this network shows a pairing code"):
+        with pytest.raises(RequestFailed, match="no device on this network shows a pairing code"):
             await bert.mesh.join_pairing(PairJoin(code="123-456", at=None), unheard)
-        with pytest.raises(RequestError, match="six digits"):
+        with pytest.raises(RequestFailed, match="six digits"):
             await bert.mesh.join_pairing(PairJoin(code="12-34", at=anna.mesh.listen), unheard)
-        with pytest.raises(RequestError, match="shows no code now: run `meshtrain pair` there"):
+        with pytest.raises(RequestFailed, match="shows no code now: run `meshtrain pair` there"):
             await bert.mesh.join_pairing(PairJoin(code="123-456", at=anna.mesh.listen), unheard)
-        with pytest.raises(RequestError, match="port 0 cannot be dialled"):
+        with pytest.raises(RequestFailed, match="port 0 cannot be dialled"):
             await bert.mesh.join_pairing(PairJoin(code="123-456", at="127.0.0.1:0"), unheard)
 
 
@@ -170,9 +170,9 @@ async def test_a_code_is_shown_with_where_to_type_it(tmp_path: Path) -> None:
         assert isinstance(shown, PairCode)
         assert anna.mesh.listen == f"127.0.0.1:{shown.port}"
         assert shown.addresses == ("127.0.0.1",)
-        with pytest.raises(RequestError, match="this device itself shows that code"):
+        with pytest.raises(RequestFailed, match="this device itself shows that code"):
             await anna.mesh.join_pairing(PairJoin(code=shown.code, at=None), unheard)
-        with pytest.raises(RequestError, match="shows a pairing code already"):
+        with pytest.raises(RequestFailed, match="shows a pairing code already"):
             await anna.mesh.host_pairing(unheard)
         hosting.cancel()
         await asyncio.wait({hosting})

@@ -19,7 +19,7 @@ from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CHECKPOINTS, Checkpoint, CheckpointStore
 from meshtraind.storage.cleanup import STATE
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskState, DealState
@@ -290,7 +290,7 @@ async def test_several_ask_at_once_and_each_gets_its_own(desk: Desk, tmp_path: P
     desk.saving.saved(LearnerSaved(number=77, round=1, units=1))
     desk.saving.saved(LearnerSaved(number=one.number, round=6, units=1))
     assert [saved.round for saved in await asyncio.gather(first, second)] == [6, 9]
-    with pytest.raises(RequestError, match="has not reached a boundary"):
+    with pytest.raises(RequestFailed, match="has not reached a boundary"):
         await desk.saving.save(5, tmp_path, timeout_s=0.01)
 
 
@@ -320,7 +320,7 @@ async def test_a_checkpoint_that_is_new_enough_is_given(desk: Desk, tmp_path: Pa
     tasks = TaskSet("test", on_error=told_elsewhere)
     late = tasks.spawn(donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=31)), "a member that asks")
     desk.answer(await desk.asked(4), 31)  # of which it is not known any more what the round was
-    with pytest.raises(RequestError, match="the state after round 31"):
+    with pytest.raises(RequestFailed, match="the state after round 31"):
         await late
     await tasks.close()
 
@@ -390,7 +390,7 @@ async def test_a_state_lies_on_the_disk_for_as_long_as_somebody_loads_it(desk: D
     assert await lender.gives(1, 90) == 90
     await lender.donor.close()
     assert await lender.lies_here() == []
-    with pytest.raises(RequestError, match="has ended there"):
+    with pytest.raises(RequestFailed, match="has ended there"):
         await lender.donor.state(MEMBERS[1].device, AskState(job=JOB, after_round=1))
     assert not desk.failed
 
@@ -404,7 +404,7 @@ async def test_a_state_that_could_not_be_written_leaves_nothing(desk: Desk, tmp_
     save = await desk.asked()
     (Path(save.folder) / unit_file(0)).write_bytes(b"half of it")
     desk.saving.learner_lost()
-    with pytest.raises(RequestError, match="its learner has ended"):
+    with pytest.raises(RequestFailed, match="its learner has ended"):
         await asking
     assert await lender.lies_here() == []
     await tasks.close()

@@ -24,7 +24,7 @@ from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointError, Che
 from meshtraind.storage.cleanup import clean_up
 from meshtraind.storage.fetch import serve
 from meshtraind.storage.state_transfer import fetch_state, offer, store_state
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointFacts, CheckpointName, GenerationRecord, unit_file
 from meshwire.message_base import Wire
@@ -442,7 +442,7 @@ class Peer:
     async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
         assert isinstance(body, Fetch)
         if self.breaks_after is not None and self.asked_bytes >= self.breaks_after:
-            raise ConnectionLost("anna is gone")
+            raise ConnectionEnded("anna is gone")
         self.asked_bytes += body.max_bytes
         self.sizes.append(body.max_bytes)
         self.answering += 1
@@ -533,7 +533,7 @@ async def test_a_transfer_that_broke_off_goes_on(
     made = written(store, 5)
     saved = offer("a state", made, donor.store)
     donor.breaks_after = saved.units[0].size_bytes
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionEnded):
         await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     donor.breaks_after = None
     await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
@@ -548,7 +548,7 @@ async def test_a_donor_whose_disk_has_rotted_is_named(
     saved = offer("a state", written(store, 5), donor.store)
     path = donor.store.blob_path(saved.units[1].sha256)
     path.write_bytes(bytes(saved.units[1].size_bytes))
-    with pytest.raises(RequestError, match="unit 1 of the state from anna: blob"):
+    with pytest.raises(RequestFailed, match="unit 1 of the state from anna: blob"):
         await fetch_state(saved.units, donor.connection, JOB, blobs, tmp_path / "state", lambda _: None)
     assert not (tmp_path / "state").exists()
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from meshtraind.transport import connection as connection_module
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import HEADER_BYTES, Header, Kind
 from meshwire.jobs.lifecycle import new_job_id
@@ -63,7 +63,7 @@ def test_requests_events_replies_and_failures(loop_name: str, tls: bool) -> None
                     *(one.request(GetJobs(prefix=f"{n}"), timeout_s=5, name="jobs") for n in range(10, 40))
                 )
                 assert replies == [GetJobs(prefix=f"{n}"[::-1]) for n in range(10, 40)]
-                with pytest.raises(RequestError, match="no status today"):
+                with pytest.raises(RequestFailed, match="no status today"):
                     await one.request(GetStatus(), timeout_s=5, name="status")
 
     run(loop_name, check())
@@ -108,13 +108,13 @@ def test_a_lost_connection_fails_what_waits_and_stops_what_answers(loop_name: st
             await until(lambda: len(server._answering) == 3)
             server.close("enough")
             for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-                assert isinstance(outcome, ConnectionLost)
+                assert isinstance(outcome, ConnectionEnded)
                 assert "the connection to server has ended" in str(outcome)
             await server.closed()
             assert received.cancelled == 3
             assert received.losses == ["enough"]
             assert sent.losses == ["the other side closed the connection"]
-            with pytest.raises(ConnectionLost, match="later: "):
+            with pytest.raises(ConnectionEnded, match="later: "):
                 await client.request(GetJobs(prefix=""), timeout_s=1, name="later")
             client.notify(Done())  # dropped
             assert not client.writable
@@ -137,7 +137,7 @@ async def test_a_deadline_has_a_name() -> None:
 @pytest.mark.asyncio
 async def test_an_error_of_ours_is_logged_here_and_told_without_details(caplog: pytest.LogCaptureFixture) -> None:
     async with pair(False) as (client, _, _, _):
-        with pytest.raises(RequestError, match=r"meshtraind failed on Heartbeat \(ZeroDivisionError\); its log"):
+        with pytest.raises(RequestFailed, match=r"meshtraind failed on Heartbeat \(ZeroDivisionError\); its log"):
             await client.request(Heartbeat(), timeout_s=5, name="heartbeat")
     assert "cannot answer Heartbeat of client" in caplog.text
 
@@ -149,7 +149,7 @@ async def test_concurrent_requests_are_bounded() -> None:
         requests = [client.request(GetJobs(prefix="wait"), timeout_s=5, name="jobs") for _ in range(count)]
         waiting = asyncio.gather(*requests)
         await until(lambda: len(server._answering) == count)
-        with pytest.raises(RequestError, match="being answered already"):
+        with pytest.raises(RequestFailed, match="being answered already"):
             await client.request(GetJobs(prefix=""), timeout_s=5, name="jobs")
         received.release.set()
         assert len(await waiting) == count

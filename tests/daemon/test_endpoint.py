@@ -15,7 +15,7 @@ import pytest
 import meshtraind.api.endpoint
 from meshtraind.api.endpoint import Endpoint, EndpointError
 from meshtraind.api.rundir import RunDir
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
@@ -138,7 +138,7 @@ async def test_a_learner_is_heard_where_it_speaks_as_learners_do(tmp_path: Path)
             assert await ask(connection, attach) == Done()
             assert await ask(connection, LearnerReady()) == Done()
             connection.notify(LearnerApplied(round=3))
-            with pytest.raises(RequestError, match="a learner may not ask for GetJobs"):
+            with pytest.raises(RequestFailed, match="a learner may not ask for GetJobs"):
                 await ask(connection, GetJobs(prefix="a"))
             assert app.requests == [(attach, attach), (attach, LearnerReady())]
             assert app.notices == [LearnerApplied(round=3)]
@@ -148,7 +148,7 @@ async def test_a_learner_is_heard_where_it_speaks_as_learners_do(tmp_path: Path)
         await until(lambda: app.lost_names == [f"the learner of job {JOB}"])
         endpoint.learners.revoke(attach.token)
         async with connected(endpoint) as (connection, _):
-            with pytest.raises((ConnectionLost, RequestError)):
+            with pytest.raises((ConnectionEnded, RequestFailed)):
                 await ask(connection, attach)
         assert len(app.requests) == 2
 
@@ -171,7 +171,7 @@ async def test_the_socket_is_its_users_alone(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_wrong_token_is_sent_away(tmp_path: Path, token: str) -> None:
     async with serving(tmp_path) as (endpoint, app, _), connected(endpoint) as (connection, client):
-        with pytest.raises((ConnectionLost, RequestError)):
+        with pytest.raises((ConnectionEnded, RequestFailed)):
             await ask(connection, Attach(token=token, role="client"))
         await until(lambda: client.reason is not None)
         assert client.reason is not None
@@ -184,7 +184,7 @@ async def test_a_wrong_token_is_sent_away(tmp_path: Path, token: str) -> None:
 async def test_nothing_is_heard_before_attach(tmp_path: Path) -> None:
     async with serving(tmp_path) as (endpoint, app, _):
         async with connected(endpoint) as (connection, client):
-            with pytest.raises((ConnectionLost, RequestError), match="first message must be Attach"):
+            with pytest.raises((ConnectionEnded, RequestFailed), match="first message must be Attach"):
                 await ask(connection, GetJobs(prefix="a"))
         async with connected(endpoint) as (connection, client):
             connection.notify(Stop(reason="x"))

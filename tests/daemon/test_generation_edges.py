@@ -28,7 +28,7 @@ from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.job_record import EntryMode, Job
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobEvent, JobState
@@ -239,7 +239,7 @@ def state_of(round_: int, chain: bytes | None = None) -> SavedState:
 
 async def nothing_saved(_asked: AskState) -> SavedState:
     """What a device answers whose learner has left nothing."""
-    raise RequestError("its learner holds no state now")
+    raise RequestFailed("its learner holds no state now")
 
 
 async def ask_state(
@@ -295,7 +295,7 @@ async def test_where_nobody_computes_what_lies_on_a_disk_is_loaded(monkeypatch: 
         return state_of(asked.after_round)
 
     assert (await ask_state(monkeypatch, own=own)).round == 7
-    other = Offers(RequestError("its learner holds no state now"), state_of(8))
+    other = Offers(RequestFailed("its learner holds no state now"), state_of(8))
     assert (await ask_state(monkeypatch, others=(other,))).round == 8
 
     async def of_another_history(_asked: AskState) -> SavedState:
@@ -307,14 +307,14 @@ async def test_where_nobody_computes_what_lies_on_a_disk_is_loaded(monkeypatch: 
 @pytest.mark.asyncio
 async def test_a_member_that_computes_and_has_no_state_yet_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """J3: its learner was killed, and the next one is on its way."""
-    refused = [RequestError("its learner has ended")] * 3
+    refused = [RequestFailed("its learner has ended")] * 3
     assert (await ask_state(monkeypatch, Offers(*refused, state_of(9)))).round == 9
 
 
 @pytest.mark.asyncio
 async def test_a_link_that_breaks_while_a_state_is_loaded_costs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three lost links, and the device would have forwarded for the rest of the job."""
-    lost = [ConnectionLost("the connection broke")] * 5
+    lost = [ConnectionEnded("the connection broke")] * 5
     task = await ask_state(monkeypatch, Offers(*lost, state_of(9)))
     assert task.round == 9
 
@@ -322,7 +322,7 @@ async def test_a_link_that_breaks_while_a_state_is_loaded_costs_no_process(monke
 @pytest.mark.asyncio
 async def test_a_state_of_too_early_a_round_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rounds after it are not kept here: it ended the job as an error of the exchange."""
-    with pytest.raises(RequestError, match="bert: it offers the state after round 6, not after 7"):
+    with pytest.raises(RequestFailed, match="bert: it offers the state after round 6, not after 7"):
         await ask_state(monkeypatch, Offers(state_of(6)))
 
 
@@ -338,7 +338,7 @@ async def test_a_state_of_a_round_that_nobody_else_holds_yet_is_loaded_only_if_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """G4: a donor that is lost meanwhile may have been the only one to hold it; then another one is asked."""
-    lost = Offers(state_of(10**9), ConnectionLost("the connection broke"), ConnectionLost("the connection broke"))
+    lost = Offers(state_of(10**9), ConnectionEnded("the connection broke"), ConnectionEnded("the connection broke"))
     lost.closing = True
     task = await ask_state(monkeypatch, lost, Offers(state_of(30)))
     assert task.round == 30
@@ -609,7 +609,7 @@ async def test_rounds_of_another_history_do_not_make_a_member_enter(right: bool)
     if right:
         await fetching
     else:
-        with pytest.raises(RequestError, match="the rounds up to 5 are not those that the others hold"):
+        with pytest.raises(RequestFailed, match="the rounds up to 5 are not those that the others hold"):
             await fetching
     assert taken == [5]
 
@@ -669,7 +669,7 @@ async def test_a_device_without_memory_for_the_job_does_not_end_it() -> None:
         raise SharedMemoryError("no 8 bytes of shared memory")
 
     passage._maker = SimpleNamespace(loading=loading)
-    with pytest.raises(RequestError, match="anna cannot take part: no 8 bytes of shared memory"):
+    with pytest.raises(RequestFailed, match="anna cannot take part: no 8 bytes of shared memory"):
         passage.begin_loading(object(), SimpleNamespace(entry=Entry()))
     passage.memory.close()
 
@@ -687,7 +687,7 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     machine.promised = generation
     assert (await passage.asked("b", CatchUp(job=JOB, generation=generation.hash64(), complete=None))).seen == 3
     machine.promised = generation.model_copy(update={"number": 2})
-    with pytest.raises(RequestError, match="anna has promised another generation meanwhile"):
+    with pytest.raises(RequestFailed, match="anna has promised another generation meanwhile"):
         await passage.asked("b", CatchUp(job=JOB, generation=generation.hash64(), complete=None))
     await tasks.close()
 
@@ -709,7 +709,7 @@ async def test_a_link_that_breaks_on_the_way_back_costs_no_results(
 
         async def run(self) -> None:
             if len(tried) < 3 or ends:
-                raise ConnectionLost("the connection broke")
+                raise ConnectionEnded("the connection broke")
 
     monkeypatch.setattr(admission, "Intake", BrokenIntake)
     monkeypatch.setattr(admission, "RETURN_RETRY_S", 0.001)
@@ -799,7 +799,7 @@ async def test_a_checkpoint_that_is_gone_is_no_way_back() -> None:
     """J3: it asks in, and the others look for something else."""
 
     def gone(_enter: Enter) -> None:
-        raise RequestError("the checkpoint after round 5 is gone")
+        raise RequestFailed("the checkpoint after round 5 is gone")
 
     host = SimpleNamespace(rounds=SimpleNamespace(complete=9, history_samples=90), saved_beginning=gone)
     shell, machine, tasks = generations(host, {})
@@ -824,7 +824,7 @@ async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytes
     assert rounds.complete == 5
     monkeypatch.setattr(passage_module, "GO_BACK_TIMEOUT_S", 0.0)
     rounds.complete = 9
-    with pytest.raises(RequestError, match="anna is at round 9, not 5"):
+    with pytest.raises(RequestFailed, match="anna is at round 9, not 5"):
         await passage.asked("b", asked)
     await tasks.close()
 

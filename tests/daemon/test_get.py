@@ -16,7 +16,7 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.peers.node import Node
 from meshtraind.storage.fetch import list_outputs
-from meshtraind.transport.connection import ConnectionLost
+from meshtraind.transport.connection import ConnectionEnded
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role, decode, encode
@@ -310,7 +310,7 @@ async def test_the_list_begins_with_this_disk_and_says_who_did_not_answer(tmp_pa
     os.utime(tmp_path / "out" / "1" / "own", ns=(0, CHANGED_NS))
     theirs = OutputFile(rank=0, path="m", size_bytes=1)
     asked = questions(
-        tmp_path, {"bert": lambda _: Outputs(files=(theirs,), omitted=3), "cleo": ConnectionLost("silent for 5 s")}
+        tmp_path, {"bert": lambda _: Outputs(files=(theirs,), omitted=3), "cleo": ConnectionEnded("silent for 5 s")}
     )
     listed = await asked.outputs(ListOutputs(job=JOB), forward=True)
     assert listed.files == (OutputFile(rank=1, path="own", size_bytes=3, changed_ns=CHANGED_NS), theirs)
@@ -329,7 +329,7 @@ async def test_a_liar_cannot_speak_for_others_nor_fill_the_answer(tmp_path: Path
         {
             "bert": lambda _: Outputs(files=(good,)),
             "cleo": lambda _: Outputs(files=(liar,)),
-            "dora": ConnectionLost("ü" * limits.CONTROL_BYTES_MAX),
+            "dora": ConnectionEnded("ü" * limits.CONTROL_BYTES_MAX),
         },
     )
     listed = await asked.outputs(ListOutputs(job=JOB), forward=True)

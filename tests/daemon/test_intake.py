@@ -19,7 +19,7 @@ from meshtraind.storage.blob_writer import COPY_BYTES
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import clean_up, clean_up_all, discard
 from meshtraind.storage.fetch import PIECES_PER_PEER, fetch_blob, serve
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.message_base import Wire
@@ -259,20 +259,20 @@ async def test_an_intake_that_is_given_up_while_it_writes_stops_and_leaves_nothi
     def on_progress(done_bytes: int, total_bytes: int) -> None:
         told.append(done_bytes)
         if written.is_set() and told[-3:] == [total_bytes] * 3:
-            raise RequestError("the job has ended")
+            raise RequestFailed("the job has ended")
 
     monkeypatch.setattr(BlobStore, "materialise", endless)
-    with pytest.raises(RequestError, match="has ended"):
+    with pytest.raises(RequestFailed, match="has ended"):
         async with asyncio.timeout(10):
             await Intake(spec, tmp_path / "job", store, peer.connection, on_progress).run()
     assert told == sorted(told)
     monkeypatch.setattr(BlobStore, "materialise", made)
 
     def give_up(*_now: int) -> None:
-        raise RequestError("the job has ended")
+        raise RequestFailed("the job has ended")
 
     assert not list(tmp_path.glob("job/*"))
-    with pytest.raises(RequestError, match="has ended"):
+    with pytest.raises(RequestFailed, match="has ended"):
         await Intake(spec, tmp_path / "job", BlobStore(tmp_path / "empty"), peer.connection, give_up).run()
     assert not list(tmp_path.glob("job/*"))
 
@@ -350,6 +350,6 @@ async def test_a_place_for_data_that_is_taken_or_outside_is_refused(
 ) -> None:
     spec = make_spec(peer.store, {"train.py": b"print()", "sets/readme": b"mine"})
     job = spec.model_copy(update={"data": spec.files, "data_path": data_path})
-    with pytest.raises(RequestError, match=said):
+    with pytest.raises(RequestFailed, match=said):
         await Intake(job, tmp_path / "jobs" / "1", store, peer.connection, lambda *_: None).run()
     assert not (tmp_path / "outside").exists()

@@ -20,7 +20,7 @@ from meshtraind.session.invitations import Inviter
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.job_history import UnknownJobError
 from meshtraind.storage.job_record import EntryMode, Job
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.message_base import Wire
@@ -116,7 +116,7 @@ def test_a_job_begins_on_as_many_as_are_there(count: int, count_max: int | None,
         links[member.device].hello.software = software
     node = cast(Any, SimpleNamespace(device=ANNA.device, member=ANNA, software=software, links=links))
     if isinstance(chosen, str):
-        with pytest.raises(RequestError, match=chosen):
+        with pytest.raises(RequestFailed, match=chosen):
             choose_members(node, (), count, count_max)
     else:
         members, _ = choose_members(node, (), count, count_max)
@@ -231,7 +231,7 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
 
     job = Job(SPEC, (ANNA, BERT, CLEO), 2, tmp_path, cast(Any, HISTORY), EntryMode.LATE_JOIN)
     links = {
-        ANNA.device: link(ANNA, member("anna", RequestError("no job there"))),
+        ANNA.device: link(ANNA, member("anna", RequestFailed("no job there"))),
         BERT.device: link(BERT, member("bert", None)),
     }
     board = SimpleNamespace(jobs={JOB: job}, session=lambda _job: None)
@@ -240,7 +240,7 @@ async def test_cancelling_while_the_files_come_ends_it_for_all(tmp_path: Path) -
     await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
     assert asked == ["anna", "bert"]
     links.clear()
-    with pytest.raises(RequestError, match=r"no device of job .* is linked now; see `meshtrain peers`"):
+    with pytest.raises(RequestFailed, match=r"no device of job .* is linked now; see `meshtrain peers`"):
         await questions.cancel(Cancel(job=JOB, now=False), "cleo", forward=True)
 
 
@@ -338,7 +338,7 @@ async def test_a_refusal_is_told_once_and_asked_about_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """In the log, and in what `status -v` shows; a link that breaks is no refusal. Nobody is asked before round 1."""
-    guest = Guest("no torch", "no torch", ConnectionLost("broke"), None)
+    guest = Guest("no torch", "no torch", ConnectionEnded("broke"), None)
     job = Job(SPEC, (ANNA, BERT), 0, tmp_path, cast(Any, HISTORY))
     for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
         job.advance(event)

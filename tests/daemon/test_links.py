@@ -20,7 +20,7 @@ from meshtraind.peers.links import Link, Links, ListenError
 from meshtraind.runtime import log_limit as loglimit
 from meshtraind.runtime.log_limit import LimitedHandler
 from meshtraind.transport import connection as connection_module
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
 from meshtraind.trust.identity import load_or_create
 from meshtraind.trust.pins import Pin, PinTable
 from meshtraind.trust.tls import Trust
@@ -222,7 +222,7 @@ async def test_paired_devices_link_talk_and_part(tmp_path: Path) -> None:
         await until(lambda: bert.losses and anna.losses, "the end")
         assert anna.losses == [(bert.id, "bert was unpaired")]
         assert "refused: bert was unpaired" in bert.losses[0][1]
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(ConnectionEnded):
             await link.connection.request(GetJobs(prefix="y"), timeout_s=5, name="jobs")
 
 
@@ -462,12 +462,12 @@ async def test_a_busy_peer_is_still_watched(tmp_path: Path, monkeypatch: pytest.
             )
             await until(lambda: bert.link(anna).connection._answering, "the request")
             monkeypatch.setattr(limits, "REQUESTS_PER_CONNECTION_MAX", 1)
-            with pytest.raises(RequestError, match="being answered already"):
+            with pytest.raises(RequestFailed, match="being answered already"):
                 await connection.request(Heartbeat(), timeout_s=5, name="heartbeat")
             received_s = connection.last_received_s
             await until(lambda: connection.last_received_s > received_s + 0.1, "heartbeats that were refused too")
             relay.fall_silent()
-            with pytest.raises(ConnectionLost):
+            with pytest.raises(ConnectionEnded):
                 await waiting
             assert anna.losses[0][1].startswith("silent for")
 

@@ -18,7 +18,7 @@ from meshtraind.learner import software
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
@@ -193,7 +193,7 @@ async def test_a_submission_repeats_its_offer_while_others_receive_files(
     offer = Anna(BlobStore(tmp_path / "anna")).offer(1)
     alone = Generation.first(offer.spec.job, ANNA.device, (BERT,))
     await submission._offer_all(offer.spec, alone)
-    with pytest.raises(RequestError, match="bert refused the job: its offer has expired"):
+    with pytest.raises(RequestFailed, match="bert refused the job: its offer has expired"):
         await submission._await_files(offer.spec, alone)
     assert len(asked) == 4
 

@@ -27,7 +27,7 @@ from meshtraind.session.session import JobSession
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointName, unit_file
@@ -174,7 +174,7 @@ async def test_why_it_is_not_kept_is_said(tmp_path: Path, monkeypatch: pytest.Mo
     desk.rounds.finished = how == "has finished"
     if how in ("dies", "cannot write", "is behind"):
         desk.tasks.spawn(answer(desk, how), "learner")
-    with pytest.raises(RequestError, match=why):
+    with pytest.raises(RequestFailed, match=why):
         await asyncio.wait_for(desk.checkpointing.write_given_up(cast(Any, desk.rounds)), 10)
     assert not list(desk.store.path.iterdir() if desk.store.path.exists() else ())
     await desk.tasks.close()
@@ -287,7 +287,7 @@ async def test_a_device_asks_in_when_its_learner_has_written_what_is_given_up() 
 async def test_what_cannot_be_saved_holds_nobody_up(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parting, "LEARNER_S_MAX", 0.01 if how == "deadline" else 60.0)
     home = Home(OSError(28, "No space left on device") if how == "disk" else None)
-    home.error = {"learner": RequestError("its learner has ended"), "long": RequestError("x" * 5000)}.get(how)
+    home.error = {"learner": RequestFailed("its learner has ended"), "long": RequestFailed("x" * 5000)}.get(how)
     device = Parted(home)
     await turns()
     if how == "taken in":

@@ -19,7 +19,7 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import summary_of
 from meshtraind.storage.results import expire
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobState
 from meshwire.messages.job import Fetch, ListOutputs
@@ -99,11 +99,11 @@ async def test_a_daemon_deletes_what_has_expired_says_so_and_leaves_all_else_alo
         assert [summary_of(job).expired_at_s is None for job in history.newest()] == [True, True, False]
         questions = JobQueries(node, board.registry, board.admission)
         gone = f"the results and logs of job {old.id} on this device have expired: they were deleted on 20.*90 days"
-        with pytest.raises(RequestError, match=gone):
+        with pytest.raises(RequestFailed, match=gone):
             await questions.outputs(ListOutputs(job=old.id), forward=False)
         for what in ("log", "output"):
             wanted = Fetch(job=old.id, what=cast(Any, what), path="model.pt", offset_bytes=0, max_bytes=1)
-            with pytest.raises(RequestError, match=gone):
+            with pytest.raises(RequestFailed, match=gone):
                 await questions.fetch(wanted, forward=False)
         assert len((await questions.outputs(ListOutputs(job=young.id), forward=False)).files) == 1
 

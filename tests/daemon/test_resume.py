@@ -17,7 +17,7 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore, list_checkpoints
 from meshtraind.storage.cleanup import RESUME
 from meshtraind.storage.fetch import serve
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire.checkpoints.manifest import CheckpointFacts, CheckpointName, GenerationRecord, unit_file
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.message_base import Wire
@@ -76,7 +76,7 @@ class Device:
     async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
         await asyncio.sleep(0)
         if self.gone:
-            raise ConnectionLost(f"{self.name} is gone")
+            raise ConnectionEnded(f"{self.name} is gone")
         match body:
             case ListCheckpoints():
                 return Checkpoints(checkpoints=list_checkpoints(self.folder, JOB, 1, lambda: None))
@@ -198,9 +198,9 @@ async def test_what_was_given_up_is_taken_by_its_name_alone(
     written(anna.folder, 20, spec())
     lost = written(bert.folder, 40, spec(), given_up=True)
     assert (await search.bring(ResumeFrom(job=JOB))).point.round == 20
-    with pytest.raises(RequestError, match=r"after round 40 can be used: there are those after round 40-ab12cd34, 20"):
+    with pytest.raises(RequestFailed, match=r"after round 40 can be used: there are those after round 40-ab12cd34, 20"):
         await search.bring(ResumeFrom(job=JOB, round=40))
-    with pytest.raises(RequestError, match="after round 40-00000000 can be used"):
+    with pytest.raises(RequestFailed, match="after round 40-00000000 can be used"):
         await search.bring(ResumeFrom(job=JOB, round=40, given_up="00000000"))
     resumed = await search.bring(ResumeFrom(job=JOB, round=40, given_up="ab12cd34"))
     assert resumed.point.round == 40
@@ -211,11 +211,11 @@ async def test_what_was_given_up_is_taken_by_its_name_alone(
 
 @pytest.mark.asyncio
 async def test_what_cannot_be_had_is_said(anna: Device, bert: Device, search: CheckpointSearch) -> None:
-    with pytest.raises(RequestError, match="none lies here or on a linked device"):
+    with pytest.raises(RequestFailed, match="none lies here or on a linked device"):
         await search.bring(ResumeFrom(job=JOB))
     written(anna.folder, 20, spec())
     bert.gone = True
-    with pytest.raises(RequestError, match=r"after round 30 can be used: bert does not answer; .* after round 20"):
+    with pytest.raises(RequestFailed, match=r"after round 30 can be used: bert does not answer; .* after round 20"):
         await search.bring(ResumeFrom(job=JOB, round=30))
     assert (await search.bring(ResumeFrom(job=JOB, round=20))).point.round == 20
 
@@ -234,7 +234,7 @@ async def test_the_files_of_the_job_come_from_who_has_them(
     source = spec(files=ref, partition_wait=90.0)
     written(bert.folder, 20, source)
     resumed = await search.bring(ResumeFrom(job=JOB))
-    with pytest.raises(RequestError, match=f"meshtrain submit --resume {JOB} train.py"):
+    with pytest.raises(RequestFailed, match=f"meshtrain submit --resume {JOB} train.py"):
         await search.bring_files(resumed)
     for path in (script, packed):
         bert.blobs.ingest(path, entry_of(path).sha256, path.stat().st_size)
@@ -270,15 +270,15 @@ async def test_a_script_that_prepares_something_else_is_refused(
     resuming = Resuming(await laid_out(anna, resumed, tmp_path / "member"), resumed.point)
     name = f"the checkpoint of job {JOB} after round 20"
     other = SampleSpace(total=1000, batch=16, whole_batches=False, drop_last=False)
-    with pytest.raises(RequestError, match=f"loader reads .*{name}"):
+    with pytest.raises(RequestFailed, match=f"loader reads .*{name}"):
         resuming.entry(LearnerModel(manifest=MODEL.manifest, memory_bytes=1, samples=other))
     dgc = MODEL.manifest.model_copy(update={"momentum": Momentum(factor=0.9, nesterov=False)})
     assert resuming.entry(LearnerModel(manifest=dgc, memory_bytes=1, samples=SPACE)).complete == 20  # only a codec
     adam = MODEL.manifest.model_copy(update={"optimizer": "Adam"})
-    with pytest.raises(RequestError, match=f"another model or optimizer than that of {name}"):
+    with pytest.raises(RequestFailed, match=f"another model or optimizer than that of {name}"):
         resuming.entry(LearnerModel(manifest=adam, memory_bytes=1, samples=SPACE))
-    with pytest.raises(RequestError, match="2 units of state, the script 3"):
+    with pytest.raises(RequestFailed, match="2 units of state, the script 3"):
         resuming.task(LearnerState(units=(bytes(32),) * 3))
     (resuming.folder / "manifest.json").write_text("{}")
-    with pytest.raises(RequestError, match=f"{name} cannot be read"):
+    with pytest.raises(RequestFailed, match=f"{name} cannot be read"):
         Resuming(resuming.folder.parent, resumed.point)

@@ -21,7 +21,7 @@ from meshtraind.storage.fetch import serve
 from meshtraind.storage.job_history import JobHistory
 from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.storage.resume_file import NAME, JobFile, load_all
-from meshtraind.transport.connection import ConnectionLost
+from meshtraind.transport.connection import ConnectionEnded
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState
@@ -133,7 +133,7 @@ class Wired:
         await asyncio.sleep(0)
         dst, device = self.dst, self.src.device
         if dst.device not in self.src.links:
-            raise ConnectionLost(f"{self.name} is gone")
+            raise ConnectionEnded(f"{self.name} is gone")
         match body:
             case Offer():
                 return dst.jobs.admission.offered(body, device)

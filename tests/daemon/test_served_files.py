@@ -33,7 +33,7 @@ from meshtraind.storage.cleanup import remove_inputs
 from meshtraind.storage.fetch import list_outputs, serve
 from meshtraind.storage.resume_file import NAME, load_all
 from meshtraind.storage.state_transfer import lend, store_state
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.jobs.files import check_path
@@ -147,7 +147,7 @@ async def test_what_is_no_regular_file_is_neither_listed_nor_served_nor_waited_f
     job: Path, store: BlobStore, pipes: Pipes, plant: Callable[[Path, Pipes], None]
 ) -> None:
     plant(job / "out/0/x", pipes)
-    with pytest.raises(RequestError, match=r"cannot read the output of job .*'x' is no file but a"):
+    with pytest.raises(RequestFailed, match=r"cannot read the output of job .*'x' is no file but a"):
         await output(job, store, "x")
     assert await listed(job) == ["model.pt", "runs/a.txt"]
     assert await output(job, store, "model.pt") == b"weights", "others are served as ever"
@@ -167,12 +167,12 @@ async def test_no_link_to_a_folder_is_followed_wherever_it_was_planted(job: Path
         planted.rename(job.parent / "before")
     planted.symlink_to(elsewhere)
     path = "x/device.pem" if where == "out/0/x" else "device.pem"
-    with pytest.raises(RequestError, match="no folder but a link"):
+    with pytest.raises(RequestFailed, match="no folder but a link"):
         await output(job, store, path)
     if where == "out/0/x":
         assert await listed(job) == ["model.pt", "runs/a.txt"]
     else:
-        with pytest.raises(RequestError, match="no folder but a link"):
+        with pytest.raises(RequestFailed, match="no folder but a link"):
             await listed(job)
 
 
@@ -194,7 +194,7 @@ async def test_a_folder_that_is_exchanged_for_a_link_in_the_middle_of_a_walk_lea
     with monkeypatch.context() as patch:
         patch.setattr(meshtraind.runtime.open_below, "open_folder", swap_after)
         assert await output(job, store, "runs/device.pem") == b"a file of the job's own"
-    with pytest.raises(RequestError, match="'runs' is no folder but a link"):
+    with pytest.raises(RequestFailed, match="'runs' is no folder but a link"):
         await output(job, store, "runs/device.pem")
 
     opened_file = os.open
@@ -207,7 +207,7 @@ async def test_a_folder_that_is_exchanged_for_a_link_in_the_middle_of_a_walk_lea
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", swap_before)
-        with pytest.raises(RequestError):
+        with pytest.raises(RequestFailed):
             await output(job, store, "model.pt")
 
 
@@ -283,7 +283,7 @@ async def test_a_log_that_was_replaced_is_neither_served_nor_waited_for(
     log = job / "logs/0.log"
     log.unlink()
     pipes.make(log)
-    with pytest.raises(RequestError, match=r"'0.log' is no file but a pipe"):
+    with pytest.raises(RequestFailed, match=r"'0.log' is no file but a pipe"):
         await read_log(job, store)
     memory = SharedMemory()
     try:
@@ -293,7 +293,7 @@ async def test_a_log_that_was_replaced_is_neither_served_nor_waited_for(
         memory.close()
     log.unlink()
     log.symlink_to(job.parents[1] / "identity/device.pem")
-    with pytest.raises(RequestError, match=r"'0.log' is no file but a link"):
+    with pytest.raises(RequestFailed, match=r"'0.log' is no file but a link"):
         await read_log(job, store)
 
 
@@ -344,7 +344,7 @@ async def test_a_blob_that_was_replaced_is_not_served(job: Path, store: BlobStor
         plant(place, pipes)
         body = Fetch(job=JOB, what="blob", sha256=sha256, offset_bytes=0, max_bytes=100)
         async with asyncio.timeout(PROMPT_S):
-            with pytest.raises(RequestError, match="no file but a"):
+            with pytest.raises(RequestFailed, match="no file but a"):
                 await serve(body, store, job, ended=lambda: True)
         with pytest.raises(BlobError, match="no file but a"):
             store.open(sha256)
@@ -353,7 +353,7 @@ async def test_a_blob_that_was_replaced_is_not_served(job: Path, store: BlobStor
     folder.symlink_to(job.parents[1] / "identity")
     (job.parents[1] / "identity" / sha256.hex()).write_bytes(SECRET)
     body = Fetch(job=JOB, what="blob", sha256=sha256, offset_bytes=0, max_bytes=100)
-    with pytest.raises(RequestError, match="no folder but a link"):
+    with pytest.raises(RequestFailed, match="no folder but a link"):
         await serve(body, store, job, ended=lambda: True)
 
 
@@ -448,9 +448,9 @@ async def test_a_disk_that_hangs_is_named_in_time_and_holds_up_nothing_else(
         patch.setattr(meshtraind.storage.fetch, "open_below", hang)
         asked = [output(job, store, "model.pt") for _ in range(5)]
         for answer in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(answer, RequestError), answer
+            assert isinstance(answer, RequestFailed), answer
             assert "reading model.pt took longer than 0.05 s: the disk that it lies on hangs" in str(answer)
-        with pytest.raises(RequestError, match="hangs"):
+        with pytest.raises(RequestFailed, match="hangs"):
             await listed(job)
     async with asyncio.timeout(PROMPT_S):
         assert await asyncio.to_thread(lambda: 5) == 5, "the daemon's other threads are free"

@@ -17,6 +17,7 @@ import pytest
 from meshtrain.client import Client
 from meshtrain.client import RequestError as Refused
 from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
+from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.peers.links import Links
@@ -26,14 +27,14 @@ from meshtraind.session.session import JobSession
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_record import Job, ReplicaHashes
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
 from meshwire.addresses import Address
 from meshwire.codecs.registry import parse_codec
 from meshwire.discovery.addressbook import AddressBook
 from meshwire.frames.header import Header, Kind
-from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
+from meshwire.jobs.lifecycle import JobEvent, JobState, job_number, new_job_id
 from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
@@ -139,7 +140,7 @@ async def test_nobody_waits_for_a_member_whose_script_has_ended() -> None:
     """Whoever else has ended, having done its part."""
     agreement = Agreement(job_of("abc", 2), lambda _rank, _message: None, lambda: {0, 1})
     agreement.news(BarrierReached(job=JOB, rank=0, number=1))
-    with pytest.raises(RequestError, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
+    with pytest.raises(RequestFailed, match=r"rank 1 \(b\) ended its script; waiting to reach barrier 1 is in vain"):
         await asyncio.wait_for(agreement.barrier(1, 0, lambda _event: None), 10)
 
 
@@ -198,6 +199,36 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
     assert not told
     job.take(first.model_copy(update={"number": 2, "ranks": (0, 1), "learning": (0, 1)}))
     assert told == [(7, {1})]
+
+
+@pytest.mark.asyncio
+async def test_what_a_job_held_is_given_back_when_it_is_over(tmp_path: Path) -> None:
+    """Its parts hold each other in circles, with buffers as large as the model."""
+
+    class Parts:
+        def __init__(self) -> None:
+            self.others = self
+
+    closed = asyncio.Event()
+    parts = Parts()
+    held = weakref.ref(parts)
+    job = SimpleNamespace(spec=SimpleNamespace(job=JOB), folder=tmp_path / JOB, ended=True, state=JobState.SUCCEEDED)
+    session: Any = SimpleNamespace(job=job, closed=closed, passage=SimpleNamespace(guests=()), parts=parts)
+    node: Any = SimpleNamespace(blobs=SimpleNamespace(release=lambda _job: None, trim=lambda: None))
+    registry = JobRegistry(node, DialsNobody(), cast(Any, None))
+    registry._sessions[JOB] = session
+    forgetting = registry._forget(session)
+    del session, parts
+    gc.disable()  # as if there were many other objects
+    try:
+        closed.set()
+        await forgetting
+        del forgetting
+        assert held() is not None
+        await asyncio.sleep(0)
+        assert held() is None
+    finally:
+        gc.enable()
 
 
 class Promised:
@@ -479,10 +510,10 @@ async def test_a_model_that_grows_is_refused_where_it_cannot_be_trained(
     session.attach(cast(Any, connection))
     growing = MODEL.model_copy(update={"travel": Travel(stretches=(Stretch(first=1, counts=(100,)),))})
     wrong = "not all of this model's values travel in every round, which does not go with --codec powersgd:1"
-    with pytest.raises(RequestError, match=wrong):
+    with pytest.raises(RequestFailed, match=wrong):
         await session.learner.request(LearnerModel(manifest=growing, memory_bytes=0), lambda _event: None)
     beginning = SimpleNamespace(model=SimpleNamespace(manifest=growing))
-    with pytest.raises(RequestError, match=wrong):
+    with pytest.raises(RequestFailed, match=wrong):
         session.passage._maker.loading(cast(Any, None), cast(Any, beginning), cast(Any, None))
     session.end("failed", "enough", now=True)
     await session.closed.wait()

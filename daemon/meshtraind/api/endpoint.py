@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from meshtraind.api.rundir import RunDir
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.transport.connection import Connection, Handler, RequestError
+from meshtraind.transport.connection import Connection, Handler, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
 from meshwire import limits
 from meshwire.frames.header import WIRE_VERSION, Header
@@ -134,14 +134,14 @@ class _Guard:
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         if not isinstance(body, Attach):
             conn.refuse("the first message must be Attach")
-            raise RequestError("the first message must be Attach")
+            raise RequestFailed("the first message must be Attach")
         if body.role == "learner":
             right = body.job is not None and self._endpoint.learners.job_of(body.token) == body.job
         else:
             right = hmac.compare_digest(body.token.encode(), self._token.encode())
         if not right:
             conn.refuse("wrong token: meshtraind was restarted, or runs on another data folder")
-            raise RequestError("wrong token")
+            raise RequestFailed("wrong token")
         conn.attached = body
         conn.on_other_version = None
         conn.name = f"the learner of job {body.job}" if body.role == "learner" else "a client"
@@ -173,7 +173,7 @@ class _LearnerGuard:
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Callable[[Wire], None]) -> Wire:
         if not isinstance(body, LEARNER_ASKS):
-            raise RequestError(f"a learner may not ask for {type(body).__name__}")
+            raise RequestFailed(f"a learner may not ask for {type(body).__name__}")
         return await self._handler.request(conn, header, body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:

@@ -8,7 +8,7 @@ from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.peers.links import Link
 from meshtraind.peers.mesh import Mesh
-from meshtraind.transport.connection import Connection, Emit, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -88,11 +88,11 @@ class LocalHandler:
     async def _learner(self, conn: Connection, attached: Attach, body: Wire, emit: Emit) -> Wire:
         session = self._jobs.registry.session(attached.job or "")
         if session is None:
-            raise RequestError(f"no job {attached.job} runs here")
+            raise RequestFailed(f"no job {attached.job} runs here")
         if isinstance(body, Attach):
             return session.attach(conn)
         if not session.learner.is_over(conn):
-            raise RequestError(f"another process is the learner of job {attached.job}")
+            raise RequestFailed(f"another process is the learner of job {attached.job}")
         return await session.learner.request(body, emit)
 
     async def _client(self, body: Wire, emit: Emit) -> Wire:
@@ -131,7 +131,7 @@ class LocalHandler:
             case Shutdown():
                 self._shutdown()
                 return Done()
-        raise RequestError(f"a client may not ask for {type(body).__name__}")
+        raise RequestFailed(f"a client may not ask for {type(body).__name__}")
 
     def _status(self) -> Status:
         mesh = self._mesh

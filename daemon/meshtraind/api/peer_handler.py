@@ -5,7 +5,7 @@ import logging
 from meshtraind.jobs.queries import JobQueries
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.peers.links import Link
-from meshtraind.transport.connection import Connection, Emit, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.frames.header import Header
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -57,7 +57,7 @@ class PeerHandler:
                 return Done()
             case CatchUp() | FetchRound() | AskModel() | AskState():
                 return await self._jobs.answer_member(_device(conn), body)
-        raise RequestError(f"a peer may not ask for {type(body).__name__}")
+        raise RequestFailed(f"a peer may not ask for {type(body).__name__}")
 
     def link_made(self, link: Link) -> None:
         self._jobs.link_made(link)

@@ -18,7 +18,7 @@ from meshtraind.storage.cleanup import clean_up, discard, remove_inputs
 from meshtraind.storage.job_history import HistoryError
 from meshtraind.storage.job_record import BEFORE_START, EntryMode, Job, summary_of
 from meshtraind.storage.resume_file import JobFile, forget
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
@@ -335,7 +335,7 @@ class Admission:
         def on_progress(done_bytes: int, total_bytes: int) -> None:
             nonlocal last_s
             if job.ended:
-                raise RequestError("the job has ended")
+                raise RequestFailed("the job has ended")
             if loop.time() - last_s >= PROGRESS_INTERVAL_S:
                 last_s = loop.time()
                 self._tell_progress(job, done_bytes, total_bytes, ready=False, error=None)
@@ -345,7 +345,7 @@ class Admission:
                 await self._fetch(job, source_device, on_progress)
             else:
                 await self._fetch_from_any(job, source_device, on_progress)
-        except (BlobError, RequestError, ConnectionLost, TimeoutError, OSError) as error:
+        except (BlobError, RequestFailed, ConnectionEnded, TimeoutError, OSError) as error:
             if not job.ended:
                 job.left = job.left or job.entry_mode is EntryMode.REVIVAL
                 job.advance(JobEvent.FAIL, str(error))
@@ -361,7 +361,7 @@ class Admission:
         if device != self._node.device:
             link = self._node.links.get(device)
             if link is None:
-                raise ConnectionLost("the link to where the files are was lost")
+                raise ConnectionEnded("the link to where the files are was lost")
             source = link.connection
         begins = job.begins
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
@@ -382,15 +382,15 @@ class Admission:
             for source in sorted(others, key=lambda other: other != device):
                 try:
                     await self._fetch(job, source, heard)
-                except (ConnectionLost, TimeoutError) as error:
+                except (ConnectionEnded, TimeoutError) as error:
                     log.debug("job %s: %s", job.spec.job, error)
                 else:
                     return
             if job.entry_mode is EntryMode.LATE_JOIN and loop.time() - heard_s > limits.JOIN_SILENCE_S_MAX:
-                raise RequestError(f"no member has sent its files for {limits.JOIN_SILENCE_S_MAX:.0f} s")
+                raise RequestFailed(f"no member has sent its files for {limits.JOIN_SILENCE_S_MAX:.0f} s")
             await job.news(RETURN_RETRY_S)
             if job.ended:
-                raise RequestError("the job has ended")
+                raise RequestFailed("the job has ended")
 
     def _tell_progress(self, job: Job, done_bytes: int, total_bytes: int, *, ready: bool, error: str | None) -> None:
         if not job.begins:

@@ -16,7 +16,7 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import CheckpointError, CheckpointStore, Rejected, list_checkpoints
 from meshtraind.storage.fetch import fetch_blob
 from meshtraind.storage.state_transfer import lend
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import GIVEN_UP_CHARS, MANIFEST_FILE, CheckpointManifest, CheckpointName, unit_file
 from meshwire.jobs.files import FileEntry, FileManifest
@@ -82,7 +82,7 @@ class CheckpointSearch:
         self._emit = emit
 
     async def bring(self, resume: ResumeFrom) -> Resumed:
-        """Raises RequestError with a text for the person."""
+        """Raises RequestFailed with a text for the person."""
         self._emit(SubmitProgress(text=f"looking for checkpoints of job {resume.job}"))
         places, unasked = await self._places(resume.job)
         wanted = [
@@ -94,9 +94,9 @@ class CheckpointSearch:
         for place in wanted:
             try:
                 if place.summary.wrong is not None:
-                    raise RequestError(place.summary.wrong)
+                    raise RequestFailed(place.summary.wrong)
                 found = await self._take(resume.job, place)
-            except (RequestError, ConnectionLost, TimeoutError, CheckpointError, BlobError) as error:
+            except (RequestFailed, ConnectionEnded, TimeoutError, CheckpointError, BlobError) as error:
                 notes.append(place.wrong(str(error)))
                 continue
             return Resumed(*found, place.link, tuple(notes))
@@ -106,10 +106,10 @@ class CheckpointSearch:
         facts = [*notes, *unasked]
         if not wanted:
             facts.append(f"there are those after round {known}" if known else "none lies here or on a linked device")
-        raise RequestError(f"no checkpoint of {what} can be used: " + "; ".join(facts))
+        raise RequestFailed(f"no checkpoint of {what} can be used: " + "; ".join(facts))
 
     async def bring_files(self, resumed: Resumed) -> None:
-        """The files that the job ran from. Raises RequestError when they are not to be had."""
+        """The files that the job ran from. Raises RequestFailed when they are not to be had."""
         spec = resumed.spec
         trees = [(spec.files, limits.SOURCE_BYTES_MAX)]
         if spec.data is not None:
@@ -117,8 +117,8 @@ class CheckpointSearch:
         try:
             for ref, bytes_max in trees:
                 await self._bring_tree(ref, bytes_max, resumed.source, spec.job)
-        except (BlobError, RequestError, ConnectionLost, TimeoutError) as error:
-            raise RequestError(
+        except (BlobError, RequestFailed, ConnectionEnded, TimeoutError) as error:
+            raise RequestFailed(
                 f"the files of job {spec.job} are not to be had any more ({error}): give its script again, "
                 f"`meshtrain submit --resume {spec.job} {spec.script}`"
             ) from error
@@ -129,7 +129,7 @@ class CheckpointSearch:
         try:
             here = await in_thread(lambda check: list_checkpoints(folder, job, 0, check))
         except CheckpointError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         found = [_Place(self._node.name, None, summary) for summary in here]
         unasked = []
         links = [link.connection for link in self._node.links.values()]
@@ -138,9 +138,9 @@ class CheckpointSearch:
         for link, reply in zip(links, replies, strict=True):
             if isinstance(reply, Checkpoints):
                 found += [_Place(link.name, link, summary) for summary in reply.checkpoints]
-            elif isinstance(reply, ConnectionLost | TimeoutError):
+            elif isinstance(reply, ConnectionEnded | TimeoutError):
                 unasked.append(f"{link.name} does not answer")
-            elif isinstance(reply, RequestError):
+            elif isinstance(reply, RequestFailed):
                 log.info("job %s: %s has no checkpoints: %s", job, link.name, reply)
             elif isinstance(reply, BaseException):
                 raise reply
@@ -156,14 +156,14 @@ class CheckpointSearch:
             asked = AskCheckpoint(job=job, round=round_, given_up=place.summary.given_up)
             reply = await place.link.request(asked, timeout_s=READ_TIMEOUT_S, name=f"checkpoint of {place.name}")
             if not isinstance(reply, CheckpointFiles):
-                raise RequestError(f"it answered with {type(reply).__name__}")
+                raise RequestFailed(f"it answered with {type(reply).__name__}")
             files = reply.files
         tree = await self._bring_tree(files, limits.DATA_BYTES_MAX, place.link, job)
         manifest = await in_thread(lambda _: _manifest_of(tree, self._store))
         if (manifest.job, manifest.round) != (job, round_):
-            raise RequestError(f"it is of job {manifest.job} after round {manifest.round}")
+            raise RequestFailed(f"it is of job {manifest.job} after round {manifest.round}")
         if not manifest.chain.startswith(place.checkpoint.given_up):
-            raise RequestError(f"it is of the history {manifest.chain[:GIVEN_UP_CHARS]}")
+            raise RequestFailed(f"it is of the history {manifest.chain[:GIVEN_UP_CHARS]}")
         return ResumePoint(job=job, round=round_, files=files), spec_of(manifest)
 
     async def _bring_tree(self, ref: BlobRef, bytes_max: int, source: Connection | None, job: str) -> FileManifest:
@@ -179,7 +179,7 @@ class CheckpointSearch:
             if self._store.has(blob.sha256, blob.size_bytes):
                 return
             if source is None:
-                raise RequestError(f"blob {blob.sha256.hex()[:12]} is not in {self._store.path}")
+                raise RequestFailed(f"blob {blob.sha256.hex()[:12]} is not in {self._store.path}")
             await fetch_blob(source, job, blob, self._store, on_bytes)
 
         tree = await fetch_manifest(ref, bytes_max, self._store, self._owner, fetch)
@@ -196,12 +196,12 @@ def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, o
     """A checkpoint as blobs, held for the owner: the packed FileManifest of its folder. Blocking.
 
     Raises:
-        RequestError: there is none, or it cannot be used.
+        RequestFailed: there is none, or it cannot be used.
         CheckpointError, BlobError: the disk refuses.
     """
     checkpoint = CheckpointStore(job_folder, job, keep=1).at(*wanted)
     if isinstance(checkpoint, Rejected):
-        raise RequestError(checkpoint.reason)
+        raise RequestFailed(checkpoint.reason)
     manifest = checkpoint.manifest.encode()
     head = BlobRef(sha256=hashlib.sha256(manifest).digest(), size_bytes=len(manifest))
     files = [(MANIFEST_FILE, head)]
@@ -223,18 +223,18 @@ def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, o
 
 
 def spec_of(manifest: CheckpointManifest) -> JobSpec:
-    """The specification of the job that has written it. Raises RequestError when that cannot be read."""
+    """The specification of the job that has written it. Raises RequestFailed when that cannot be read."""
     try:
         return JobSpec.load(msgpack.unpackb(bytes.fromhex(manifest.spec), strict_map_key=True))
     except ValueError as error:
-        raise RequestError(f"it does not hold the specification of its job: {error}") from error
+        raise RequestFailed(f"it does not hold the specification of its job: {error}") from error
 
 
 def _manifest_of(tree: FileManifest, store: BlobStore) -> CheckpointManifest:
     entry = next((entry for entry in tree.entries if entry.path == MANIFEST_FILE), None)
     if entry is None or entry.size_bytes > limits.CHECKPOINT_MANIFEST_BYTES_MAX:
-        raise RequestError(f"it has no {MANIFEST_FILE}")
+        raise RequestFailed(f"it has no {MANIFEST_FILE}")
     try:
         return CheckpointManifest.decode(store.blob_path(entry.sha256).read_bytes())
     except (OSError, ValueError) as error:
-        raise RequestError(f"{MANIFEST_FILE}: {error}") from error
+        raise RequestFailed(f"{MANIFEST_FILE}: {error}") from error

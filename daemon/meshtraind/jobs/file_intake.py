@@ -13,7 +13,7 @@ from meshtraind.storage.blob_writer import BlobError, explain
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import DATA, RESUME, SOURCE
 from meshtraind.storage.fetch import fetch_blob
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
 from meshwire.jobs.files import FileEntry, FileManifest, check_manifest, check_path
 from meshwire.messages.job import BlobRef, JobSpec
@@ -56,7 +56,7 @@ class Intake:
         """Returns when the learner could start.
 
         Raises:
-            BlobError, RequestError, ConnectionLost, TimeoutError: with a text for a person.
+            BlobError, RequestFailed, ConnectionEnded, TimeoutError: with a text for a person.
         """
         spec = self._spec
         trees = [(spec.files, self._folder / SOURCE, limits.SOURCE_BYTES_MAX)]
@@ -66,7 +66,7 @@ class Intake:
             trees.append((spec.resume.files, self._folder / RESUME, limits.DATA_BYTES_MAX))
         manifests = [(await self._manifest(ref, bytes_max), target) for ref, target, bytes_max in trees]
         if all(entry.path != spec.script for entry in manifests[0][0].entries):
-            raise RequestError(f"the script {spec.script} is not among the files of the job")
+            raise RequestFailed(f"the script {spec.script} is not among the files of the job")
         missing: list[FileEntry] = []
         for manifest, target in manifests:
             passing = target.name == RESUME
@@ -80,7 +80,7 @@ class Intake:
         try:
             await asyncio.to_thread(make_private, self._folder)
         except PrivacyError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         for manifest, target in manifests:
             await self._write_out(manifest, target)
         if spec.data is not None and spec.data_path is not None:
@@ -146,11 +146,11 @@ def show_data(folder: Path, data_path: str) -> None:
     """Puts a job's data where its script looks for them without a job: a link below its working directory. Blocking.
 
     Raises:
-        RequestError: the path is refused, or the working directory has something there.
+        RequestFailed: the path is refused, or the working directory has something there.
         BlobError: the disk refuses.
     """
     if (wrong := check_path(data_path)) is not None:
-        raise RequestError(f"the place of the job's data {data_path!r} {wrong}")
+        raise RequestFailed(f"the place of the job's data {data_path!r} {wrong}")
     parts = data_path.split("/")
     link = (folder / SOURCE).joinpath(*parts)
     up = [os.pardir] * len(parts)
@@ -158,7 +158,7 @@ def show_data(folder: Path, data_path: str) -> None:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(os.path.join(*up, DATA), target_is_directory=True)
     except (FileExistsError, NotADirectoryError):
-        raise RequestError(f"the job ships {data_path!r} twice: in its working directory and as its data") from None
+        raise RequestFailed(f"the job ships {data_path!r} twice: in its working directory and as its data") from None
     except OSError as error:
         raise explain(error, "write", link) from error
 
@@ -166,17 +166,17 @@ def show_data(folder: Path, data_path: str) -> None:
 async def fetch_manifest(
     ref: BlobRef, bytes_max: int, store: BlobStore, owner: str, fetch: Callable[[BlobRef], Awaitable[None]]
 ) -> FileManifest:
-    """The list of a folder's files, checked. Raises RequestError, and what `fetch` raises."""
+    """The list of a folder's files, checked. Raises RequestFailed, and what `fetch` raises."""
     if ref.size_bytes > limits.MANIFEST_BYTES_MAX:
-        raise RequestError(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
+        raise RequestFailed(f"a manifest of {ref.size_bytes} bytes exceeds {limits.MANIFEST_BYTES_MAX}")
     await asyncio.to_thread(store.hold, owner, [ref.sha256])
     await fetch(ref)
     try:
         manifest, reason = await asyncio.to_thread(_read_manifest, store.blob_path(ref.sha256), bytes_max)
     except ValueError as error:
-        raise RequestError(f"the job's manifest cannot be read: {error}") from error
+        raise RequestFailed(f"the job's manifest cannot be read: {error}") from error
     if reason is not None:
-        raise RequestError(f"the job's files are refused: {reason}")
+        raise RequestFailed(f"the job's files are refused: {reason}")
     return manifest
 
 

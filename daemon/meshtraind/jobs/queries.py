@@ -21,7 +21,7 @@ from meshtraind.storage.job_history import HistoryError
 from meshtraind.storage.job_record import EntryMode, summary_of
 from meshtraind.storage.results import DAY_S
 from meshtraind.storage.resume_file import forget
-from meshtraind.transport.connection import ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.jobs.lifecycle import JobEvent, JobState
@@ -61,7 +61,7 @@ OUTPUT_FILE_OVERHEAD_BYTES = 64  # of one entry, besides its path
 class JobQueries:
     """Answers what people and peers ask about jobs, and ends or leaves one at their word.
 
-    Every method raises RequestError with a text for the person who asked.
+    Every method raises RequestFailed with a text for the person who asked.
     """
 
     def __init__(self, node: Node, registry: JobRegistry, admission: Admission) -> None:
@@ -76,7 +76,7 @@ class JobQueries:
         try:
             past = self._node.history.newest(id_prefix=prefix)
         except HistoryError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         for record in past:
             live.setdefault(record.id, self._past(summary_of(record)))
         return _newest(live)
@@ -110,7 +110,7 @@ class JobQueries:
                 reply = await link.connection.request(
                     Find(prefix=prefix), timeout_s=PEER_TIMEOUT_S, name=f"jobs of {link.hello.name}"
                 )
-            except (RequestError, ConnectionLost, TimeoutError) as error:
+            except (RequestFailed, ConnectionEnded, TimeoutError) as error:
                 log.info("cannot ask %s for jobs: %s", link.hello.name, error)
                 continue
             if isinstance(reply, Found):
@@ -125,7 +125,7 @@ class JobQueries:
         found = await self.find(id_) if ask_others else self.summaries(id_)
         if not found:
             where = " or on any linked device" if ask_others else ""
-            raise RequestError(f"no job {id_} here{where}; see `meshtrain jobs`")
+            raise RequestFailed(f"no job {id_} here{where}; see `meshtrain jobs`")
         return found[0]
 
     async def watch(self, body: Watch, emit: Emit) -> Watched:
@@ -145,7 +145,7 @@ class JobQueries:
         """Ends a job everywhere, from here or (`forward`) from a member of it; returns when it has ended."""
         summary = await self._summary(body.job, ask_others=forward)
         if summary.ended_at_s is not None:
-            raise RequestError(f"job {body.job} has ended already: it is {summary.state}")
+            raise RequestFailed(f"job {body.job} has ended already: it is {summary.state}")
         job, session = self._registry.jobs.get(body.job), self._registry.session(body.job)
         reason = f"cancelled on {by}"
         if job is None and self._admission.revivals.waits(body.job):
@@ -163,11 +163,11 @@ class JobQueries:
         deadline_s = asyncio.get_running_loop().time() + CANCEL_TIMEOUT_S
         while not job.ended:
             if asyncio.get_running_loop().time() > deadline_s:
-                raise RequestError(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
+                raise RequestFailed(f"job {body.job} has not ended within {CANCEL_TIMEOUT_S:.0f} s; try --now")
             await job.news(CANCEL_TIMEOUT_S)
 
     async def leave(self, id_: str) -> None:
-        """A person takes this device out of a job. Raises RequestError where the others could not go on."""
+        """A person takes this device out of a job. Raises RequestFailed where the others could not go on."""
         session, job = self._registry.session(id_), self._registry.jobs.get(id_)
         reason = f"{self._node.name} left it, the others went on"
         if session is None and job is not None and not job.ended and job.entry_mode is not EntryMode.FOUNDER:
@@ -179,23 +179,23 @@ class JobQueries:
             self._admission.give_up(id_, "cancelled", f"{self._node.name} has left it", left=True)
             return
         if session is None:
-            raise RequestError(f"job {id_} does not run on this device; see `meshtrain jobs`")
+            raise RequestFailed(f"job {id_} does not run on this device; see `meshtrain jobs`")
         if not await session.leave():
-            raise RequestError(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
+            raise RequestFailed(f"no other device could go on with job {id_}; to end it: meshtrain cancel {id_}")
         session.job.left = True
         session.end("cancelled", reason, now=False, tell=False)
         await session.closed.wait()
 
     async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
         """Of the members, one that is in the job now is asked first: it can save what the job has learned."""
-        error = RequestError(f"no device of job {body.job} is linked now; see `meshtrain peers`")
+        error = RequestFailed(f"no device of job {body.job} is linked now; see `meshtrain peers`")
         ranks = (*summary.present, *(rank for rank in range(len(summary.members)) if rank not in summary.present))
         for member in (summary.members[rank] for rank in ranks):
             if member.device in self._node.links:
                 try:
                     await self._ask(member, body, PEER_CANCEL_TIMEOUT_S)
                     return
-                except RequestError as refused:
+                except RequestFailed as refused:
                     error = refused
         raise error
 
@@ -203,23 +203,23 @@ class JobQueries:
         """A piece of a blob, output or log, from here or (`forward`) from the member that has it."""
         if body.what == "blob":  # of any job, and asked for often: only the hash matters
             if body.sha256 is not None and not self._node.blobs.may_serve(body.sha256):
-                raise RequestError(f"a job has written into blob {body.sha256.hex()[:12]} on {self._node.name}")
+                raise RequestFailed(f"a job has written into blob {body.sha256.hex()[:12]} on {self._node.name}")
             return await serve(body, self._node.blobs, self._node.job_folder(body.job), ended=lambda: True)
         summary = await self._summary(body.job, ask_others=forward)
         if not 0 <= body.rank < len(summary.members):
-            raise RequestError(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
+            raise RequestFailed(f"job {body.job} has ranks 0 to {len(summary.members) - 1}, not {body.rank}")
         owner = summary.members[body.rank]
         if owner.device == self._node.device:
             job = self._registry.jobs.get(body.job)
             if (gone := expired(summary)) is not None:
-                raise RequestError(gone)
+                raise RequestFailed(gone)
             folder = self._node.job_folder(body.job)
             return await serve(body, self._node.blobs, folder, ended=lambda: job is None or job.ended)
         if not forward:
-            raise RequestError(f"rank {body.rank} of job {body.job} ran on {owner.name}, not here")
+            raise RequestFailed(f"rank {body.rank} of job {body.job} ran on {owner.name}, not here")
         reply = await self._ask(owner, body, PEER_TIMEOUT_S + body.wait_s)
         if not isinstance(reply, Fetched):
-            raise RequestError(f"{owner.name} answered a fetch with {type(reply).__name__}")
+            raise RequestFailed(f"{owner.name} answered a fetch with {type(reply).__name__}")
         return reply
 
     async def outputs(self, body: ListOutputs, *, forward: bool) -> Outputs:
@@ -242,14 +242,14 @@ class JobQueries:
             else:
                 unreached.append((rank, reply[: limits.REASON_CHARS_MAX]))
         if not found and not unreached and (gone := expired(summary)) is not None:
-            raise RequestError(gone)
+            raise RequestFailed(gone)
         return _bounded(found, omitted).model_copy(update={"unreached": tuple(unreached)})
 
     async def _outputs_of(self, rank: int, member: Member, body: ListOutputs) -> Outputs | str:
         """The output files of another member; or why they are not known."""
         try:
             reply = await self._ask(member, body, PEER_TIMEOUT_S)
-        except RequestError as error:
+        except RequestFailed as error:
             return str(error)
         if not isinstance(reply, Outputs):
             return f"{member.name} answered with {type(reply).__name__}"
@@ -272,11 +272,11 @@ class JobQueries:
                         name="reading the checkpoints",
                     )
                 except (CheckpointError, TimeoutError) as error:
-                    raise RequestError(str(error)) from error
+                    raise RequestFailed(str(error)) from error
             elif forward:
                 try:
                     reply = await self._ask(member, body, READ_TIMEOUT_S)
-                except RequestError as error:
+                except RequestFailed as error:
                     log.info("cannot list the checkpoints of %s: %s", member.name, error)
                     unasked.append(member.name)
                     continue
@@ -293,16 +293,16 @@ class JobQueries:
             with store.holding() as owner:  # as a blob it stays until the cache needs its place
                 return CheckpointFiles(files=await in_thread(lambda _: ship(folder, body.job, name, store, owner)))
         except (CheckpointError, BlobError) as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
 
     async def _ask(self, member: Member, body: Wire, timeout_s: float) -> Wire:
         link = self._node.links.get(member.device)
         if link is None:
-            raise RequestError(f"{member.name} is not linked now")
+            raise RequestFailed(f"{member.name} is not linked now")
         try:
             return await link.connection.request(body, timeout_s=timeout_s, name=f"answer of {member.name}")
-        except (ConnectionLost, TimeoutError) as error:
-            raise RequestError(f"{member.name} does not answer: {error}") from error
+        except (ConnectionEnded, TimeoutError) as error:
+            raise RequestFailed(f"{member.name} does not answer: {error}") from error
 
 
 def expired(summary: JobSummary) -> str | None:

@@ -14,7 +14,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.job_history import HistoryError, JobHistory
 from meshtraind.storage.resume_file import JobFile
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.jobs.lifecycle import JobState, job_number
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.job import Generation, Member, Remains
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25  # while there is such a job
 
 
-class RefusedError(RequestError):
+class RefusedError(RequestFailed):
     """A member does not take part, and says why.
 
     Attributes:
@@ -45,7 +45,7 @@ class Beginner(Protocol):
         """Whether it is about to begin, here or from elsewhere, or its files are being deleted again."""
 
     async def begin_again(self, generation: Generation) -> None:
-        """Submits a job from its newest checkpoint, to go on in it. Raises RefusedError, RequestError, BlobError."""
+        """Submits a job from its newest checkpoint, to go on in it. Raises RefusedError, RequestFailed, BlobError."""
 
 
 class Revivals:
@@ -141,7 +141,7 @@ class Revivals:
             return
         except RefusedError as error:
             by, why_not = error.device, str(error)
-        except (RequestError, BlobError) as error:
+        except (RequestFailed, BlobError) as error:
             why_not = str(error)
         if job in self._machines:
             log.warning("job %s: it could not begin again: %s", job, why_not)

@@ -15,7 +15,7 @@ from meshtraind.session.session import JobSession
 from meshtraind.storage.job_history import RESUME, HistoryError
 from meshtraind.storage.job_record import BEFORE_START, EntryMode, Job
 from meshtraind.storage.resume_file import load_all
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobState
 from meshwire.membership.effects import Message
@@ -188,10 +188,10 @@ class JobRouter:
         return None
 
     async def answer_member(self, device: str, body: Asked) -> Wire:
-        """What a member needs that lacks rounds, or loads. Raises RequestError."""
+        """What a member needs that lacks rounds, or loads. Raises RequestFailed."""
         session = self.registry.session(body.job)
         if session is None or not session.passage.is_member(device):
-            raise RequestError(f"job {body.job} does not run there")
+            raise RequestFailed(f"job {body.job} does not run there")
         return await session.passage.asked(device, body)
 
     def chunk_announced(self, device: str, header: Header) -> memoryview | str | None:

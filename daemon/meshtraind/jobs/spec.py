@@ -10,7 +10,7 @@ from meshtraind.jobs.checkpoint_search import Resumed
 from meshtraind.peers.node import Node
 from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.transport.connection import Emit, RequestError
+from meshtraind.transport.connection import Emit, RequestFailed
 from meshwire import limits
 from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.files import FileManifest, check_manifest, human_bytes
@@ -25,7 +25,7 @@ from meshwire.sync.mode import SyncSettings, sync_settings
 
 
 def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
-    """How the members keep in step. Raises RequestError for settings that do not exist or do not go together."""
+    """How the members keep in step. Raises RequestFailed for settings that do not exist or do not go together."""
     try:
         sync = sync_settings(
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
@@ -34,7 +34,7 @@ def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
         masks_of(body.masks, sync, codec)
         collective_for(codec, body.topology)
     except ValueError as error:
-        raise RequestError(str(error)) from error
+        raise RequestFailed(str(error)) from error
     return sync
 
 
@@ -100,17 +100,17 @@ def ingest(
         check: called before each block; raises to stop.
 
     Raises:
-        RequestError: the manifest cannot be read or is refused.
+        RequestFailed: the manifest cannot be read or is refused.
         BlobError: a file cannot be read, or the disk refuses.
     """
     try:
         packed = packed_manifest.read_bytes()
         manifest = FileManifest.unpack(packed)
     except (OSError, ValueError) as error:
-        raise RequestError(f"cannot read the list of files {packed_manifest}: {error}") from error
+        raise RequestFailed(f"cannot read the list of files {packed_manifest}: {error}") from error
     reason = check_manifest(manifest, bytes_max)
     if reason is not None:
-        raise RequestError(f"{root}: {reason}")
+        raise RequestFailed(f"{root}: {reason}")
     sha256 = hashlib.sha256(packed).digest()
     store.hold(owner, [sha256, *(entry.sha256 for entry in manifest.entries)])
     missing = store.missing(manifest)

@@ -12,7 +12,7 @@ from meshtraind.peers.node import Node
 from meshtraind.peers.selection import choose_members
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.blob_writer import BlobError
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.collectives.cost import cost_note
 from meshwire.collectives.strategy import collective_for
@@ -63,7 +63,7 @@ class Submission:
         self._told: list[str] = []  # members that may have accepted, whether or not their answer has come
 
     async def run(self, owner: str) -> Submitted:
-        """Returns when all members were told to start. Raises RequestError with a text for the person.
+        """Returns when all members were told to start. Raises RequestFailed with a text for the person.
 
         Args:
             owner: in its name the blobs are held that the members fetch from here.
@@ -77,7 +77,7 @@ class Submission:
             files = await asyncio.to_thread(describe_size, body)
             return Submitted(job=DRY_RUN_JOB, members=members, notes=(*notes, *files))
         if self._admission.jobs_running >= limits.JOBS_RUNNING_MAX:
-            raise RequestError(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
+            raise RequestFailed(f"{limits.JOBS_RUNNING_MAX} jobs run here already; see `meshtrain jobs`")
         if isinstance(body, Submit):
             spec = await self._new(body, owner, members, notes)
         else:
@@ -89,7 +89,7 @@ class Submission:
         """The same for a job that goes on under its own id, in this generation, from its newest checkpoint (J5).
 
         Raises:
-            RefusedError, RequestError: it could not begin, and is called off.
+            RefusedError, RequestFailed: it could not begin, and is called off.
         """
         notes: list[str] = []
         assert isinstance(self._body, Resubmit)
@@ -108,9 +108,9 @@ class Submission:
         except RefusedError as error:
             self._call_off(spec, str(error))
             raise
-        except (RequestError, ConnectionLost, TimeoutError) as error:
+        except (RequestFailed, ConnectionEnded, TimeoutError) as error:
             self._call_off(spec, str(error))
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         except BaseException:
             self._call_off(spec, "its submission was given up")
             raise
@@ -124,11 +124,11 @@ class Submission:
         try:
             files_ref, data_ref = await ingest_all(body, node, owner, emit)
         except BlobError as error:
-            raise RequestError(f"{node.name}: {error}") from error
+            raise RequestFailed(f"{node.name}: {error}") from error
         return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
-        """Adds to the notes what the person should know. Raises RequestError."""
+        """Adds to the notes what the person should know. Raises RequestFailed."""
         cores = {self._cores(member) for member in members}
         sync = check_settings(body, unequal_peers=len(cores) > 1)
         if (note := cost_note(collective_for(codec_of(sync, body.codec), body.topology), len(members))) is not None:
@@ -173,13 +173,13 @@ class Submission:
         link = self._link(member)
         try:
             answer = await link.request(offer, timeout_s=OFFER_TIMEOUT_S, name=name)
-        except ConnectionLost:
+        except ConnectionEnded:
             again = self._link(member)  # W4: when both sides had dialled, the second link replaces the first
             if again is link:
                 raise
             answer = await again.request(offer, timeout_s=OFFER_TIMEOUT_S, name=name)
         if not isinstance(answer, OfferReply):
-            raise RequestError(f"{member.name} answered an offer with {type(answer).__name__}")
+            raise RequestFailed(f"{member.name} answered an offer with {type(answer).__name__}")
         return answer
 
     async def _await_files(self, spec: JobSpec, generation: Generation) -> None:
@@ -194,13 +194,13 @@ class Submission:
                     raise RefusedError(f"{name} could not receive the job: {report.error}", device)
             for device in waiting:
                 if device != self._node.device and device not in self._node.links:
-                    raise RequestError(f"lost {names[device]} while it received the files")
+                    raise RequestFailed(f"lost {names[device]} while it received the files")
             if loop.time() - offered_s > OFFER_REPEAT_S:
                 await self._offer_all(spec, generation)
                 offered_s = loop.time()
             shown = ", ".join(names[device] for device in waiting)
             if loop.time() - heard_s > FILES_SILENCE_TIMEOUT_S:
-                raise RequestError(f"no progress in {FILES_SILENCE_TIMEOUT_S:.0f} s from {shown}")
+                raise RequestFailed(f"no progress in {FILES_SILENCE_TIMEOUT_S:.0f} s from {shown}")
             reports = [self.progress[device] for device in waiting if device in self.progress]
             if reports:
                 slowest = max(reports, key=lambda report: report.total_bytes - report.done_bytes)
@@ -230,7 +230,7 @@ class Submission:
                     prepare, timeout_s=PREPARE_TIMEOUT_S, name=f"promise of {member.name}"
                 )
                 if not isinstance(answer, Promise):
-                    raise RequestError(f"{member.name} answered a proposal with {type(answer).__name__}")
+                    raise RequestFailed(f"{member.name} answered a proposal with {type(answer).__name__}")
                 promise = answer
             if promise.refusal is not None:
                 raise RefusedError(f"{member.name} cannot take part: {promise.refusal}", member.device)
@@ -255,7 +255,7 @@ class Submission:
     def _link(self, member: Member) -> Connection:
         link = self._node.links.get(member.device)
         if link is None:
-            raise RequestError(f"lost {member.name} before the job began")
+            raise RequestFailed(f"lost {member.name} before the job began")
         return link.connection
 
 
@@ -268,7 +268,7 @@ class Submissions:
         self._tasks = tasks
 
     async def submit(self, body: Submit | Resubmit, emit: Emit) -> Submitted:
-        """From a person's command to a running job. Raises RequestError with a text for the person."""
+        """From a person's command to a running job. Raises RequestFailed with a text for the person."""
         blobs = self._node.blobs
         with blobs.holding() as owner:
             submitted = await Submission(self._node, self._admission, body, emit).run(owner)

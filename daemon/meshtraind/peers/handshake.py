@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol, cast
 
 from meshtraind.runtime.log_limit import caused_by
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshtraind.trust.tls import PAIRING_ALPN, NotPinnedError
 from meshwire import limits
 from meshwire.addresses import Address
@@ -28,7 +28,7 @@ class LinkMaker(Protocol):
         """Notes on the connection whose key the other end has. Raises NotPinnedError if that is not pinned now."""
 
     def make_link(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
-        """Makes a link to a verified peer that has said hello; returns its device id. Raises ConnectionLost."""
+        """Makes a link to a verified peer that has said hello; returns its device id. Raises ConnectionEnded."""
 
     def note_other_version(self, connection: Connection, version: int) -> str:
         """A verified peer speaks another wire version (W6). Returns what to tell it."""
@@ -79,7 +79,7 @@ class Greeting:
     async def finish(self, hello: Hello | None) -> str:
         """Verifies the other end, says `hello` if given, waits `within` a deadline for its hello. Returns the device.
 
-        Raises NotPinnedError or ConnectionLost.
+        Raises NotPinnedError or ConnectionEnded.
         """
         self._links.verify_peer(self.connection)
         if hello is not None:
@@ -105,27 +105,27 @@ class Greeting:
             self._deadline.reschedule(None)
             self._device.set_result(device)
             conn.on_other_version = None
-        except (NotPinnedError, ConnectionLost) as error:
+        except (NotPinnedError, ConnectionEnded) as error:
             log.warning("%s: %s", conn.name, error, extra=caused_by(conn.remote_host))
             conn.refuse(str(error))
 
     async def request(self, conn: Connection, header: Header, body: Wire, emit: Emit) -> Wire:
         conn.refuse("the first message must be a hello")
-        raise RequestError("the first message must be a hello")
+        raise RequestFailed("the first message must be a hello")
 
     def _speaks(self, version: int) -> str:
         """W6: which wire version the other end speaks, before any hello of it could be read."""
         self.other_version = True
         try:
             self._links.verify_peer(self.connection)
-        except (NotPinnedError, ConnectionLost) as error:
+        except (NotPinnedError, ConnectionEnded) as error:
             return str(error)
         return self._links.note_other_version(self.connection, version)
 
     def lost(self, conn: Connection, reason: str) -> None:
         self._links.left(conn)
         if not self._device.done():
-            self._device.set_exception(ConnectionLost(reason))
+            self._device.set_exception(ConnectionEnded(reason))
             self._device.exception()  # nobody may be waiting
 
 

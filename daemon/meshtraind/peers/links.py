@@ -17,7 +17,7 @@ from meshtraind.peers.presence import Presence
 from meshtraind.peers.refused_dial import refuses
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, Handler, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, Handler, RequestFailed
 from meshtraind.trust.pairing_host import ServeGuest
 from meshtraind.trust.tls import NotPinnedError, Trust
 from meshwire import limits
@@ -37,7 +37,7 @@ DIAL_TIMEOUT_S = 5.0
 BACKLOG = 64
 ACCEPT_RETRY_S = 1.0
 GOSSIP_INTERVAL_S = 2.0  # between two words on what has changed: anybody can announce addresses in a device's name
-NOT_LINKED = (OSError, NotPinnedError, ConnectionLost)  # TLS's errors and time-outs are OSErrors
+NOT_LINKED = (OSError, NotPinnedError, ConnectionEnded)  # TLS's errors and time-outs are OSErrors
 
 
 class ListenError(Exception):
@@ -328,12 +328,12 @@ class Links:
         return told
 
     def make_link(self, connection: Connection, hello: Hello, dialled: Address | None) -> str:
-        """A verified peer has said hello: makes the link and returns the device. Raises ConnectionLost if it cannot."""
+        """A verified peer has said hello: makes the link, and returns the device. Raises ConnectionEnded."""
         if connection.device is None:
             connection.device = hello.name  # the benchmark's peers, without TLS, go by their names
         self._book_connected(connection, hello, dialled)
         if connection.device == self._device:
-            raise ConnectionLost("this is the device itself")
+            raise ConnectionEnded("this is the device itself")
         self._link(connection, hello, dialled)
         return connection.device
 
@@ -455,9 +455,9 @@ class Links:
         began_s = time.monotonic()
         try:
             # A peer too busy for one more request says so, which measures the round trip as well.
-            with contextlib.suppress(RequestError):
+            with contextlib.suppress(RequestFailed):
                 await link.connection.request(Heartbeat(), timeout_s=limits.PATIENCE_S_MAX, name="heartbeat")
-        except (ConnectionLost, TimeoutError):  # it ends, or is so slow that the next one may measure it
+        except (ConnectionEnded, TimeoutError):  # it ends, or is so slow that the next one may measure it
             return
         link.round_trips_s = (*link.round_trips_s[-2:], time.monotonic() - began_s)
         link.rtt_s = statistics.median_low(link.round_trips_s)

@@ -12,7 +12,7 @@ from meshtraind.peers.links import Link, Links
 from meshtraind.peers.mdns import Discovery, Sighting
 from meshtraind.peers.node import Node
 from meshtraind.peers.pairing_search import PairingSearch
-from meshtraind.transport.connection import Emit, RequestError
+from meshtraind.transport.connection import Emit, RequestFailed
 from meshtraind.trust.identity import Identity
 from meshtraind.trust.pairing_guest import Guest, Target, pair_at
 from meshtraind.trust.pairing_host import PairedDevice, PairingError, PairingHost
@@ -155,9 +155,9 @@ class Mesh:
     # Pairing
 
     async def host_pairing(self, emit: Emit) -> Paired:
-        """Shows a code until a guest has typed it. Raises RequestError."""
+        """Shows a code until a guest has typed it. Raises RequestFailed."""
         if self._shown is not None:
-            raise RequestError(
+            raise RequestFailed(
                 "this device shows a pairing code already: use that one, or end the other `meshtrain pair`"
             )
         self._shown = PairingHost(self._identity, self._links)
@@ -175,7 +175,7 @@ class Mesh:
                 emit(shown)
                 device = await host.wait()
         except PairingError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         finally:
             self._shown = None
             if self._discovery is not None:
@@ -183,7 +183,7 @@ class Mesh:
         return await self._pin(device)
 
     async def join_pairing(self, body: PairJoin, emit: Emit) -> Paired:
-        """Types a code that another device shows. Raises RequestError."""
+        """Types a code that another device shows. Raises RequestFailed."""
 
         def say(text: str) -> None:
             emit(PairProgress(text=text))
@@ -191,14 +191,14 @@ class Mesh:
         try:
             code = normalised_code(body.code)
             if self._shown is not None and normalised_code(self._shown.code) == code:
-                raise RequestError("this device itself shows that code: type it on the other one")
+                raise RequestFailed("this device itself shows that code: type it on the other one")
             guest = Guest(self._identity, code, self._links.port)
             if body.at is None:
                 return await self._pin(await PairingSearch(guest, self._devices_pairing, say).run())
             at = Address.parse(body.at)
             return await self._pin(await pair_at(guest, Target(at.host, at.port), say))
         except (PairingError, CodeError, ValueError) as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
 
     def _devices_pairing(self) -> list[Sighting]:
         return [sighting for sighting in self._sightings.values() if sighting.pairing]
@@ -215,7 +215,7 @@ class Mesh:
         try:
             self._pins.add(pin)
         except PinsError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         self._book.learn(device.device_id, device.address, Source.REMEMBERED, time.monotonic())
         self._links.dial_now()
         with contextlib.suppress(TimeoutError):  # paired all the same; `meshtrain peers` shows when it is linked
@@ -225,12 +225,12 @@ class Mesh:
         return Paired(device=device.device_id, name=printable(device.name))
 
     def unpair(self, body: Unpair) -> Paired:
-        """Forgets a device and drops its link. Raises RequestError."""
+        """Forgets a device and drops its link. Raises RequestFailed."""
         try:
             pin = self._pins.find(body.peer)
             self._pins.remove(pin.device_id)
         except PinsError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         self._links.drop(pin.device_id, "this device was unpaired")
         return Paired(device=pin.device_id, name=printable(pin.name))
 

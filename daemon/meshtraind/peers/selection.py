@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from meshtraind.peers.node import Node
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.messages.job import Member
 from meshwire.messages.link import Software
@@ -12,7 +12,7 @@ from meshwire.messages.link import Software
 def choose_members(
     node: Node, on: Iterable[str], count: int | None, count_max: int | None = None
 ) -> tuple[tuple[Member, ...], list[str]]:
-    """Who takes part, in ring order, and notes for the person. Raises RequestError naming who cannot.
+    """Who takes part, in ring order, and notes for the person. Raises RequestFailed naming who cannot.
 
     Args:
         on: exactly these, by names or ids; empty: all that are linked, or as many as the counts say.
@@ -26,12 +26,12 @@ def choose_members(
     if wanted:
         chosen = [_one_named(name, devices) for name in wanted]
         if len(set(chosen)) < len(chosen):
-            raise RequestError(f"--on names a device twice: {', '.join(wanted)}")
+            raise RequestFailed(f"--on names a device twice: {', '.join(wanted)}")
     else:
         chosen = [device for device, (_, software) in devices.items() if software.torch is not None]
         if count is not None:
             if count > len(chosen):
-                raise RequestError(
+                raise RequestFailed(
                     f"--peers {count}: only {len(chosen)} devices with torch are linked, this one included; "
                     "see `meshtrain peers`, add one with `meshtrain pair`"
                 )
@@ -40,12 +40,12 @@ def choose_members(
     for device in chosen:
         member, software = devices[device]
         if software.torch is None:
-            raise RequestError(f"{member.name} has no torch: run `pip install '.[torch]'` there, or leave it out")
+            raise RequestFailed(f"{member.name} has no torch: run `pip install '.[torch]'` there, or leave it out")
         notes += _differences(devices[chosen[0]], (member, software))
     if not chosen:
-        raise RequestError("no linked device has torch: run `pip install '.[torch]'` on at least one")
+        raise RequestFailed("no linked device has torch: run `pip install '.[torch]'` on at least one")
     if len(chosen) > limits.MEMBERS_MAX:
-        raise RequestError(f"{len(chosen)} devices; a job takes at most {limits.MEMBERS_MAX}")
+        raise RequestFailed(f"{len(chosen)} devices; a job takes at most {limits.MEMBERS_MAX}")
     if len(devices) == 1:
         notes.append("no other device is linked: running on this one alone. Add one with `meshtrain pair`.")
     return tuple(devices[device][0] for device in chosen), notes
@@ -57,10 +57,10 @@ def _one_named(name: str, devices: dict[str, tuple[Member, Software]]) -> str:
         found = [device for device in devices if device.startswith(name)]
     if not found:
         linked = ", ".join(member.name for member, _ in devices.values())
-        raise RequestError(f"no linked device is called {name!r}; linked are: {linked}. See `meshtrain peers`.")
+        raise RequestFailed(f"no linked device is called {name!r}; linked are: {linked}. See `meshtrain peers`.")
     if len(found) > 1:
         ids = ", ".join(device[:8] for device in found)
-        raise RequestError(f"several devices are called {name!r}; use an id: {ids}")
+        raise RequestFailed(f"several devices are called {name!r}; use an id: {ids}")
     return found[0]
 
 

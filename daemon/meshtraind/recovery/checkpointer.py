@@ -13,7 +13,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.runtime.threads import in_thread
 from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointError, CheckpointStore
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.checkpoints.manifest import CheckpointFacts, GenerationRecord
 from meshwire.jobs.checkpoint_schedule import CheckpointTurn, schedule_of
 from meshwire.jobs.files import human_bytes
@@ -111,14 +111,14 @@ class Checkpointer:
         writes its base. A checkpoint that is being written would wait for ever until its round is sure to be kept (G5).
 
         Raises:
-            RequestError: the learner is lost, reaches no boundary in END_TIMEOUT_S, or cannot write.
+            RequestFailed: the learner is lost, reaches no boundary in END_TIMEOUT_S, or cannot write.
             CheckpointError: the disk refuses.
         """
         generation = self._job.generation
         if self._schedule is None or generation is None:
-            raise RequestError("the job was submitted with --checkpoint-every off")
+            raise RequestFailed("the job was submitted with --checkpoint-every off")
         if rounds.finished:
-            raise RequestError("its learner has ended")
+            raise RequestFailed("its learner has ended")
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -130,7 +130,7 @@ class Checkpointer:
         try:
             saved = await self._saving.save(entry.complete, folder, END_TIMEOUT_S)
             if saved.round != entry.complete:
-                raise RequestError(f"its learner has written the base after round {saved.round}")
+                raise RequestFailed(f"its learner has written the base after round {saved.round}")
             return Written(store, number, self._facts(rounds, entry, generation), saved.units)
         except BaseException:
             await in_thread(lambda _: store.abandon(number))
@@ -161,7 +161,7 @@ class Checkpointer:
             made = await self._write(store, number, rounds, after_round)
             if not rounds.closed:
                 self.newest = made
-        except (CheckpointError, RequestError) as error:  # training goes on without this one
+        except (CheckpointError, RequestFailed) as error:  # training goes on without this one
             if not rounds.finished:  # its script has ended meanwhile: there will be no such round
                 log.warning("job %s: no checkpoint after round %d: %s", job, after_round, error)
         else:
@@ -183,10 +183,10 @@ class Checkpointer:
         return await in_thread(lambda check: store.finish(number, facts, saved.units, check))
 
     async def _until_committed(self, rounds: "Rounds", round_: int) -> None:
-        """G5: a history is named once it is sure to be kept. Raises RequestError when it was not."""
+        """G5: a history is named once it is sure to be kept. Raises RequestFailed when it was not."""
         while rounds.committed < round_:
             if rounds.closed:
-                raise RequestError("the round was not kept")
+                raise RequestFailed("the round was not kept")
             await asyncio.sleep(COMMITTED_POLL_S)
 
     def _facts(self, rounds: "Rounds", entry: Entry, generation: Generation) -> CheckpointFacts:

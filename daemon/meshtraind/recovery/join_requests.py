@@ -14,7 +14,7 @@ from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
 from meshtraind.storage.state_transfer import fetch_state, lay_out
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask, Waiting
@@ -29,11 +29,11 @@ COMPLETE_TIMEOUT_S = 600.0
 POLL_S = 0.2
 
 
-class _NotKeptError(RequestError):
+class _NotKeptError(RequestFailed):
     """A state whose newest round is not on the history that is kept."""
 
 
-class _NotNowError(RequestError):
+class _NotNowError(RequestFailed):
     """A member has no state to give, yet."""
 
 
@@ -44,7 +44,7 @@ class Sources:
     Attributes:
         computing: connections to the members whose learners compute, best first.
         others: to all other members: where nobody computes, each may have one still (J3).
-        own: this device's, of after a round or later, from what its learner of before has left. Raises RequestError,
+        own: this device's, of after a round or later, from what its learner of before has left. Raises RequestFailed,
             BlobError.
     """
 
@@ -56,7 +56,7 @@ class Sources:
 class JoinRequests:
     """Answers what a learner asks for that comes into a job that runs: the model, then a state of a member.
 
-    Every method raises RequestError with a text for the script.
+    Every method raises RequestFailed with a text for the script.
 
     Args:
         manifest: the model that the others train.
@@ -106,12 +106,12 @@ class JoinRequests:
         self._kept = None
 
     async def model(self, body: LearnerModel, emit: Emit) -> None:
-        """Raises RequestError when it is another model than the others'."""
+        """Raises RequestFailed when it is another model than the others'."""
         difference = first_difference(self._manifest, body.manifest)
         if difference is not None:
-            raise RequestError(f"the model of this peer is not the one that the others train: {difference}")
+            raise RequestFailed(f"the model of this peer is not the one that the others train: {difference}")
         if body.samples != self._rounds.sample_space:
-            raise RequestError(f"the loader reads {body.samples}, the others' {self._rounds.sample_space}")
+            raise RequestFailed(f"the loader reads {body.samples}, the others' {self._rounds.sample_space}")
 
     async def state(self, body: LearnerState, emit: Emit) -> StateTask:
         """Gets a state of what is complete now, or later, from a member that computes, if memory holds none."""
@@ -141,13 +141,13 @@ class JoinRequests:
                     last = f": {donor.name}: {error}"
                 except _NotKeptError as error:  # it will hear so, and compute no more, or give a later one
                     emit(Waiting(reason=f"another state than that of {donor.name}: {error}"))
-                except (RequestError, TimeoutError) as error:
+                except (RequestFailed, TimeoutError) as error:
                     errors.append(f"{donor.name}: {error}")
-                except ConnectionLost as error:  # there may be another link soon
+                except ConnectionEnded as error:  # there may be another link soon
                     emit(Waiting(reason=f"another link to {donor.name}: {error}"[: limits.ERROR_CHARS_MAX]))
                     deadline_s = loop.time() + DONOR_TIMEOUT_S
             if errors or loop.time() > deadline_s:
-                raise RequestError("no peer has given its state: " + ("; ".join(errors) or f"none computes{last}"))
+                raise RequestFailed("no peer has given its state: " + ("; ".join(errors) or f"none computes{last}"))
             emit(Waiting(reason="a peer whose learner computes"))
             await asyncio.sleep(POLL_S)
 
@@ -155,14 +155,14 @@ class JoinRequests:
         emit(Waiting(reason=f"the state of {donor.name}"))
         try:
             saved = await donor.request(asked, timeout_s=STATE_TIMEOUT_S, name=f"state of {donor.name}")
-        except RequestError as error:
+        except RequestFailed as error:
             raise _NotNowError(str(error)) from None
         if not isinstance(saved, SavedState):
-            raise RequestError(f"it answered with {type(saved).__name__}")
+            raise RequestFailed(f"it answered with {type(saved).__name__}")
         if saved.round < asked.after_round:
-            raise RequestError(f"it offers the state after round {saved.round}, not after {asked.after_round}")
+            raise RequestFailed(f"it offers the state after round {saved.round}, not after {asked.after_round}")
         if len(saved.units) != units:
-            raise RequestError(f"it has {len(saved.units)} units of state, this peer {units}")
+            raise RequestFailed(f"it has {len(saved.units)} units of state, this peer {units}")
         await self._check_history(saved, donor, emit)
         self._pace = Pacer(self._carried_bytes, lambda: self._rounds.hold_others_up)
         try:
@@ -180,7 +180,7 @@ class JoinRequests:
         """From what is on this disk; None: there is nothing of the history that is kept."""
         try:
             saved = await self._sources.own(asked)
-        except RequestError:
+        except RequestFailed:
             return None
         if len(saved.units) != units or self._rounds.chain_after(saved.round) != saved.chain:
             return None
@@ -190,15 +190,15 @@ class JoinRequests:
     async def _check_history(self, saved: SavedState, donor: Connection, emit: Emit) -> None:
         """G4: the donor may have completed a round that no other holds, and then be lost: the round counts for nobody.
 
-        Raises _NotKeptError; ConnectionLost when the donor was lost before the others had completed the round.
+        Raises _NotKeptError; ConnectionEnded when the donor was lost before the others had completed the round.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + COMPLETE_TIMEOUT_S
         while self._rounds.complete < saved.round:
             if donor.closing:
-                raise ConnectionLost(f"it was lost before others held round {saved.round}")
+                raise ConnectionEnded(f"it was lost before others held round {saved.round}")
             if loop.time() > deadline_s:
-                raise RequestError(f"waited {COMPLETE_TIMEOUT_S:.0f} s for round {saved.round}")
+                raise RequestFailed(f"waited {COMPLETE_TIMEOUT_S:.0f} s for round {saved.round}")
             emit(Waiting(reason=f"round {saved.round}, after which the state of {donor.name} was read"))
             await asyncio.sleep(POLL_S)
         own = self._chains.get(saved.round) or self._rounds.chain_after(saved.round)

@@ -11,7 +11,7 @@ from meshtraind.recovery.checkpointer import END_TIMEOUT_S, Written
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.checkpoint_store import CheckpointError
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire import limits
 from meshwire.messages.generation import AskIn
 from meshwire.messages.job import GivenUp
@@ -28,7 +28,7 @@ class Parting:
 
     Args:
         given_up: what the job is told when it is known whether it was saved, and under which name.
-        write: has the learner write the base, within END_TIMEOUT_S. Raises RequestError, CheckpointError, OSError.
+        write: has the learner write the base, within END_TIMEOUT_S. Raises RequestFailed, CheckpointError, OSError.
 
     Attributes:
         asks: to be taken in: to whom they are to be sent when it is over.
@@ -65,7 +65,7 @@ class Parting:
             name = (await written.finish()).name
             told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
             log.info("job %s: what is given up is saved as %s", self._job.spec.job, name)
-        except (RequestError, CheckpointError, OSError) as error:
+        except (RequestFailed, CheckpointError, OSError) as error:
             told = self._given_up.model_copy(update={"unsaved": str(error)[: limits.GIVEN_UP_REASON_CHARS_MAX]})
             log.warning("job %s: what is given up could not be saved: %s", self._job.spec.job, error)
         finally:

@@ -15,7 +15,7 @@ from meshtraind.storage.checkpoint_store import Checkpoint
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
 from meshtraind.storage.state_transfer import offer, store_state
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.messages.generation import AskState, SavedState
 from meshwire.messages.job import Generation
 
@@ -119,7 +119,7 @@ class StateDonor:
         Args:
             promised: the newest generation that was; None: that of now.
 
-        Raises RequestError, BlobError.
+        Raises RequestFailed, BlobError.
         """
         async with self._lock:
             newest = self._newest
@@ -132,7 +132,7 @@ class StateDonor:
 
     async def _newer(self, after_round: int) -> _HeldState:
         if self._closed:
-            raise RequestError(f"job {self._job.spec.job} has ended there")
+            raise RequestFailed(f"job {self._job.spec.job} has ended there")
         number = next(self._numbers)
         owner = f"{self._job.spec.job} state {number}"
         try:
@@ -153,7 +153,7 @@ class StateDonor:
             saved = await self._saving.save(after_round, folder, SAVE_TIMEOUT_S)
             chain = self._chain_after(saved.round)
             if chain is None:
-                raise RequestError(f"its learner took too long to write the state after round {saved.round}")
+                raise RequestFailed(f"its learner took too long to write the state after round {saved.round}")
             units = await asyncio.to_thread(store_state, owner, folder, saved.units, self._store)
             return SavedState(round=saved.round, chain=chain, units=units)
         finally:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Protocol
 
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.learner import LearnerSaved, Save
 
@@ -35,10 +35,10 @@ class StateRequests:
             timeout_s: None: as long as the learner lives.
 
         Raises:
-            RequestError: it cannot write it, has ended, or reaches no boundary in time.
+            RequestFailed: it cannot write it, has ended, or reaches no boundary in time.
         """
         if not self._learner.ready:
-            raise RequestError("its learner holds no state now")
+            raise RequestFailed("its learner holds no state now")
         self._number += 1
         number = self._number
         self._asked[number] = asyncio.get_running_loop().create_future()
@@ -46,11 +46,11 @@ class StateRequests:
         try:
             saved = await asyncio.wait_for(self._asked[number], timeout_s)
         except TimeoutError:
-            raise RequestError(f"its learner has not reached a boundary in {timeout_s:.0f} s") from None
+            raise RequestFailed(f"its learner has not reached a boundary in {timeout_s:.0f} s") from None
         finally:
             del self._asked[number]
         if saved.error is not None:
-            raise RequestError(saved.error)
+            raise RequestFailed(saved.error)
         return saved
 
     def saved(self, body: LearnerSaved) -> None:
@@ -63,4 +63,4 @@ class StateRequests:
         """The learner has ended: what it was asked for will not come."""
         for asked in self._asked.values():
             if not asked.done():
-                asked.set_exception(RequestError("its learner has ended"))
+                asked.set_exception(RequestFailed("its learner has ended"))

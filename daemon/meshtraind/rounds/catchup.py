@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.rounds.history import Entry
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
 from meshwire.messages.generation import (
     AskModel,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # numpy, which an idle daemon does not need
 REQUEST_TIMEOUT_S = 10.0
 
 
-class FalseRoundError(RequestError):
+class FalseRoundError(RequestFailed):
     """The source of a generation serves what is no round: it broke the protocol (G10)."""
 
 
@@ -88,13 +88,13 @@ class Beginning:
 
 
 async def fetch_rounds(rounds: HeldRounds, source: Connection, job: str, enter: Enter) -> None:
-    """Takes every round up to the cut that this member lacks. Raises RequestError, ConnectionLost, TimeoutError."""
+    """Takes every round up to the cut that this member lacks. Raises RequestFailed, ConnectionEnded, TimeoutError."""
     while rounds.complete < enter.cut:
         before = rounds.complete
         asked = CatchUp(job=job, generation=enter.generation, complete=before, cut=enter.cut)
         reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name=f"rounds after {before}")
         if not isinstance(reply, CaughtUp):
-            raise RequestError(f"the source answered with {type(reply).__name__}")
+            raise RequestFailed(f"the source answered with {type(reply).__name__}")
         for served in reply.rounds:
             if served.round != rounds.complete + 1 or served.round > enter.cut:
                 raise FalseRoundError(
@@ -104,9 +104,9 @@ async def fetch_rounds(rounds: HeldRounds, source: Connection, job: str, enter: 
                 await _fetch_bytes(rounds.crossing.place_for(served), served, source, job)
             rounds.crossing.take_served(served)
         if rounds.complete == before:
-            raise RequestError(f"the source does not hold round {before + 1} any more")
+            raise RequestFailed(f"the source does not hold round {before + 1} any more")
     if rounds.crossing.standing().chains[-1] != enter.chain:
-        raise RequestError(f"the rounds up to {enter.cut} are not those that the others hold")
+        raise RequestFailed(f"the rounds up to {enter.cut} are not those that the others hold")
 
 
 async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection, job: str) -> None:
@@ -115,24 +115,24 @@ async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection
         piece = FetchRound(job=job, round=served.round, offset_bytes=offset, max_bytes=size_bytes)
         reply = await source.request(piece, timeout_s=REQUEST_TIMEOUT_S, name=f"bytes of round {served.round}")
         if not isinstance(reply, Fetched) or len(reply.data) != size_bytes:
-            raise RequestError(f"the source sent no {size_bytes} bytes of round {served.round}")
+            raise RequestFailed(f"the source sent no {size_bytes} bytes of round {served.round}")
         area[offset : offset + size_bytes] = reply.data
 
 
 async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginning:
-    """What a member needs to take part from the cut on. Raises RequestError, ConnectionLost, TimeoutError."""
+    """What a member needs to take part from the cut on. Raises RequestFailed, ConnectionEnded, TimeoutError."""
     model = await source.request(AskModel(job=job), timeout_s=REQUEST_TIMEOUT_S, name="the job's model")
     asked = CatchUp(job=job, generation=enter.generation, complete=None, cut=enter.cut)
     reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name="the deal of samples")
     if not isinstance(model, Model) or not isinstance(reply, CaughtUp):
-        raise RequestError(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
+        raise RequestFailed(f"the source answered with {type(model).__name__} and {type(reply).__name__}")
     anew = enter.way == "back"
     entry = Entry(enter.cut, enter.chain, reply.seen, reply.deal, enter.counted, enter.learning, anew)
     return Beginning(model, reply.samples, entry, reply.barrier, reply.path)
 
 
 def answer_catch_up(rounds: HeldRounds, body: CatchUp, barrier: int, path: tuple[PathStep, ...]) -> CaughtUp:
-    """The source's side. Raises RequestError when it cannot serve."""
+    """The source's side. Raises RequestFailed when it cannot serve."""
     if body.complete is None:
         return CaughtUp(
             rounds=(),
@@ -145,14 +145,14 @@ def answer_catch_up(rounds: HeldRounds, body: CatchUp, barrier: int, path: tuple
     try:
         return CaughtUp(rounds=rounds.crossing.served_after(body.complete))
     except KeyError as error:
-        raise RequestError(f"round {error} is not kept here any more") from None
+        raise RequestFailed(f"round {error} is not kept here any more") from None
 
 
 def answer_fetch_round(rounds: HeldRounds, body: FetchRound) -> Fetched:
-    """Bytes of a complete round. Raises RequestError when they are gone."""
+    """Bytes of a complete round. Raises RequestFailed when they are gone."""
     try:
         held = rounds.crossing.encoded(body.round)
     except KeyError:
-        raise RequestError(f"round {body.round} is not kept here any more") from None
+        raise RequestFailed(f"round {body.round} is not kept here any more") from None
     data = held.read(body.offset_bytes, body.max_bytes)
     return Fetched(data=data, total_bytes=held.size_bytes, end=body.offset_bytes + len(data) >= held.size_bytes)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from meshtraind.peers.node import Node
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import ConnectionLost, RequestError
+from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshwire.jobs.lifecycle import JobState
 from meshwire.membership.invitations import Invitations
 from meshwire.membership.lineage import rank_of
@@ -86,10 +86,10 @@ class Inviter:
         invite = Invite(spec=spec, generation=generation)
         try:
             reply = await link.connection.request(invite, timeout_s=FILES_TIMEOUT_S, name=f"invitation of {name}")
-        except ConnectionLost:
+        except ConnectionEnded:
             self._invitations.unanswered(device)
             return
-        except (RequestError, TimeoutError) as error:
+        except (RequestFailed, TimeoutError) as error:
             why_not: str | None = str(error)
         else:
             unknown = f"it answered an invitation with {type(reply).__name__}"

@@ -14,7 +14,7 @@ from meshtraind.storage.blob_writer import BlobError
 from meshtraind.storage.cleanup import DATA
 from meshtraind.storage.fetch import output_folder
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done
@@ -53,7 +53,7 @@ class LearnerOwner(Protocol):
         """This rank and device, for texts."""
 
     def first_rounds(self) -> "Rounds":
-        """Makes the job's first rounds. Raises RequestError when the learner has not described its model."""
+        """Makes the job's first rounds. Raises RequestFailed when the learner has not described its model."""
 
     def begin_rounds(self) -> None:
         """All members are ready: round 1."""
@@ -124,10 +124,10 @@ class LearnerHandler:
         self.attached = False
 
     def attach(self, connection: Connection) -> LearnerWelcome:
-        """The learner has called. Raises RequestError when there is one already."""
+        """The learner has called. Raises RequestFailed when there is one already."""
         job = self._job
         if self.attached:
-            raise RequestError("this job's learner is attached already: call meshtrain.prepare in one process only")
+            raise RequestFailed("this job's learner is attached already: call meshtrain.prepare in one process only")
         self._connection = connection
         self.attached = True
         return LearnerWelcome(
@@ -157,8 +157,8 @@ class LearnerHandler:
         self._answering += 1
         try:
             return await self._answer(body, emit)
-        except (BlobError, ConnectionLost, TimeoutError, OSError) as error:
-            raise RequestError(f"{self._owner.who}: {error}") from error
+        except (BlobError, ConnectionEnded, TimeoutError, OSError) as error:
+            raise RequestFailed(f"{self._owner.who}: {error}") from error
         finally:
             self._answering -= 1
 
@@ -172,7 +172,7 @@ class LearnerHandler:
                 return await preparation.state(body, emit)
             case LearnerReady():
                 if self._ready:
-                    raise RequestError(PREPARED_TWICE)
+                    raise RequestFailed(PREPARED_TWICE)
                 self._ready = True
                 begins = self.rounds is None
                 if self.rounds is None:
@@ -182,7 +182,7 @@ class LearnerHandler:
                     # After the answer: what follows from the start are notices, which the learner reads then.
                     asyncio.get_running_loop().call_soon(self._owner.begin_rounds)
                 return Done()
-        raise RequestError(f"a learner does not ask for {type(body).__name__}")
+        raise RequestFailed(f"a learner does not ask for {type(body).__name__}")
 
     # What it tells
 
@@ -235,7 +235,7 @@ class LearnerHandler:
     async def _barrier(self, rounds: "Rounds | None", number: int, reached: int) -> None:
         try:
             newest = await self._agreement.barrier(number, reached, self.notify)
-        except RequestError as error:
+        except RequestFailed as error:
             text = str(error)[: limits.ERROR_CHARS_MAX]
             if rounds is None:
                 self.notify(BarrierPassed(number=number, error=text))

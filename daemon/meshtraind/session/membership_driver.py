@@ -17,7 +17,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.membership_recorder import RecordedMembership, membership_trace
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, ConnectionLost, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.jobs.lifecycle import job_number
 from meshwire.jobs.partition_wait import partition_wait_s
@@ -90,10 +90,10 @@ class Host(Protocol):
         """What there is here, beside rounds, to go on from where no learner computes (J3)."""
 
     def saved_beginning(self, enter: Enter) -> Beginning:
-        """The own checkpoint of the cut, to which all go back. Raises RequestError when it is gone."""
+        """The own checkpoint of the cut, to which all go back. Raises RequestFailed when it is gone."""
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
-        """Makes the rounds of a member without history, or of one that goes back, at the cut. Raises RequestError."""
+        """Makes the rounds of a member without history, or of one that goes back, at the cut. Raises RequestFailed."""
 
     def entered(self, generation: Generation) -> None:
         """The generation was entered; a loading member may start its learner."""
@@ -102,7 +102,7 @@ class Host(Protocol):
         """All members have entered it."""
 
     async def write_given_up(self) -> Written:
-        """The learner writes the base of a history that is not kept. Its rounds are fenced. Raises RequestError,
+        """The learner writes the base of a history that is not kept. Its rounds are fenced. Raises RequestFailed,
         CheckpointError, OSError."""
 
     def left_out(self, reason: str) -> None:
@@ -422,13 +422,13 @@ class MembershipDriver:
             except TimeoutError as error:  # all others wait for this member: what has come is kept
                 log.warning("job %s: %s; asked again", job, error)
                 continue
-            except ConnectionLost as error:
+            except ConnectionEnded as error:
                 log.warning("job %s: cannot catch up: %s", job, error)
                 return
             except FalseRoundError as error:
                 self.refuse(effect.device, str(error))  # another generation follows, with another source
                 return
-            except RequestError as error:
+            except RequestFailed as error:
                 log.warning("job %s: cannot catch up from %s: %s", job, effect.device[:8], error)
                 self._take(CannotCatchUp(str(error)))
                 return
@@ -438,7 +438,7 @@ class MembershipDriver:
     def _go_back_to_own(self, effect: CatchUpFrom) -> None:
         try:
             self._begin_loading(effect, self._host.saved_beginning(effect.enter))
-        except RequestError as error:
+        except RequestFailed as error:
             log.warning("job %s: cannot go back to round %d: %s", self._job.spec.job, effect.enter.cut, error)
             self._take(CannotCatchUp(str(error)))
             return

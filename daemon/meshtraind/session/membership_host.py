@@ -26,7 +26,7 @@ from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
 from meshtraind.startup.requests import Preparation
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskModel, AskState, CatchUp, Enter, FetchRound, Holding, SavedState, Wish
 from meshwire.messages.job import Generation
@@ -149,11 +149,11 @@ class MembershipHost:
         return self._learner.rounds
 
     def first_rounds(self) -> "Rounds":
-        """Those of a job that begins. Raises RequestError when the learner has not described its model."""
+        """Those of a job that begins. Raises RequestFailed when the learner has not described its model."""
         preparation, founding = self._learner.preparation, self._founding
         assert isinstance(preparation, Preparation)
         if preparation.manifest is None or preparation.plan is None or founding is None:
-            raise RequestError("the learner is ready before it has described its model")
+            raise RequestFailed("the learner is ready before it has described its model")
         rounds = self._maker.first(
             preparation.manifest,
             preparation.plan,
@@ -327,10 +327,10 @@ class MembershipHost:
         )
 
     def saved_beginning(self, enter: Enter) -> Beginning:
-        """The own checkpoint of the cut. Raises RequestError when it is gone."""
+        """The own checkpoint of the cut. Raises RequestFailed when it is gone."""
         newest = self._checkpointing.newest
         if newest is None or newest.round != enter.cut or bytes.fromhex(newest.manifest.chain) != enter.chain:
-            raise RequestError(f"the checkpoint after round {enter.cut} is gone")
+            raise RequestFailed(f"the checkpoint after round {enter.cut} is gone")
         saved = newest.manifest
         entry = Entry(enter.cut, enter.chain, saved.samples, saved.deal, anew=True)
         return Beginning(self._maker.model(), saved.space, entry, self._agreement.passed)
@@ -365,7 +365,7 @@ class MembershipHost:
         try:
             rounds = self._maker.loading(generation, beginning, self.memory)
         except (SharedMemoryError, OSError, MemoryError, ValueError) as error:
-            raise RequestError(f"{self._node.name} cannot take part: {error}") from error
+            raise RequestFailed(f"{self._node.name} cannot take part: {error}") from error
         self._agreement.passed = beginning.barrier
         self._load_next(rounds, None)
 
@@ -492,17 +492,17 @@ class MembershipHost:
             self.generations.gone(device, incarnation)
 
     async def asked(self, device: str, body: Asked) -> Wire:
-        """What a member's device that lacks rounds, or loads, asks for. Raises RequestError."""
+        """What a member's device that lacks rounds, or loads, asks for. Raises RequestFailed."""
         if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
             await self._at_cut(body.cut)
         rounds = self.rounds
         if rounds is None:
-            raise RequestError(f"{self._node.name} has no history of job {self._job.spec.job}")
+            raise RequestFailed(f"{self._node.name} has no history of job {self._job.spec.job}")
         match body:
             case CatchUp():
                 begins_at_cut = body.complete is None  # and a later one has another deal of samples
                 if begins_at_cut and (self.generations is None or not self.generations.promised(body.generation)):
-                    raise RequestError(f"{self._node.name} has promised another generation meanwhile")
+                    raise RequestFailed(f"{self._node.name} has promised another generation meanwhile")
                 path = () if self.generations is None else self.generations.path
                 return answer_catch_up(rounds, body, self._agreement.passed, path)
             case FetchRound():
@@ -517,13 +517,13 @@ class MembershipHost:
         return await self._donor.state(device, body, promised)
 
     async def _at_cut(self, cut: int) -> None:
-        """Where all go back to a state of this member, who asks may be quicker. Raises RequestError."""
+        """Where all go back to a state of this member, who asks may be quicker. Raises RequestFailed."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + GO_BACK_TIMEOUT_S
         while self.rounds is not None and self.rounds.complete > cut and loop.time() < deadline_s:
             await asyncio.sleep(GO_BACK_POLL_S)
         if self.rounds is not None and self.rounds.complete != cut:
-            raise RequestError(f"{self._node.name} is at round {self.rounds.complete}, not {cut}")
+            raise RequestFailed(f"{self._node.name} is at round {self.rounds.complete}, not {cut}")
 
     def close(self) -> None:
         """Lets go of timer, trace and memory."""

@@ -8,7 +8,7 @@ from meshtraind.rounds.history import Entry
 from meshtraind.rounds.trace import Trace
 from meshtraind.startup.requests import check_travel
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire.codecs.registry import parse_codec
 from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
@@ -76,12 +76,12 @@ class RoundsFactory:
         return self._make(manifest, plan, samples, memory, generation, begins, loading=False, trace_name="trace.jsonl")
 
     def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
-        """At the cut of a later one. Raises RequestError when the plan of the others is not computed here."""
+        """At the cut of a later one. Raises RequestFailed when the plan of the others is not computed here."""
         model = beginning.model
         check_travel(self._job.spec, model.manifest)
         plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
         if plan.digest() != model.plan:
-            raise RequestError("the others plan their buckets differently: install the same version of meshtraind")
+            raise RequestFailed("the others plan their buckets differently: install the same version of meshtraind")
         memory.make(MemoryLayout.for_bound(plan.total_values, self._job.spec.sync.staleness))
         trace = f"trace-{generation.number}.jsonl"
         entry, samples = beginning.entry, beginning.samples

@@ -19,7 +19,7 @@ from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.requests import Preparation
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
@@ -343,9 +343,9 @@ class JobSession:
     # The learner's process and connection
 
     def attach(self, connection: Connection) -> LearnerWelcome:
-        """The learner has called. Raises RequestError when there is one already, or none is expected."""
+        """The learner has called. Raises RequestFailed when there is one already, or none is expected."""
         if not self._learners.running:
-            raise RequestError(f"job {self.job.spec.job} runs no learner here any more")
+            raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
         return self.learner.attach(connection)
 
     def learner_lost(self, connection: Connection) -> None:
@@ -363,7 +363,7 @@ class JobSession:
             await self._learners.kill()
 
     def first_rounds(self) -> "Rounds":
-        """Makes the job's first rounds. Raises RequestError when the learner has not described its model."""
+        """Makes the job's first rounds. Raises RequestFailed when the learner has not described its model."""
         return self.passage.first_rounds()
 
     def begin_rounds(self) -> None:

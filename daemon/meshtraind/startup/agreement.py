@@ -13,7 +13,7 @@ from pathlib import Path
 from meshtraind.startup.start_state import GiverLink, clear, fetch_units, ingest
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, Emit, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire import limits
 from meshwire.message_base import Wire
 from meshwire.messages.job import BarrierReached
@@ -121,7 +121,7 @@ class Agreement:
     # Before round 1
 
     async def agree_on_model(self, own: Model, emit: Emit) -> None:
-        """Returns when all members have the same model and plan. Raises RequestError naming the first difference."""
+        """Returns when all members have the same model and plan. Raises RequestFailed naming the first difference."""
         with self._ending_all():
             self._models[self._rank] = own
             self._say(None, own)
@@ -134,12 +134,12 @@ class Agreement:
         one, other = self._models[first], self._models[rank]
         difference = first_difference(one.manifest, other.manifest)
         if difference is not None:
-            raise RequestError(
+            raise RequestFailed(
                 f"the models of rank {first} ({self._members[first].name}) and rank {rank} "
                 f"({self._members[rank].name}) differ: {difference}"
             )
         if other.plan != one.plan:
-            raise RequestError(
+            raise RequestFailed(
                 f"rank {rank} ({self._members[rank].name}) plans its buckets differently from rank {first}: "
                 "install the same version of meshtraind on both"
             )
@@ -173,7 +173,7 @@ class Agreement:
         await self._until(lambda: self._missing(self._wants), "to compare their start", emit)
         self._exported = tuple(sorted({unit for wanted in self._wants.values() for unit in wanted}))
         if unknown := set(self._exported) - set(range(len(units))):
-            raise RequestError(f"a member asked for unit {min(unknown)} of {len(units)}")
+            raise RequestFailed(f"a member asked for unit {min(unknown)} of {len(units)}")
         await asyncio.to_thread(clear, folder, self._exported)
         return StateTask(units=self._exported, folder=str(folder), write=True)
 
@@ -192,7 +192,7 @@ class Agreement:
             return None
         index = self._indexes[giver]
         if len(index.units) != len(units):
-            raise RequestError(
+            raise RequestFailed(
                 f"rank {giver} starts from {len(index.units)} units of state, this rank from {len(units)}"
             )
         wanted = tuple(unit for unit, digest in enumerate(index.units) if digest != units[unit])
@@ -261,7 +261,7 @@ class Agreement:
     def _ending_all(self) -> Iterator[None]:
         try:
             yield
-        except RequestError:
+        except RequestFailed:
             self.broken = True
             raise
 
@@ -274,7 +274,7 @@ class Agreement:
             reached: the last round that this member has contributed to.
 
         Raises:
-            RequestError: a member's script has ended without it. Before the last barrier (0) that is no error.
+            RequestFailed: a member's script has ended without it. Before the last barrier (0) that is no error.
         """
         if 0 < number <= self.passed:
             return 0  # of a script that was started again: the others have passed it
@@ -345,11 +345,11 @@ class Agreement:
             names = ", ".join(f"rank {rank} ({self._of.members[rank].name})" for rank in absent)
             if lost := (ended or self._gone)().intersection(absent):
                 gone = min(lost)
-                raise RequestError(
+                raise RequestFailed(
                     f"rank {gone} ({self._of.members[gone].name}) ended its script; waiting {what} is in vain"
                 )
             if time.monotonic() > deadline_s:
-                raise RequestError(f"waited {timeout_s:.0f} s for {names} {what}")
+                raise RequestFailed(f"waited {timeout_s:.0f} s for {names} {what}")
             try:
                 await asyncio.wait_for(self._changed.wait(), TICK_S)
             except TimeoutError:

@@ -12,7 +12,7 @@ from meshtraind.startup.resume import Resuming
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.cleanup import STATE
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, Emit, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire.codecs.registry import FP16, parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.layout.budget import budget_of
@@ -33,16 +33,16 @@ PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
 
 def check_travel(spec: JobSpec, manifest: ModelManifest) -> None:
     """T1: whose vector changes its length, and what it does not go with. The learner has looked, too; a model may also
-    come from another member. Raises RequestError."""
+    come from another member. Raises RequestFailed."""
     why = refusal(spec.sync, parse_codec(spec.codec)) if manifest.travel is not None else None
     if why is not None:
-        raise RequestError(f"not all of this model's values travel in every round, which does not go with {why}")
+        raise RequestFailed(f"not all of this model's values travel in every round, which does not go with {why}")
 
 
 class Preparation:
     """Answers what one learner asks for before round 1: model, state, readiness, each once.
 
-    Every method raises RequestError with a text for the script.
+    Every method raises RequestFailed with a text for the script.
 
     Attributes:
         manifest, plan: None until the model was given.
@@ -73,7 +73,7 @@ class Preparation:
     async def model(self, body: LearnerModel, emit: Emit) -> None:
         """Returns when all members have the same model and plan."""
         if self.manifest is not None:
-            raise RequestError(PREPARED_TWICE)
+            raise RequestFailed(PREPARED_TWICE)
         self.manifest = body.manifest
         self.samples = body.samples
         spec = self._job.spec
@@ -83,7 +83,7 @@ class Preparation:
         try:
             self._memory.map(MemoryLayout.for_bound(self.plan.total_values, spec.sync.staleness))
         except SharedMemoryError as error:
-            raise RequestError(str(error)) from error
+            raise RequestFailed(str(error)) from error
         if spec.resume is not None:
             self._resuming = await asyncio.to_thread(Resuming, self._job.folder, spec.resume)
             self.entry = self._resuming.entry(body)
@@ -91,14 +91,14 @@ class Preparation:
         await self._agreement.agree_on_model(own, emit)
 
     def _check_fits(self, body: LearnerModel, plan: Plan) -> None:
-        """M1. Raises RequestError when this machine cannot hold it: it would swap, and all others wait for it. So it
+        """M1. Raises RequestFailed when this machine cannot hold it: it would swap, and all others wait for it. So it
         does for a budget of the codec's that is too small for the model."""
         spec = self._job.spec
         codec, staleness = parse_codec(spec.codec), spec.sync.staleness
         try:
             budget_of(plan, EncodedLayout(plan, codec))
         except ValueError as error:
-            raise RequestError(str(error)) from None
+            raise RequestFailed(str(error)) from None
         layouts = RoundLayouts(plan, codec)
         members_max = spec.peers_max or len(self._job.members)
         retained = retained_bytes(layouts.bytes_max, staleness, collective_for(codec, spec.topology), members_max)
@@ -107,7 +107,7 @@ class Preparation:
         if not enough:
             name = self._job.members[self._job.rank].name
             other = ", --codec fp16," if suits(spec.sync, FP16) else ""
-            raise RequestError(
+            raise RequestFailed(
                 f"{name} {reason} (`meshtrain submit --dry-run` shows the parts): submit with a smaller bound"
                 f"{other} or without it (--on)"
             )

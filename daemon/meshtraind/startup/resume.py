@@ -5,7 +5,7 @@ from pathlib import Path
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.open_below import read_below
 from meshtraind.storage.cleanup import RESUME
-from meshtraind.transport.connection import RequestError
+from meshtraind.transport.connection import RequestFailed
 from meshwire.checkpoints.manifest import MANIFEST_FILE, CheckpointManifest
 from meshwire.messages.job import ResumePoint
 from meshwire.messages.learner import LearnerModel, LearnerState, StateTask
@@ -23,7 +23,7 @@ def begins_after(point: ResumePoint | None) -> tuple[int, bytes]:
 class Resuming:
     """The checkpoint that a job begins from, as one member holds it; all hold the same files.
 
-    Every method raises RequestError with a text for the script.
+    Every method raises RequestFailed with a text for the script.
 
     Args:
         folder: DATA/jobs/ID of the job that begins. Blocks on the disk.
@@ -37,15 +37,15 @@ class Resuming:
             with read_below(folder.parent, (folder.name, RESUME, MANIFEST_FILE)) as file:
                 self._manifest = CheckpointManifest.decode(file.read())
         except (OSError, ValueError) as error:
-            raise RequestError(f"{self._name} cannot be read: {error}") from error
+            raise RequestFailed(f"{self._name} cannot be read: {error}") from error
 
     def entry(self, body: LearnerModel) -> Entry:
         """Where rounds and ledger begin, if the script prepares what the checkpoint was written of."""
         saved = self._manifest
         if body.samples != saved.space:
-            raise RequestError(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
+            raise RequestFailed(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
         if body.manifest.state_digest().hex() != saved.model:
-            raise RequestError(f"the script prepares another model or optimizer than that of {self._name}")
+            raise RequestFailed(f"the script prepares another model or optimizer than that of {self._name}")
         complete, chain = begins_after(self._point)
         return Entry(complete, chain, saved.samples, saved.deal)
 
@@ -53,5 +53,5 @@ class Resuming:
         """What the learner loads."""
         count = len(self._manifest.units)
         if len(body.units) != count:
-            raise RequestError(f"{self._name} has {count} units of state, the script {len(body.units)}")
+            raise RequestFailed(f"{self._name} has {count} units of state, the script {len(body.units)}")
         return StateTask(units=tuple(range(count)), folder=str(self.folder), write=False, round=self._manifest.round)

@@ -12,7 +12,7 @@ from pathlib import Path
 from meshtraind.runtime.open_below import read_below
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.fetch import fetch_blob
-from meshtraind.transport.connection import Connection, ConnectionLost, Emit, RequestError
+from meshtraind.transport.connection import Connection, ConnectionEnded, Emit, RequestFailed
 from meshwire.messages.job import BlobRef
 from meshwire.messages.learner import Waiting
 
@@ -46,12 +46,12 @@ async def fetch_units(
     """Puts the wanted units into `folder`. False: there is another giver now.
 
     Raises:
-        BlobError, RequestError, TimeoutError: as `fetch_blob`; or a unit was not offered.
+        BlobError, RequestFailed, TimeoutError: as `fetch_blob`; or a unit was not offered.
     """
     told_s = 0.0
     for unit in wanted:
         if unit not in offered:
-            raise RequestError(f"rank {giver.rank} did not offer unit {unit} of the start state")
+            raise RequestFailed(f"rank {giver.rank} did not offer unit {unit} of the start state")
     await asyncio.to_thread(store.hold, job, [offered[unit].sha256 for unit in wanted], passing=True)
     for count, unit in enumerate(wanted):
         if not await _fetch(job, offered[unit], giver, store):
@@ -69,7 +69,7 @@ async def _fetch(job: str, unit: BlobRef, giver: GiverLink, store: BlobStore) ->
     """Over one link after the other, if need be."""
     while giver.still():
         link = giver.links.get(giver.rank)
-        with contextlib.suppress(ConnectionLost):  # the next generation has another link to it, or another giver
+        with contextlib.suppress(ConnectionEnded):  # the next generation has another link to it, or another giver
             if link is not None:
                 await fetch_blob(link, job, unit, store)
                 return True

@@ -19,7 +19,7 @@ from meshtraind.runtime.tasks import TaskSet, told_elsewhere
 from meshtraind.runtime.threads import Check, in_thread
 from meshtraind.storage.blob_writer import BlobBusyError, BlobWriter
 from meshtraind.storage.blobs import BlobStore
-from meshtraind.transport.connection import Connection, RequestError
+from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire import limits
 from meshwire.jobs.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched, OutputFile
@@ -115,7 +115,7 @@ async def fetch_blob(
 
     Raises:
         BlobError: the disk refuses, or the bytes are not what their name says.
-        RequestError, ConnectionLost, TimeoutError: the peer does not deliver.
+        RequestFailed, ConnectionEnded, TimeoutError: the peer does not deliver.
     """
     count = on_bytes if on_bytes is not None else _count_nothing
     deadline_s = time.monotonic() + BUSY_TIMEOUT_S
@@ -156,7 +156,7 @@ async def _receive(
                 task, piece_bytes = pieces.popleft()
                 data = memoryview((await task).data)
                 if data.nbytes < piece_bytes:
-                    raise RequestError(f"the peer's blob {blob.sha256.hex()[:12]} ends after {writer.offset} bytes")
+                    raise RequestFailed(f"the peer's blob {blob.sha256.hex()[:12]} ends after {writer.offset} bytes")
                 await in_thread(partial(_append, writer, data))
                 on_bytes(data.nbytes)
         finally:
@@ -179,7 +179,7 @@ async def _fetch_piece(
     async with pace.piece(size_bytes), window_of(peer).room_for(size_bytes):
         reply = await peer.request(wanted, timeout_s=PIECE_TIMEOUT_S, name=f"blob {blob.sha256.hex()[:12]}")
     if not isinstance(reply, Fetched):
-        raise RequestError("the peer answered a fetch with something else")
+        raise RequestFailed("the peer answered a fetch with something else")
     return reply
 
 
@@ -190,12 +190,12 @@ async def serve(body: Fetch, store: BlobStore, job_folder: Path, *, ended: Calla
         ended: whether the job has ended, so that no log will grow any more.
 
     Raises:
-        RequestError: no such file.
+        RequestFailed: no such file.
     """
     try:
         if body.what == "blob":
             if body.sha256 is None:
-                raise RequestError("a blob is asked for by its sha256")
+                raise RequestFailed("a blob is asked for by its sha256")
             name = body.sha256.hex()
             blob = partial(_read_piece, store.path, (name[:2], name), body, True)
             return await _BLOBS.run(blob, timeout_s=BLOB_READ_TIMEOUT_S, name=f"reading blob {name[:12]}")
@@ -203,12 +203,12 @@ async def serve(body: Fetch, store: BlobStore, job_folder: Path, *, ended: Calla
             return await _serve_log(body, job_folder, ended)
         path = body.path or ""
         if (wrong := check_path(path)) is not None:
-            raise RequestError(f"output path {path!r} {wrong}")
+            raise RequestFailed(f"output path {path!r} {wrong}")
         parts = (job_folder.name, OUT, str(body.rank), *path.split("/"))
         output = partial(_read_piece, job_folder.parent, parts, body, True)
         return await _RESULTS.run(output, timeout_s=RESULT_READ_TIMEOUT_S, name=f"reading {path}")
     except OSError as error:
-        raise RequestError(f"cannot read the {body.what} of job {body.job}: {error.strerror or error}") from error
+        raise RequestFailed(f"cannot read the {body.what} of job {body.job}: {error.strerror or error}") from error
 
 
 async def _serve_log(body: Fetch, job_folder: Path, ended: Callable[[], bool]) -> Fetched:
@@ -255,13 +255,13 @@ def output_folder(job_folder: Path, rank: int) -> Path:
 async def list_outputs(job_folder: Path, rank: int) -> tuple[OutputFile, ...]:
     """Regular files below a rank's output folder, whose names every device can hold.
 
-    Raises RequestError when the folder cannot be read.
+    Raises RequestFailed when the folder cannot be read.
     """
     name = f"listing the outputs of rank {rank}"
     try:
         return await _RESULTS.run(partial(_list_outputs, job_folder, rank), timeout_s=RESULT_READ_TIMEOUT_S, name=name)
     except OSError as error:
-        raise RequestError(f"{name} of job {job_folder.name}: {error.strerror or error}") from error
+        raise RequestFailed(f"{name} of job {job_folder.name}: {error.strerror or error}") from error
 
 
 def _list_outputs(job_folder: Path, rank: int, check: Check) -> tuple[OutputFile, ...]:

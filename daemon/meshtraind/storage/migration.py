@@ -46,22 +46,22 @@ def migrate(data_dir: Path, meshtrain: str) -> None:
         log.info("%s was of format %d and is of format %d now, which older versions refuse", data_dir, number, FORMAT)
 
 
-def _from_1(data_dir: Path) -> None:
+def _spell_anew(data_dir: Path) -> None:
     """Manifests of checkpoints are spelled anew, for what is sent of one is hashed as it is spelled today."""
     for name in ("pins.db", "jobs.db"):  # first: from now on older versions keep away
-        _lock_out(data_dir / name, 2)
+        _lock_out(data_dir / name)
     for folder in sorted((data_dir / "jobs").glob("*")):
         if re.fullmatch(JOB_ID_PATTERN, folder.name):
             CheckpointStore(folder, folder.name, keep=1).respell()
 
 
-_STEPS: dict[int, Callable[[Path], None]] = {1: _from_1}  # by the format that they begin from
+_STEPS: dict[int, Callable[[Path], None]] = {1: _spell_anew, 2: _spell_anew}  # by the format that they begin from
 
 
-def _lock_out(path: Path, number: int) -> None:
+def _lock_out(path: Path) -> None:
     if not path.exists():
         return
     with contextlib.closing(sqlite3.connect(path, timeout=5.0, isolation_level=None)) as database:
         (found,) = database.execute("PRAGMA user_version").fetchone()
-        if 0 < found < number:  # 0: a start that was killed has made nothing in it
-            database.execute(f"PRAGMA user_version = {number}")
+        if 0 < found < FORMAT:  # 0: a start that was killed has made nothing in it
+            database.execute(f"PRAGMA user_version = {FORMAT}")

@@ -14,7 +14,7 @@ from meshtraind.storage.blob_writer import BlobDamagedError, BlobError, explaine
 from meshtraind.storage.blobs import BlobStore
 from meshtraind.storage.checkpoint_store import Checkpoint
 from meshtraind.storage.fetch import Pace, fetch_blob
-from meshtraind.transport.connection import Connection, Emit, RequestError
+from meshtraind.transport.connection import Connection, Emit, RequestFailed
 from meshwire import limits
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.jobs.files import human_bytes
@@ -105,12 +105,12 @@ async def fetch_state(
 
     Raises:
         BlobError: the disk refuses, or has no room for it.
-        RequestError: the donor's files are not what it has offered.
-        ConnectionLost, TimeoutError: the donor does not deliver. What has come is kept for the next attempt.
+        RequestFailed: the donor's files are not what it has offered.
+        ConnectionEnded, TimeoutError: the donor does not deliver. What has come is kept for the next attempt.
     """
     progress = _Progress(sum(blob.size_bytes for blob in units), donor.name, emit)
     if progress.total_bytes > limits.DATA_BYTES_MAX:
-        raise RequestError(f"{donor.name} offers a state of {human_bytes(progress.total_bytes)}")
+        raise RequestFailed(f"{donor.name} offers a state of {human_bytes(progress.total_bytes)}")
     digests = [blob.sha256 for blob in units]
     await in_thread(lambda _: store.hold(job, digests, passing=True))
     await in_thread(lambda _: store.ensure_space(_missing_bytes(units, store)))
@@ -118,7 +118,7 @@ async def fetch_state(
         try:
             await fetch_blob(donor, job, blob, store, progress.add, pace)
         except BlobDamagedError as error:
-            raise RequestError(f"unit {unit} of the state from {donor.name}: {error}") from error
+            raise RequestFailed(f"unit {unit} of the state from {donor.name}: {error}") from error
     await in_thread(lambda _: lay_out(units, folder, store))
     await in_thread(lambda _: store.release_passing(job, digests))
 

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, cast
 from meshtraind.runtime.log_limit import caused_by
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.transport.compression import LinkRate, Lossless, unpack_into
-from meshtraind.transport.requests import ConnectionLost, RequestError, Requests
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed, Requests
 from meshtraind.transport.traffic import Traffic
 from meshwire import limits
 from meshwire.addresses import same_host
@@ -34,7 +34,7 @@ from meshwire.messages.link import Refuse
 from meshwire.messages.local import Attach
 from meshwire.text import printable
 
-__all__ = ["Connection", "ConnectionLost", "Emit", "Handler", "RequestError"]
+__all__ = ["Connection", "ConnectionEnded", "Emit", "Handler", "RequestFailed"]
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Handler(Protocol):
     async def request(self, conn: "Connection", header: Header, body: Wire, emit: Emit) -> Wire:
         """Answers a request; cancelled when the connection ends. `emit` sends an event before the reply.
 
-        RequestError becomes the requester's; any other error is logged here and told without details.
+        RequestFailed becomes the requester's; any other error is logged here and told without details.
         """
 
     def lost(self, conn: "Connection", reason: str) -> None:
@@ -136,10 +136,10 @@ class Connection(asyncio.BufferedProtocol):
     ) -> Wire:
         """Sends a request and returns its reply.
 
-        Raises RequestError (the other side could not do it), ConnectionLost, or TimeoutError, which names `name`.
+        Raises RequestFailed (the other side could not do it), ConnectionEnded, or TimeoutError, which names `name`.
         """
         if self.closing:
-            raise ConnectionLost(f"{name}: {self._ended_text()}")
+            raise ConnectionEnded(f"{name}: {self._ended_text()}")
         number, answer = self._requests.begin(on_event)
         try:
             self._send(Envelope(Role.REQUEST, number, body), job, generation)
@@ -179,7 +179,7 @@ class Connection(asyncio.BufferedProtocol):
     def ssl_object(self) -> ssl.SSLObject:
         """TLS's state, of which the peer's certificate is asked; the connection must be open and have TLS."""
         if self._transport is None:
-            raise ConnectionLost(self._ended_text())
+            raise ConnectionEnded(self._ended_text())
         return cast(ssl.SSLObject, self._transport.get_extra_info("ssl_object"))
 
     @property
@@ -400,7 +400,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             answer = Envelope(Role.REPLY, envelope.id, await self.handler.request(self, header, envelope.body, emit))
             self._send(answer)
-        except RequestError as error:
+        except RequestFailed as error:
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=str(error)[: limits.ERROR_CHARS_MAX])))
         except Exception as error:
             log.exception("cannot answer %s of %s", asked, self.name, extra=caused_by(self.remote_host))

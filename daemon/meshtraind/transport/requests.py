@@ -8,11 +8,11 @@ from meshwire.message_base import Wire
 from meshwire.messages.envelope import Envelope, Failure, Role
 
 
-class RequestError(Exception):
+class RequestFailed(Exception):
     """A request could not be done; the text says why and what to do, for a person to read."""
 
 
-class ConnectionLost(Exception):
+class ConnectionEnded(Exception):
     """The connection ended before the answer came; the text says why it ended."""
 
 
@@ -30,7 +30,7 @@ class Requests:
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, on_event: Callable[[Wire], None] | None) -> tuple[int, "asyncio.Future[Wire]"]:
-        """A new number, and what will hold its reply, RequestError or ConnectionLost. `end` it in any case."""
+        """A new number, and what will hold its reply, RequestFailed or ConnectionEnded. `end` it in any case."""
         number = self._next
         self._next += 1
         answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
@@ -53,7 +53,7 @@ class Requests:
                 pending.answer.set_result(body)
             elif envelope.role is Role.FAILURE:
                 error = body.error if isinstance(body, Failure) else f"a failure of type {type(body).__name__}"
-                pending.answer.set_exception(RequestError(error))
+                pending.answer.set_exception(RequestFailed(error))
             elif pending.on_event is not None:
                 pending.on_event(body)
         return None
@@ -62,4 +62,4 @@ class Requests:
         """No answer will come."""
         for pending in self._pending.values():
             if not pending.answer.done():
-                pending.answer.set_exception(ConnectionLost(why))
+                pending.answer.set_exception(ConnectionEnded(why))

@@ -6,7 +6,7 @@ So all members agree on it without a word, whenever they came in, and a round th
 from itertools import chain
 
 from meshwire.codecs.registry import FP16, CodecSpec
-from meshwire.layout.encoded import EncodedLayout, Phase
+from meshwire.layout.encoded import EncodedLayout, LayoutPhase
 from meshwire.layout.projections import TRANSFORMS
 from meshwire.model.plan import Plan
 from meshwire.model.plans_by_round import RoundPlans
@@ -34,9 +34,9 @@ class RoundLayouts:
         of_plans = chain.from_iterable(self._phases)
         self.all: tuple[EncodedLayout, ...] = tuple(layout for phase in of_plans for layout in phase.layouts)
 
-    def _steady_of(self, plan: Plan) -> tuple[Phase, ...]:
+    def _steady_of(self, plan: Plan) -> tuple[LayoutPhase, ...]:
         if self._transform is None:
-            return (Phase((EncodedLayout(plan, self._codec),)),)
+            return (LayoutPhase((EncodedLayout(plan, self._codec),)),)
         return self._transform.phases(plan, self._codec)
 
     def of(self, number: int) -> EncodedLayout:
@@ -61,5 +61,5 @@ class RoundLayouts:
         return 0 if self._transform is None else self._transform.kept_bytes(self._steady[0], self._codec, staleness)
 
 
-def _warmup_of(plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
-    return (Phase((EncodedLayout(plan, codec, FP16),), codec.warmup),) if codec.warmup else ()
+def _warmup_of(plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
+    return (LayoutPhase((EncodedLayout(plan, codec, FP16),), codec.warmup),) if codec.warmup else ()

@@ -82,7 +82,7 @@ class EncodedLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LayoutPhase:
     """Rounds of a job that follow each other.
 
     Attributes:

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 
 from meshwire.codecs.registry import CodecSpec, values_codec
-from meshwire.layout.encoded import EncodedLayout, Phase
+from meshwire.layout.encoded import EncodedLayout, LayoutPhase
 from meshwire.layout.lgc_autoencoder import Architecture
 from meshwire.model.plan import ALIGNMENT_VALUES, VALUE_BYTES, Bucket, Plan, Span, aligned, values_per_segment
 
@@ -134,21 +134,21 @@ def _blocks(bucket: Bucket, size: int) -> int:
 class SharedPlaces:
     """Of rounds with places that all members share (`meshwire.layout.projections`)."""
 
-    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
+    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
         """While the basis is learnt, and after that."""
         values = values_codec(codec)
         learning, learnt = (chosen_of(plan, codec, learnt=each) for each in (False, True))
-        end = Phase((EncodedLayout(learnt.plan, codec, values, learnt),))
+        end = LayoutPhase((EncodedLayout(learnt.plan, codec, values, learnt),))
         rounds = int(codec.number("train"))
         if learnt.latents == learning.latents or not rounds:
             return (end,)
-        return Phase((EncodedLayout(learning.plan, codec, values, learning),), codec.warmup + rounds), end
+        return LayoutPhase((EncodedLayout(learning.plan, codec, values, learning),), codec.warmup + rounds), end
 
     def builds_on(self, codec: CodecSpec, staleness: int) -> int:
         """All rounds in which some block's places were announced."""
         return lag(staleness) + int(codec.number("refresh")) - 1
 
-    def kept_bytes(self, phases: tuple[Phase, ...], codec: CodecSpec, staleness: int) -> int:
+    def kept_bytes(self, phases: tuple[LayoutPhase, ...], codec: CodecSpec, staleness: int) -> int:
         """Places of the rounds that can be on their way, those that these were announced in, and what is sent where it
         is computed and where it arrives. With s=0 own parts too, which otherwise are a part of the rounds."""
         layouts = [layout for phase in phases for layout in phase.layouts]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshwire.codecs.registry import CodecSpec, values_codec
-from meshwire.layout.encoded import EncodedLayout, Phase
+from meshwire.layout.encoded import EncodedLayout, LayoutPhase
 from meshwire.model.plan import VALUE_BYTES, Bucket, Plan, Span, aligned, values_per_segment
 
 
@@ -108,16 +108,16 @@ def factors_of(plan: Plan, codec: CodecSpec, side: Side) -> Factors:
 class FactorLayouts:
     """Of rounds of low rank (`meshwire.layout.projections`)."""
 
-    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
+    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
         """Even rounds, and odd ones."""
         made = (factors_of(plan, codec, side_of(number)) for number in range(2))
-        return (Phase(tuple(EncodedLayout(each.plan, codec, values_codec(codec), each) for each in made)),)
+        return (LayoutPhase(tuple(EncodedLayout(each.plan, codec, values_codec(codec), each) for each in made)),)
 
     def builds_on(self, codec: CodecSpec, staleness: int) -> int:
         """The round that the basis was sent in."""
         return lag(staleness)
 
-    def kept_bytes(self, phases: tuple[Phase, ...], codec: CodecSpec, staleness: int) -> int:
+    def kept_bytes(self, phases: tuple[LayoutPhase, ...], codec: CodecSpec, staleness: int) -> int:
         """Bases of the rounds that can be on their way, the rounds that those are made of, and factors where they are
         computed and where they arrive. With s=0 own parts too, which otherwise are a part of the rounds."""
         layouts = phases[0].layouts

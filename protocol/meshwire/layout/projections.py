@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from meshwire.codecs.spec import CodecSpec
-from meshwire.layout.encoded import Phase
+from meshwire.layout.encoded import LayoutPhase
 from meshwire.layout.lgc import SharedPlaces
 from meshwire.layout.powersgd import FactorLayouts
 from meshwire.model.plan import Plan
@@ -18,13 +18,13 @@ from meshwire.model.plan import Plan
 class ProjectionLayouts(Protocol):
     """Of one family of codecs."""
 
-    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[Phase, ...]:
+    def phases(self, plan: Plan, codec: CodecSpec) -> tuple[LayoutPhase, ...]:
         """After the warm-up."""
 
     def builds_on(self, codec: CodecSpec, staleness: int) -> int:
         """How many rounds back a round needs the result of another one."""
 
-    def kept_bytes(self, phases: tuple[Phase, ...], codec: CodecSpec, staleness: int) -> int:
+    def kept_bytes(self, phases: tuple[LayoutPhase, ...], codec: CodecSpec, staleness: int) -> int:
         """What a daemon keeps for it beside rounds and residuals."""
 
     def sent_values(self, codec: CodecSpec, count: int) -> int:
