@@ -15,7 +15,7 @@ from statistics import median
 from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalDaemon, LocalMesh, LocalMeshError
 from meshwire.messages.local import GetPeers, Peers
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 
 TIMEOUT_S = 30.0
 IDLE_S = 20.0

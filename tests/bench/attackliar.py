@@ -61,7 +61,7 @@ from tests.bench.attackscene import (
     linked,
 )
 from tests.bench.liar import Liar, LiarLink
-from tests.daemon.jobs import submission
+from tests.daemon.realjobs import submission
 from tests.wire.wirevalues import every_message
 
 INTERNAL = "meshtraind failed"  # how a daemon tells of an error of its own

@@ -22,7 +22,7 @@ from meshwire.messages.startup import Model
 from tests.bench.attackliar import call_off, offer_of, progress_of, serving, spec_of
 from tests.bench.attackscene import Bounds, LeftOutError, NotHeldError, Scene, Victim, attack, linked
 from tests.bench.liar import LiarLink
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.wire.fuzzing import mutated
 from tests.wire.wirevalues import every_message
 

@@ -31,7 +31,7 @@ from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs, GetPeers, GetStatus, Peers, Shutdown, Status
 from tests.bench.liar import Liar, LiarLink, Serve
 from tests.bench.soakwatch import use_of
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab
 
 NAMES = ("anna", "bert", "cleo")

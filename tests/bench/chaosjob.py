@@ -14,7 +14,7 @@ from meshtrain.demo.localmesh import LocalDaemon
 from meshtraind.storage.fetch import output_folder
 from meshwire.messages.job import Found, JobSummary
 from meshwire.messages.local import GetJobs
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.lab.chaosmesh import ChaosDaemon, ChaosMesh
 
 RECORDS = "epochs.jsonl"

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from meshtrain.demo.localmesh import LocalDaemon
 from meshwire.messages.job import JobSummary
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.lab.chaosmesh import ChaosDaemon
 
 AWAITED_S = 300.0

@@ -17,7 +17,7 @@ from meshwire.messages.local import Watch, Watched
 from meshwire.sync.mode import sync_settings
 from tests.bench import codecjob
 from tests.bench.codeckills import lose_and_return
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 
 JOB_TIMEOUT_S = 1200.0  # many of them may run on a machine that does other things too
 HASH_EVERY = 10  # rounds between comparisons of the replicas

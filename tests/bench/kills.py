@@ -23,7 +23,7 @@ from meshtraind.storage.fetch import output_folder
 from meshwire.messages.job import JobSummary
 from tests.bench.chaosjob import summary_on
 from tests.bench.soak import interruptible, say
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.lab.chaosmesh import ChaosMesh
 
 PEERS = 4

@@ -18,7 +18,7 @@ from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalMesh, LocalMeshError
 from meshwire.messages.job import JobSummary
 from tests.bench.soak import interruptible, say
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.daemon.lies import LIAR, LIES
 
 NAMES = ("anna", "bert", "cleo", "dora")

@@ -25,7 +25,7 @@ from meshwire.messages.job import JobSummary
 from meshwire.messages.local import GetPeers, PairCode, PairHost, PairJoin, Peers, Watch, Watched
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import BUCKET_BYTES, VALUE_BYTES, Plan, plan_buckets
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, LabError, lab_unavailable
 
 NAMES = ("anna", "bert")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psutil
 
 from meshtrain.demo.localmesh import LocalDaemon
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 
 SCRIPT = """
 import json, os, signal, sys, time

@@ -18,7 +18,7 @@ from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalMesh, LocalMeshError
 from meshtrain.examples.text import stdlib_text
 from meshwire.messages.job import JobSummary
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 
 NAMES = ("anna", "bert", "cleo")
 TEXT_BYTES = 1_000_000

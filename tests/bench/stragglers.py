@@ -20,7 +20,7 @@ from meshwire.messages.local import Watch, Watched
 from meshwire.rounds.step_times import StepTimes
 from tests.bench import paced
 from tests.bench.overlap_lab import OverlapError, StationDaemon, paired
-from tests.daemon import jobs
+from tests.daemon import realjobs as jobs
 from tests.lab.lab import Lab, LabError, lab_unavailable
 
 NAMES = ("anna", "bert", "cleo")

@@ -1,0 +1,469 @@
+"""`submit`: how the devices keep in step, and the dry run with the memory of every device (M1)."""
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from meshtrain.cli.submission import measuring
+from meshtrain.cli.submission.dry_run import PARTS, MemoryNeeds
+from meshtrain.cli.submission.measuring import NotMeasured, measure
+from meshtrain.cli.submission.shipping import data_place, pack
+from meshtrain.cli.ui.errors import CliError
+from meshtrain.cli.ui.progress import Stages
+from meshtraind.jobs.submission import Submission
+from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
+from meshwire.jobs.files import FileManifest
+from meshwire.jobs.lifecycle import JobState
+from meshwire.memory.footprint import Measurement, ModelSize
+from meshwire.messages.job import Member
+from meshwire.messages.local import (
+    GetJobs,
+    GetPeers,
+    GetStatus,
+    Peers,
+    PeerSummary,
+    Resubmit,
+    ResumeFrom,
+    Submit,
+    Submitted,
+)
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.sync.mode import sync_settings
+from tests.daemon.fakedaemon import BERT, JOB, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, known_jobs, run, summary
+from tests.daemon.realjobs import submission
+
+pytestmark = pytest.mark.usefixtures("plain_environment")
+
+MIB = 2**20
+WAIT_S = 10.0
+SCRIPT = """
+import sys
+import torch
+import meshtrain as mt
+
+print("reads", (mt.data_dir() / "a.bin").stat().st_size, sys.argv[1:])
+model = torch.nn.Linear(1000, 1000, bias=False)
+mt.prepare(model, torch.optim.AdamW(model.parameters()))
+print("trains")
+"""
+VALUES = 1_000_000
+
+
+def sent(endpoint: Endpoint, *options: str) -> Submit:
+    endpoint.answers[Submit] = accepting({})
+    assert run("submit", *options, "-d", "train.py").exit_code == 0
+    body: Submit = endpoint.of_type(Submit)[-1]
+    return body
+
+
+@pytest.mark.parametrize("options", [[], ["--dry-run"]])
+def test_secrets_stay_here_are_named_and_can_be_included(
+    endpoint: Endpoint, project: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (".env", "keys/id_ed25519", "data/.netrc", "data/a.csv"):
+        (project / path).parent.mkdir(exist_ok=True)
+        (project / path).write_text("hunter2")
+    seen: dict[str, FileManifest] = {}
+    endpoint.answers[Submit] = accepting(seen)
+    monkeypatch.setattr("meshtrain.cli.commands.submit.measure", not_measured)
+
+    def submitted(*more: str) -> tuple[str, set[str]]:
+        seen.clear()
+        shown = run("submit", "--detach", *options, *more, "train.py")
+        assert shown.exit_code == 0, shown.stderr
+        return shown.stderr, {entry.path for manifest in seen.values() for entry in manifest.entries}
+
+    said, files = submitted()
+    assert "note: left out, they look like secrets: .env, keys/id_ed25519; --include PATTERN ships them\n" in said
+    assert "note: left out of the data folder, it looks like a secret: .netrc; --include PATTERN ships it\n" in said
+    assert not files & {".env", "keys/id_ed25519", ".netrc"}
+    said, files = submitted("--include", ".env", "--include", ".netrc")
+    assert files >= {".env", ".netrc"}
+    assert "left out, it looks like a secret: keys/id_ed25519;" in said
+
+
+def not_measured(*_: object) -> None:
+    raise NotMeasured("not in this test")
+
+
+@pytest.mark.usefixtures("project")
+def test_what_is_not_asked_for_is_left_to_the_daemon(endpoint: Endpoint) -> None:
+    body = sent(endpoint)
+    assert (body.sync, body.straggler, body.visibility, body.own, body.shares) == ("bsp", None, None, None, None)
+    assert body.hash_every == 0
+
+
+@pytest.mark.usefixtures("project")
+def test_every_option_of_keeping_in_step_reaches_the_daemon(endpoint: Endpoint) -> None:
+    options = ["--straggler", "wait", "--visibility", "fixed", "--own", "1/m", "--shares", "equal"]
+    body = sent(endpoint, "--sync", "ssp:3", *options, "--hash-every", "5")
+    assert (body.sync, body.straggler, body.visibility, body.own, body.shares) == (
+        "ssp:3",
+        "wait",
+        "fixed",
+        "1/m",
+        "equal",
+    )
+    assert body.hash_every == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--sync", "ssp:x"], "use bsp; demo; ssp:S"),
+        (["--sync", "ssp:65"], "from 0 to 64"),
+        (["--straggler", "carry"], "--straggler carry needs a bound above 0"),
+        (["--sync", "ssp:2", "--straggler", "carry", "--visibility", "fixed"], "--visibility fixed needs"),
+        (["--sync", "ssp:2", "--visibility", "fixed", "--shares", "speed"], "needs --shares equal"),
+        (["--own", "2"], "--own 2: use"),
+        (["--masks", "1.5"], "'sparsity' is not possible: use SPARSITY[,every=ROUNDS"),
+        (["--masks", "0.8", "--sync", "ssp:2"], "--masks with --sync ssp:2: "),
+        (["--masks", "0.8", "--sync", "demo"], "--masks with --sync demo: "),
+        (["--masks", "0.8", "--codec", "powersgd"], "--masks with --codec powersgd: "),
+        (["--codec", "fp8"], "there is no codec 'fp8'"),
+        (["--topology", "star"], "--topology star: there is no such topology; there are ring, tree, butterfly"),
+        (["--topology", "tree", "--codec", "topk"], "--topology tree is not for --codec topk"),
+        (["--codec", "topk:2"], "codec topk: ratio is '2'; it must be a number from"),
+        (["--codec", "int8:up"], "codec int8: 'up' is none of its parameters. It takes: rounding is one of"),
+    ],
+)
+@pytest.mark.usefixtures("project")
+def test_what_does_not_go_together_is_refused_before_files_are_read(
+    endpoint: Endpoint, options: list[str], said: str
+) -> None:
+    """R7, R8, X4a: in words, with exit code 2, and the daemon never hears of it."""
+    shown = run("submit", *options, "--data", "no such folder", "train.py")
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+    assert endpoint.asked == []
+
+
+def test_help_shows_the_bound_first_and_the_rest_below() -> None:
+    """A beginner sees --sync; what goes with it has a section of its own after everything else."""
+    text = run("submit", "--help").stdout
+    common, _, rest = text.partition("Keeping in step")
+    assert "--sync MODE" in common
+    for option in ("--straggler carry|wait", "--visibility eager|fixed", "--own 0|1/m|1", "--shares equal|speed"):
+        assert option not in common
+        assert option in rest
+    assert "--sync ssp:2" in rest.partition("Examples:")[2]
+
+
+# --- where the script finds its data ---
+
+
+@pytest.mark.parametrize(
+    ("typed", "links", "place"),
+    [
+        ("data", {}, "data"),
+        ("./sets/a b/", {}, "sets/a b"),
+        ("../elsewhere", {}, "data"),
+        ("data", {"data": "../elsewhere"}, "data"),  # as one has a large data set on another disk
+        ("sets/link", {"sets/link": "../sets/a b"}, "sets/link"),
+        ("..", {}, "data"),
+        (".", {}, None),
+        ("a:b", {}, None),  # no name on other systems: mt.data_dir() finds it
+    ],
+)
+def test_the_data_folder_is_in_a_job_where_the_script_looks_for_it(
+    tmp_path: Path, typed: str, links: dict[str, str], place: str | None
+) -> None:
+    """Once it was shipped, and then nowhere below the working directory."""
+    root = tmp_path / "project"
+    for folder in ("data", "sets/a b", "a:b", "../elsewhere"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "input.txt").write_text("once")
+    (root / "train.py").write_text("pass")
+    for name, target in links.items():
+        if (root / name).is_dir():
+            shutil.rmtree(root / name)
+        (root / name).symlink_to(target)
+    data = root / typed
+    wanted = None if typed == "../elsewhere" else place  # the working directory has a ./data of its own
+    with Stages() as stages:
+        exclude = ["a:b"]
+        if typed in (".", ".."):
+            source = FileManifest(entries=())
+        else:
+            packed, shipped = pack(root, "train.py", data, (), exclude, stages)
+            assert shipped is not None
+            assert [entry.path for entry in shipped.manifest.entries] == ["input.txt"]
+            source = packed.manifest
+            assert wanted is None or not any(entry.path.startswith(f"{wanted}/") for entry in source.entries)
+    assert data_place(root, data, source) == wanted
+    assert data_place(root, data, FileManifest(entries=())) == place
+
+
+# --- the dry run ---
+
+
+def peers_with(memory_bytes: int | None) -> Peers:
+    bert = PeerSummary(
+        device=BERT,
+        name="bert",
+        state="linked",
+        address=None,
+        rtt_s=None,
+        software=SOFTWARE,
+        cores=4,
+        memory_bytes=memory_bytes,
+    )
+    return Peers(peers=(bert,))
+
+
+@pytest.fixture
+def measured(endpoint: Endpoint, project: Path) -> Endpoint:
+    (project / "train.py").write_text(SCRIPT)
+    endpoint.answers[Submit] = accepting({})
+    endpoint.answers[GetStatus] = STATUS
+    endpoint.answers[GetPeers] = peers_with(16 * 1024 * MIB)
+    return endpoint
+
+
+def dry_run(*options: str) -> Any:
+    return run("submit", "--dry-run", "--data", "sets [1]", *options, "train.py", "--lr", "1")
+
+
+def test_the_dry_run_measures_the_script_and_sums_up_every_devices_memory(measured: Endpoint) -> None:
+    """M1: bsp with AdamW: parameters, gradients, two of the optimizer, raw and result slot, two encoded rounds."""
+    shown = dry_run("--json")
+    assert shown.exit_code == 0, shown.stderr
+    memory = json.loads(shown.stdout)["memory"]
+    assert memory["optimizer"] == "AdamW"
+    assert memory["parts"]["optimizer"] == 8 * VALUES
+    assert memory["needed_bytes"] == pytest.approx(8 * 4 * VALUES, rel=0.01)
+    here, there = memory["members"]
+    assert (here["name"], here["memory_bytes"]) == ("anna", psutil.virtual_memory().total)
+    assert (there["name"], there["memory_bytes"], there["fits"]) == ("bert", 16 * 1024 * MIB, True)
+    assert [body.dry_run for body in measured.of_type(Submit)] == [True]
+
+
+@pytest.mark.slow
+def test_a_device_that_is_too_small_is_named_with_what_would_fit(measured: Endpoint) -> None:
+    measured.answers[GetPeers] = peers_with(31 * MIB)
+    shown = dry_run("--sync", "ssp:2")
+    assert shown.exit_code == 1
+    rows = [line.split() for line in shown.stdout.splitlines()]
+    assert next(row for row in rows if row[:1] == ["bert"])[1:3] == ["31.0", "MiB"]
+    assert next(row for row in rows if row[:1] == ["bert"])[-1] == "NO"
+    assert next(row for row in rows if row[:1] == ["anna"])[-1] == "yes"
+    assert ["raw", "slots"] in [row[:2] for row in rows]
+    assert "error: bert has 31.0 MiB of memory, and the job takes" in shown.stderr
+    assert "try: --sync bsp or --on anna" in shown.stderr
+
+
+@pytest.mark.slow
+def test_memory_that_is_not_known_is_no_reason_to_refuse(measured: Endpoint) -> None:
+    measured.answers[GetPeers] = peers_with(None)
+    shown = dry_run()
+    assert shown.exit_code == 0
+    assert next(line.split() for line in shown.stdout.splitlines() if line.startswith("bert"))[-1] == "-"
+
+
+def test_a_script_that_fails_shows_its_last_lines_and_the_rest_goes_on(measured: Endpoint, project: Path) -> None:
+    (project / "train.py").write_text("print('begins')\nraise ValueError('no such thing')\n")
+    shown = dry_run()
+    assert shown.exit_code == 0
+    assert [line.split()[-1] for line in shown.stdout.splitlines()] == [".gitignore", "train.py", "a.bin"]
+    assert "train.py ended with exit code 1 before it called mt.prepare:\n  begins\n" in shown.stderr
+    assert "  ValueError: no such thing\n" in shown.stderr
+    assert measured.of_type(GetPeers) == []
+
+
+def test_a_script_that_takes_too_long_is_ended_with_all_it_started(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock strikes once the script has started another process."""
+    note = project / "child"
+    (project / "train.py").write_text(
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE)\n"
+        "open('note', 'w').write(str(child.pid))\n"
+        "os.rename('note', 'child')\n"
+        "child.wait()\n"
+    )
+    monkeypatch.setattr(measuring, "POLL_S", 0.05)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: 1000.0 * note.exists()))
+    with pytest.raises(CliError, match=r"has not come to mt\.prepare in 120 s"), Stages() as stages:
+        measure(project, "train.py", (), {}, None, sync_settings("bsp"), FP32, stages)
+    deadline_s = time.monotonic() + WAIT_S
+    while runs(int(note.read_text())):
+        assert time.monotonic() < deadline_s, "what the script has started outlives it"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_measured_script_gets_arguments_environment_and_data(project: Path) -> None:
+    (project / "train.py").write_text(
+        "import os, sys\nprint(sys.argv[1:], os.environ['A'], os.environ['MESHTRAIN_DATA'])\n"
+    )
+    with pytest.raises(NotMeasured) as caught, Stages() as stages:
+        measure(project, "train.py", ("--x", "1"), {"A": "b"}, Path("sets [1]"), sync_settings("bsp"), FP32, stages)
+    said = f"train.py ended before it called mt.prepare:\n  ['--x', '1'] b {project / 'sets [1]'}"
+    assert str(caught.value) == said
+
+
+# --- what would fit ---
+
+
+def memory_of(*available: int | None, sync: str = "ssp:8", codec: str = "fp32") -> MemoryNeeds:
+    manifest = ModelManifest(
+        tensors=(TensorSpec(name="w", shape=(VALUES,), dtype="float32", kind="parameter"),), optimizer=""
+    )
+    size = ModelSize(
+        parameters=4 * VALUES,
+        frozen=0,
+        buffers=0,
+        optimizer="SGD",
+        optimizer_state=0,
+        optimizer_known=True,
+    )
+    members = MEMBERS[: len(available)]
+    return MemoryNeeds(Measurement(manifest=manifest, size=size), codec, sync_settings(sync), members, tuple(available))
+
+
+def test_what_keeps_the_largest_bound_is_proposed_first() -> None:
+    """fp16 if that allows more than the chosen codec; the largest bound with that one; without the small device."""
+    needed = memory_of(sys.maxsize, sys.maxsize)
+    full, half = needed.needed().total_bytes, needed.needed("fp16").total_bytes
+    smaller = needed.needed(staleness=5).total_bytes
+    assert memory_of(full, full).too_small() == []
+    assert [at for at, _ in memory_of(full, full - 1).too_small()] == [1]
+    assert memory_of(full, half).remedies()[0] == "--codec fp16"
+    assert memory_of(full, smaller).remedies()[-2:] == ["--sync ssp:5", "--on anna"]
+    assert memory_of(full, needed.needed(staleness=0).total_bytes).remedies() == ["--sync bsp", "--on anna"]
+    assert memory_of(full, half, codec="fp16", sync="ssp:8").too_small() == []
+    assert memory_of(full, 0).remedies() == ["--on anna"]
+    assert memory_of(0, 0).remedies() == []
+
+
+def test_every_part_of_the_memory_is_explained() -> None:
+    """M1: for all codecs; error feedback keeps vectors of fp32, so a smaller codec may need more."""
+    for codec in FAMILIES:
+        needed = memory_of(sys.maxsize, codec=codec).needed()
+        assert {name for name, _ in needed.parts()} == set(PARTS)
+        assert (needed.residuals > 0) == parse_codec(codec).error_feedback
+    assert memory_of(1, sys.maxsize, codec="int8").remedies()[-1] == "--on bert"
+
+
+# Checkpoints, and going on from them
+
+
+@pytest.mark.usefixtures("project")
+def test_checkpoints_are_asked_for(endpoint: Endpoint) -> None:
+    assert sent(endpoint).checkpoint_every == "5"
+    assert sent(endpoint, "--checkpoint-every", "500r").checkpoint_every == "500r"
+    wrong = run("submit", "--checkpoint-every", "never", "train.py")
+    assert wrong.exit_code == 2
+    assert "minutes (5), rounds (500r), or off" in wrong.stderr
+
+
+@pytest.mark.usefixtures("project")
+def test_how_long_a_part_waits_for_the_others_is_asked_for(endpoint: Endpoint) -> None:
+    """G7."""
+    assert sent(endpoint).partition_wait is None
+    assert sent(endpoint, "--partition-wait", "90").partition_wait == 90.0
+    assert sent(endpoint, "--partition-wait", "never").partition_wait == "never"
+    for nonsense in ("-1", "nan", "soon"):
+        wrong = run("submit", f"--partition-wait={nonsense}", "train.py")
+        assert wrong.exit_code == 2
+        assert f"--partition-wait {nonsense}: use seconds (from 0 to 604800), or never" in wrong.stderr
+    assert "--partition-wait SECONDS|never" in run("submit", "--help").stdout
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    changed = run("submit", "--resume", "1KX3", "--partition-wait", "90")
+    assert "--partition-wait changes the job, which without SCRIPT goes on as it was" in changed.stderr
+
+
+def test_without_a_script_a_job_goes_on_as_it_was(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    endpoint.answers[Resubmit] = Submitted(job=JOB, members=MEMBERS, notes=("round 40 is damaged",))
+    shown = run("submit", "--resume", "1KX3@40", "--on", "anna,bert", "-d")
+    assert shown.exit_code == 0, shown.stderr
+    assert shown.stdout.strip() == JOB
+    assert "note: round 40 is damaged" in shown.stderr
+    assert endpoint.of_type(Resubmit) == [Resubmit(resume=ResumeFrom(job=JOB, round=40), on=("anna", "bert"))]
+    run("submit", "--resume", "1KX3@40-ab12cd34", "-d")
+    assert endpoint.of_type(Resubmit)[1:] == [Resubmit(resume=ResumeFrom(job=JOB, round=40, given_up="ab12cd34"))]
+
+
+@pytest.mark.usefixtures("project")
+def test_with_a_script_all_but_the_state_is_given_anew(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    body = sent(endpoint, "--resume", "1kx3", "--codec", "fp16")
+    assert (body.resume, body.codec) == (ResumeFrom(job=JOB), "fp16")
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "which script?"),
+        (["--resume", "1kx3", "--codec", "fp16"], "--codec changes the job"),
+        (["--resume", "1kx3", "--dry-run"], "--dry-run changes the job"),
+        (["--resume", "1kx3@x", "train.py"], "a round is a number"),
+        (["--resume", "1kx3@"], "a round is a number"),
+        (["--resume", "1kx3", "--seed", "7", "train.py"], "keeps the seed"),
+    ],
+)
+def test_what_does_not_go_with_resume_is_refused(endpoint: Endpoint, options: list[str], said: str) -> None:
+    """Nothing that was typed is left aside in silence."""
+    endpoint.answers[GetJobs] = known_jobs(summary())
+    shown = run("submit", *options)
+    assert shown.exit_code == 2
+    assert said in shown.stderr
+    assert not endpoint.of_type(Submit)
+    assert not endpoint.of_type(Resubmit)
+
+
+def test_a_lost_job_is_listed_with_the_way_on(endpoint: Endpoint) -> None:
+    endpoint.answers[GetJobs] = known_jobs(summary(JobState.LOST))
+    assert f"meshtrain submit --resume {JOB}" in run("jobs").stderr
+
+
+@pytest.mark.asyncio
+async def test_a_dry_run_tells_what_a_submission_would(tmp_path: Path) -> None:
+    """C2: that a gather costs more with three devices is known before anything is started."""
+
+    def link(name: str, cores: int) -> Any:
+        hello = SimpleNamespace(name=name, incarnation=1, software=SOFTWARE, cores=cores)
+        return SimpleNamespace(hello=hello)
+
+    member = Member(device="a" * 64, incarnation=1, name="anna")
+    links = {"b" * 64: link("bert", 2), "c" * 64: link("cleo", 64)}
+    node: Any = SimpleNamespace(device=member.device, member=member, software=SOFTWARE, links=links)
+    board: Any = None
+    body = submission(tmp_path, "pass", codec="topk:0.01,gather", shares=None, dry_run=True)
+    told = await Submission(node, board, body, lambda _: None).run("test")
+    assert len(told.members) == 3
+    assert any(note.startswith("codec topk:gather with 3 devices") for note in told.notes)
+    assert any("to 64 cores: batch sizes follow" in note for note in told.notes)
+
+
+@pytest.mark.usefixtures("project")
+def test_a_job_whose_devices_train_by_themselves_is_asked_for(endpoint: Endpoint) -> None:
+    """J4."""
+    assert not sent(endpoint).independent
+    assert sent(endpoint, "--independent").independent
+
+
+def test_a_notebook_is_refused_with_the_way_to_a_script(endpoint: Endpoint, project: Path) -> None:
+    """Python would stop at its first line, or at `null`."""
+    (project / "train.ipynb").write_text('{"cells": []}')
+    shown = run("submit", "train.ipynb")
+    assert shown.exit_code == 1
+    assert "error: train.ipynb is a notebook, and a job runs a Python script" in shown.stderr
+    assert "try: jupyter nbconvert --to script train.ipynb && meshtrain submit train.py" in shown.stderr
+    assert not endpoint.of_type(Submit)

@@ -1,0 +1,442 @@
+"""J5: daemons that all lost a job begin it again from a checkpoint; a job that somebody ended stays ended."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+
+from meshtraind.jobs.checkpoint_search import ship
+from meshtraind.jobs.queries import JobQueries
+from meshtraind.jobs.routing import JobRouter
+from meshtraind.session.session import JobSession
+from meshtraind.storage.blobs import BlobStore
+from meshtraind.storage.checkpoint_store import list_checkpoints
+from meshtraind.storage.cleanup import RESUME
+from meshtraind.storage.fetch import serve
+from meshtraind.storage.job_history import JobHistory
+from meshtraind.storage.job_record import EntryMode, Job
+from meshtraind.storage.resume_file import NAME, JobFile, load_all
+from meshtraind.transport.connection import ConnectionEnded
+from meshwire.checkpoints.manifest import CheckpointName
+from meshwire.frames.header import Header, Kind
+from meshwire.jobs.lifecycle import JobEvent, JobRecord, JobState
+from meshwire.message_base import Wire
+from meshwire.messages.generation import Where
+from meshwire.messages.job import (
+    AskCheckpoint,
+    CheckpointFiles,
+    Checkpoints,
+    End,
+    Fetch,
+    Generation,
+    JobSpec,
+    ListCheckpoints,
+    Member,
+    Offer,
+    Prepare,
+    ResumePoint,
+)
+from meshwire.messages.local import Cancel
+from tests.daemon.jobs.test_intake import make_spec
+from tests.daemon.jobs.test_resume import written
+from tests.daemon.linkusers import DialsNobody
+from tests.daemon.startup.test_checkpointing import JOB, MEMBERS
+from tests.daemon.startup.test_checkpointing import spec as plain_spec
+
+FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
+PATIENCE_S = 0.3
+
+
+class Daemon:
+    """One that comes up, with a folder of before; its links are made by the test."""
+
+    def __init__(self, folder: Path, rank: int, spec: JobSpec) -> None:
+        self.member = MEMBERS[rank].model_copy(update={"incarnation": 50 + rank})
+        self.device, self.name = self.member.device, self.member.name
+        self.data = folder / self.name
+        self.folder = self.data / "jobs" / JOB
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.links: dict[str, Any] = {}
+        self.began: list[tuple[Job, Generation]] = []
+        self.spec = spec
+        self.torch: str | None = "2.0"
+
+    def was_in(self, generation: Generation | None = FIRST, state: JobState = JobState.RUNNING) -> None:
+        """The job, when its daemon was killed."""
+        JobFile(spec=self.spec, members=MEMBERS, started_at_s=5.0, generation=generation).save(self.folder)
+        history = JobHistory(self.data / "jobs.db", 6.0)
+        devices = tuple(member.device for member in MEMBERS)
+        history.put(
+            JobRecord(id=JOB, name="test", spec={"rounds": 77}, state=state, members=devices,
+                      submitter=MEMBERS[0].device, created_s=1.0, started_s=5.0)
+        )  # fmt: skip
+        history.close()
+
+    def start(self) -> None:
+        self.history = JobHistory(self.data / "jobs.db", 7.0)
+        self.blobs = BlobStore(self.data / "blobs")
+        node: Any = SimpleNamespace(
+            device=self.device, name=self.name, member=self.member, incarnation=self.member.incarnation,
+            links=self.links, history=self.history, software=SimpleNamespace(torch=self.torch), blobs=self.blobs,
+            job_folder=lambda job: self.data / "jobs" / job, data_dir=self.data, patience_s=PATIENCE_S,
+        )  # fmt: skip
+        self.jobs = JobRouter(node, DialsNobody())
+        self.questions = JobQueries(node, self.jobs.registry, self.jobs.admission)
+        cast(Any, self.jobs.registry).start = self._began
+        cast(Any, self.jobs.registry).come_back = self._came_back
+        self.jobs.admission.revivals.start(self.jobs._tasks, self.jobs.submissions)
+
+    def _began(self, job: Job, generation: Generation, _links: object) -> None:
+        job.advance(JobEvent.START)
+        self.began.append((job, generation))
+
+    async def _came_back(self, job: Job, _device: str, _where: Where) -> None:
+        await asyncio.sleep(0)
+        job.advance(JobEvent.START)
+
+    def link(self, other: "Daemon") -> None:
+        for one, two in ((self, other), (other, self)):
+            hello = SimpleNamespace(incarnation=two.member.incarnation, name=two.name)
+            one.links[two.device] = SimpleNamespace(device=two.device, hello=hello, connection=Wired(one, two))
+        for one, two in ((self, other), (other, self)):
+            one.jobs.link_made(one.links[two.device])
+
+    @property
+    def waits(self) -> bool:
+        return self.jobs.admission.revivals.waits(JOB)
+
+    @property
+    def state(self) -> JobState:
+        return self.history.find(JOB).state
+
+    async def close(self) -> None:
+        await self.jobs.close()
+        self.history.close()
+
+
+class Wired:
+    """A link that delivers."""
+
+    def __init__(self, src: Daemon, dst: Daemon) -> None:
+        self.src, self.dst, self.name = src, dst, dst.name
+
+    def notify(self, body: Wire, *, job: int = 0) -> None:
+        header = Header(kind=Kind.CONTROL, payload_bytes=0, job=job)
+        asyncio.get_running_loop().call_soon(self.dst.jobs.notice, self.src.device, header, body)
+
+    async def request(self, body: Wire, *, timeout_s: float, name: str) -> Wire:
+        await asyncio.sleep(0)
+        dst, device = self.dst, self.src.device
+        if dst.device not in self.src.links:
+            raise ConnectionEnded(f"{self.name} is gone")
+        match body:
+            case Offer():
+                return dst.jobs.admission.offered(body, device)
+            case Prepare():
+                return dst.jobs.admission.prepared(body.generation)
+            case ListCheckpoints():
+                return Checkpoints(checkpoints=list_checkpoints(dst.folder, JOB, 1, lambda: None))
+            case AskCheckpoint():
+                with dst.blobs.holding() as owner:
+                    wanted = CheckpointName(body.round, body.given_up or "")
+                    return CheckpointFiles(files=ship(dst.folder, JOB, wanted, dst.blobs, owner))
+        assert isinstance(body, Fetch)
+        return await serve(body, dst.blobs, dst.folder, ended=lambda: True)
+
+
+def is_over(daemon: Daemon) -> bool:
+    """Neither waits it to begin again, nor will it after another start."""
+    return not daemon.waits and not (daemon.folder / NAME).exists()
+
+
+async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture
+async def mesh(tmp_path: Path) -> AsyncIterator[list[Daemon]]:
+    """Three that lost the job; the checkpoint and the files lie on the second alone."""
+    files = make_spec(BlobStore(tmp_path / MEMBERS[1].name / "blobs"), {"train.py": b"print()"}).files
+    spec = plain_spec(files=files)
+    daemons = [Daemon(tmp_path, rank, spec) for rank in range(3)]
+    written(daemons[1].folder, 40, spec)
+    yield daemons
+    for daemon in daemons:
+        if hasattr(daemon, "jobs"):
+            await daemon.close()
+
+
+def come_up(daemons: Iterable[Daemon]) -> None:
+    up: list[Daemon] = []
+    for daemon in daemons:
+        daemon.start()
+        for other in up:
+            daemon.link(other)
+        up.append(daemon)
+
+
+@pytest.mark.asyncio
+async def test_a_majority_begins_the_job_again_under_its_id_from_the_checkpoint_that_one_has(
+    mesh: list[Daemon],
+) -> None:
+    """J5: and who comes up later returns to it."""
+    for daemon in mesh:
+        daemon.was_in()
+    come_up(mesh[:2])
+    (shown,) = mesh[0].questions.summaries("")
+    assert (shown.state, shown.ended_at_s, shown.error) == (JobState.READY, None, None)
+    await until(lambda: all(daemon.began for daemon in mesh[:2]))
+    for rank, daemon in enumerate(mesh[:2]):
+        ((job, generation),) = daemon.began
+        assert (generation.number, generation.root, generation.ranks) == (2, 2, (0, 1))
+        assert generation.proposer == mesh[0].device
+        assert (job.spec.job, job.rank, job.entry_mode) == (JOB, rank, EntryMode.REVIVAL)
+        assert job.spec.resume is not None
+        assert (job.spec.resume.job, job.spec.resume.round) == (JOB, 40)
+        assert {path.name for path in (daemon.folder / RESUME).iterdir()} > {"manifest.json"}
+        assert job.started_at_s == 5.0
+        assert not daemon.waits
+        job.take(generation)
+        (kept,) = load_all([daemon.folder]).values()
+        assert kept.generation == generation, "another power cut goes on from here"
+    mesh[2].start()
+    where = Where(job=JOB, generation=mesh[0].began[0][1], ancestors=(FIRST.hash64(),), samples=0)
+    mesh[2].link(mesh[0])
+    mesh[2].jobs.admission.left_behind(mesh[0].device, where)
+    assert mesh[2].jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
+    assert not mesh[2].waits
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_cannot_begin_lies_as_before_and_is_tried_again(mesh: list[Daemon]) -> None:
+    """J5: nothing of it is deleted, a person sees why, and the others hear no end."""
+    mesh[1].torch = None
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    come_up(mesh[:2])
+    revivals = mesh[0].jobs.admission.revivals
+    await until(lambda: "it has no torch" in (revivals.waiting(JOB) or ""))
+    await until(lambda: not any(JOB in daemon.jobs.registry.jobs for daemon in mesh[:2]))
+    for daemon in mesh[:2]:
+        assert daemon.waits
+        assert daemon.state is JobState.LOST
+        assert (daemon.folder / NAME).exists()
+        assert not (daemon.folder / "src").exists()
+    assert list_checkpoints(mesh[1].folder, JOB, 1, lambda: None)[0].round == 40
+    (shown,) = mesh[0].questions.summaries("")
+    assert shown.state == JobState.READY
+    assert "has no torch" in (shown.waiting_for or "")
+    mesh[1].jobs._node.software.torch = "2.0"  # type: ignore[misc]
+    await until(lambda: all(daemon.began for daemon in mesh[:2]))
+
+
+@pytest.mark.asyncio
+async def test_a_job_that_was_cancelled_by_a_person_never_begins_again(mesh: list[Daemon]) -> None:
+    """J5: neither where it is cancelled while it lies there, nor where another member knows of it."""
+    for daemon in mesh:
+        daemon.was_in()
+    mesh[1].start()
+    await mesh[1].questions.cancel(Cancel(job=JOB, now=False), "n1", forward=True)
+    assert not mesh[1].waits
+    await until(lambda: not (mesh[1].folder / NAME).exists())
+    for late in (mesh[0], mesh[2]):
+        late.start()
+        late.link(mesh[1])
+        await until(partial(is_over, late))
+        assert late.state is JobState.CANCELLED
+    assert not any(daemon.began for daemon in mesh)
+    assert list_checkpoints(mesh[1].folder, JOB, 1, lambda: None), "what it learned stays"
+
+
+@pytest.mark.asyncio
+async def test_what_ended_before_its_daemon_did_is_not_begun_again_nor_by_those_that_missed_it(
+    mesh: list[Daemon],
+) -> None:
+    """J5: it failed by its script, or succeeded, and one was away; or its file was left by a kill after its end."""
+    mesh[0].was_in(state=JobState.FAILED)
+    mesh[1].was_in()
+    come_up(mesh[:2])
+    assert not mesh[0].waits
+    await until(lambda: mesh[1].state is JobState.FAILED)
+    mesh[2].was_in(state=JobState.SUCCEEDED)
+    assert not mesh[1].waits
+    assert not any(daemon.began for daemon in mesh)
+
+
+@pytest.mark.asyncio
+async def test_only_an_end_that_concerns_this_device_ends_a_job_that_waits(mesh: list[Daemon]) -> None:
+    """J5: not an offer that is called off, not the failure of one that the others had gone on without, not a stranger's
+    word; nor does one who left in order decide."""
+    without = FIRST.model_copy(update={"number": 2, "root": 2, "ranks": (0, 1), "learning": (0, 1), "counted": (0, 1)})
+    mesh[1].was_in(without)
+    mesh[1].start()
+    admission = mesh[1].jobs.admission
+    end = End(job=JOB, outcome="failed", reason="its disk is full", now=False)
+    admission.ended_elsewhere(mesh[0].device, end.model_copy(update={"now": True}))
+    admission.ended_elsewhere(mesh[2].device, end)
+    admission.ended_elsewhere("f" * 64, end.model_copy(update={"outcome": "cancelled"}))
+    assert mesh[1].waits
+    admission.ended_elsewhere(mesh[0].device, end)
+    assert not mesh[1].waits
+    assert mesh[1].state is JobState.FAILED
+    mesh[2].was_in(None)
+    mesh[2].start()
+    assert not mesh[2].waits
+    assert mesh[2].jobs.admission.may_return(JOB)
+
+
+@pytest.mark.asyncio
+async def test_who_leaves_it_while_it_waits_ends_it_for_no_other(mesh: list[Daemon]) -> None:
+    """J5: the others begin it without that one, if they are enough."""
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    mesh[0].start()
+    await mesh[0].questions.leave(JOB)
+    assert (mesh[0].waits, mesh[0].state) == (False, JobState.CANCELLED)
+    mesh[1].start()
+    mesh[1].link(mesh[0])
+    await asyncio.sleep(0.05)
+    assert mesh[1].waits
+
+
+@pytest.mark.asyncio
+async def test_who_was_in_something_newer_does_not_join_what_is_older(mesh: list[Daemon]) -> None:
+    """J5, G4: a laptop that trained apart and kept its power is not followed back."""
+    newer = FIRST.model_copy(update={"number": 3, "root": 3})
+    mesh[1].was_in(newer)
+    mesh[1].start()
+    apart = FIRST.model_copy(update={"number": 9, "ranks": (2,), "learning": (2,), "proposer": mesh[2].device})
+    where = Where(job=JOB, generation=apart, ancestors=(FIRST.hash64(),), samples=10**6)
+    mesh[1].jobs.admission.left_behind(mesh[2].device, where)
+    assert JOB not in mesh[1].jobs.registry.jobs
+    assert mesh[1].waits
+
+
+@pytest.mark.asyncio
+async def test_others_that_go_on_are_joined_also_while_it_begins_again(mesh: list[Daemon]) -> None:
+    """J5: a link to them may come a moment too late."""
+    for daemon in mesh[:2]:
+        daemon.was_in()
+    come_up(mesh[:1])
+    offer = Offer(
+        spec=mesh[1].spec.model_copy(update={"submitter": mesh[1].device, "resume": resume_of(mesh[1])}),
+        members=with_members(mesh[:2]),
+    )
+    mesh[1].start()
+    mesh[1].link(mesh[0])
+    assert mesh[0].jobs.admission.offered(offer, mesh[1].device).refusal is None
+    where = Where(job=JOB, generation=FIRST, ancestors=(), samples=0)
+    mesh[0].jobs.admission.left_behind(mesh[2].device, where)
+    await until(
+        lambda: JOB in mesh[0].jobs.registry.jobs and mesh[0].jobs.registry.jobs[JOB].entry_mode is EntryMode.REJOIN
+    )
+    assert not mesh[0].waits
+
+
+@pytest.mark.asyncio
+async def test_a_daemon_that_is_stopped_while_it_begins_again_lies_there_again(mesh: list[Daemon]) -> None:
+    """J5: `meshtrain down` ends nothing that had not begun."""
+    daemon = mesh[0]
+    daemon.was_in()
+    daemon.start()
+    spec = daemon.spec.model_copy(update={"submitter": mesh[1].device, "resume": resume_of(mesh[1])})
+    mesh[1].was_in()
+    mesh[1].start()
+    mesh[1].link(daemon)
+    offer = Offer(spec=spec, members=with_members(mesh[:2]))
+    assert daemon.jobs.admission.offered(offer, mesh[1].device).refusal is None
+    await until(lambda: daemon.jobs.registry.jobs[JOB].state is JobState.READY)
+    async with asyncio.timeout(5.0):
+        await daemon.close()
+    daemon.start()
+    assert daemon.waits
+
+
+class Last:
+    """What a session asks when its daemon is stopped.
+
+    Args:
+        others: whether somebody else is in the generation.
+        saves: whether the learner writes a checkpoint in time.
+    """
+
+    def __init__(self, daemon: Daemon, *, others: bool = False, saves: bool = True, lets_go: bool = False) -> None:
+        spec = daemon.spec.model_copy(update={"resume": None})
+        self.job = Job(spec, MEMBERS, 0, daemon.folder, daemon.history)
+        for event in (JobEvent.ACCEPT, JobEvent.FILES_COMPLETE, JobEvent.START, JobEvent.LEARNER_STARTED):
+            self.job.advance(event)
+        ranks = (0, 1) if others else (0,)
+        self.job.take(FIRST.model_copy(update={"number": 3, "root": 3, "ranks": ranks, "learning": (0,)}))
+        self.passage: Any = SimpleNamespace(
+            saved=False, is_out=False, may_leave=lets_go, leave=self._leaves, save=self._saves
+        )
+        self._writes = saves
+        self._metrics = SimpleNamespace(part="")
+        self.tell_report = lambda: None
+        self.ends: list[str] = []
+
+    async def _leaves(self) -> None:
+        self.passage.is_out = True
+
+    async def _saves(self) -> None:
+        self.passage.saved = self._writes
+
+    async def leave(self) -> bool:
+        return await JobSession.leave(cast(JobSession, self))
+
+    async def stays(self) -> bool:
+        return await JobSession.stays(cast(JobSession, self))
+
+    def end(self, outcome: str, reason: str, *, now: bool) -> None:
+        self.ends.append(reason)
+        self.job.advance(JobEvent.FAIL, reason)
+
+    async def close(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("how", "ends", "waits"),
+    [
+        ({}, False, True),
+        ({"saves": False}, True, False),
+        ({"others": True}, True, False),
+        ({"others": True, "lets_go": True}, False, False),
+    ],
+    ids=["the last one", "without a checkpoint", "others that only forward", "others go on"],
+)
+async def test_who_is_stopped_last_begins_the_job_again_and_who_leaves_others_with_it_returns(
+    mesh: list[Daemon], how: dict[str, bool], ends: bool, waits: bool
+) -> None:
+    """J5: `down` on all laptops in the evening, `up` in the morning."""
+    daemon = mesh[0]
+    daemon.start()
+    last = Last(daemon, **how)
+    daemon.jobs.registry._jobs[JOB] = last.job
+    daemon.jobs.registry._sessions[JOB] = cast(JobSession, last)
+    await daemon.close()
+    assert bool(last.ends) is ends
+    assert last.job.state == (JobState.FAILED if ends else JobState.RUNNING)
+    daemon.start()
+    assert daemon.waits is waits
+    assert daemon.state == (JobState.FAILED if ends else JobState.LOST)
+
+
+def with_members(daemons: Iterable[Daemon]) -> tuple[Member, ...]:
+    now = {daemon.device: daemon.member for daemon in daemons}
+    return tuple(now.get(member.device, member) for member in MEMBERS)
+
+
+def resume_of(daemon: Daemon) -> ResumePoint:
+    blobs = BlobStore(daemon.data / "blobs")
+    with blobs.holding() as owner:
+        files = ship(daemon.folder, JOB, CheckpointName(40), blobs, owner)
+    return ResumePoint(job=JOB, round=40, files=files)

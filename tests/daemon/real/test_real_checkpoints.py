@@ -1,0 +1,79 @@
+"""Checkpoints of real daemons and learners: written while a job trains, and gone on from after all were killed."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from meshtraind.storage.checkpoint_store import Checkpoint, CheckpointStore
+from tests.bench import chaosjob
+from tests.daemon import realjobs as jobs
+from tests.lab.chaosmesh import ChaosMesh
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+EVERY = 20
+
+
+def written(mesh: ChaosMesh, job: str) -> dict[str, dict[int, Checkpoint]]:
+    """The checkpoints of each daemon, by round."""
+    found = {}
+    for name in mesh.names:
+        store = CheckpointStore(mesh.folder / name / "jobs" / job, job, keep=3)
+        found[name] = {one.round: one for one in store.listed() if isinstance(one, Checkpoint)}
+    return found
+
+
+def on_two_peers(mesh: ChaosMesh, job: str) -> list[int]:
+    """Rounds after which exactly two have saved."""
+    by_name = written(mesh, job)
+    rounds = [round_ for saved in by_name.values() for round_ in saved]
+    return sorted({round_ for round_ in rounds if rounds.count(round_) == 2})
+
+
+def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
+    """G5, J1, J5, X1: two members save the same bits after the same rounds; as soon as two of three daemons are up,
+    the job goes on from them by itself, with rounds, samples and replicas as if nothing had been, and the third returns
+    to it. A damaged one is named, and the one before it used."""
+    with ChaosMesh(3, patience_s=2.0) as mesh:
+        first = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, checkpoint_every=f"{EVERY}r")
+        deadline_s = time.monotonic() + 60
+        while len(on_two_peers(mesh, first.id)) < 2:
+            assert time.monotonic() < deadline_s, {name: daemon.log_tail() for name, daemon in mesh.daemons.items()}
+            time.sleep(0.05)
+        for daemon in mesh.daemons.values():
+            daemon.kill()
+        before, newest = on_two_peers(mesh, first.id)[-2:]
+        assert before % EVERY == newest % EVERY == 0
+        saved = [one[newest] for one in written(mesh, first.id).values() if newest in one]
+        assert saved[0].manifest.units == saved[1].manifest.units
+        assert saved[0].manifest.deal == saved[1].manifest.deal
+        later = [saved[round_] for saved in written(mesh, first.id).values() for round_ in saved if round_ > before]
+        for one in later:
+            unit = one.unit_path(0)
+            unit.write_bytes(bytes(unit.stat().st_size))
+        lived = {record.pid for record in first.records()}
+        anna, *majority = mesh.daemons.values()
+        for daemon in majority:
+            daemon.start()
+        for daemon in majority:
+            daemon.wait()
+        bert = majority[0]
+        jobs.wait_for(bert, first.id, lambda seen: seen.state == "running" and seen.rounds > before + 10, "rounds")
+        anna.start()
+        anna.wait()
+        jobs.wait_for(bert, first.id, lambda seen: seen.learning == (0, 1, 2), "the one that came up last")
+        first.finish()
+        for daemon in mesh.daemons.values():
+            summary = jobs.ended(daemon, first.id)
+            assert (summary.state, summary.replicas_equal) == ("succeeded", True), summary.error
+        log = bert.log_path.read_text()
+        assert f"the checkpoint after round {newest} on" in log
+        assert f"goes on from the checkpoint of job {first.id} after round {before}" in log
+        records = [record for record in first.records() if record.pid not in lived]
+        last = max(record.epoch for record in records)
+        assert last * 10 > before, "10 rounds are an epoch"
+        for record in records:
+            assert record.missing == 0, record
+            if record.epoch == last:
+                assert record.most == last, record
+        assert min(record.epoch for record in records) >= before // 10 - 1, "epochs that are over yield nothing"

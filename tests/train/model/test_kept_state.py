@@ -1,0 +1,242 @@
+"""J3: what a learner keeps in memory, killed at any instant: of no use, or the base after a round with all it needs."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from meshtrain.errors import MeshtrainError
+from meshtrain.train.model.kept_state import KeptState
+from meshtrain.train.model.state import RoundProgress
+from meshwire.memory.kept_state import HEADER_BYTES, KeptHeader, kept_round
+from tests.train.localdaemon import LocalDaemon
+from tests.train.model.test_saving import (
+    STEPS,
+    Make,
+    Moment,
+    Net,
+    adamw,
+    counting,
+    nothing,
+    replay,
+    sgd,
+    state_of,
+    sync_of,
+    train,
+)
+
+
+def held(data: bytes) -> int | None:
+    """After which round, as a daemon sees it that reads no more than this."""
+    return kept_round(lambda size, offset: data[offset : offset + size], len(data))
+
+
+def bytes_of(descriptor: int) -> bytes:
+    return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+
+
+class Kills(TorchDispatchMode):
+    """Notes the memory of a learner at each of its tensor operations, as it would be if it were killed there."""
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._descriptor = descriptor
+        self.clean: dict[int, list[bytes]] = {}
+        self.dirty = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        data = bytes_of(self._descriptor)
+        if (round_ := held(data)) is None:
+            self.dirty += 1
+        elif data not in (found := self.clean.setdefault(round_, [])):
+            found.append(data)
+        return result
+
+
+def base_in(data: bytes) -> bytes:
+    header = KeptHeader.unpack(data)
+    assert header is not None
+    return data[header.base[0] :][: header.base[1]]
+
+
+def killed_everywhere(daemon: LocalDaemon, make: Make) -> tuple[Kills, list[tuple[Net, torch.optim.Optimizer]]]:
+    """A run in which the first learner is looked at after each operation of its own."""
+    kills = Kills(daemon.kept[0])
+
+    def each(now: Moment) -> None:
+        if now.rank == 0 and now.number == 1:
+            kills.__enter__()  # type: ignore[no-untyped-call]
+        if now.rank == 0 and now.number == STEPS:
+            kills.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    ended = train(daemon, make, range(1, STEPS + 1), 0, each, decayed=False)
+    return kills, ended
+
+
+@pytest.mark.parametrize(
+    ("make", "staleness", "own"),
+    [
+        (adamw, 0, "0"),
+        (adamw, 2, "1"),
+        pytest.param(sgd, 2, "0", marks=pytest.mark.slow),
+        pytest.param(counting, 2, "1", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_at_any_instant_memory_holds_a_base_or_says_that_it_holds_none(
+    make: Make, staleness: int, own: str, tmp_path: Path
+) -> None:
+    """J3, O2: whoever takes its place goes on bit for bit as if it had never been killed."""
+    with LocalDaemon(2, **sync_of(staleness, own)) as first:
+        kills, ended = killed_everywhere(first, make)
+    assert kills.dirty, "it was seen while a round went into the base"
+    assert {3, 5, 6} <= kills.clean.keys()
+    for round_, found in kills.clean.items():
+        assert len(set(map(base_in, found))) == 1, f"one base after round {round_}"
+    for round_, data in ((3, kills.clean[3][-1]), (6, kills.clean[6][0])):
+        with LocalDaemon(2, **sync_of(staleness, own)) as second:
+            second.begin_from(tmp_path, round_, 0, data)
+            replay(second, first)
+            resumed = train(second, make, range(round_ + 1, STEPS + 1), 50, decayed=False)
+        for later in range(round_ + 1, STEPS + 1):
+            assert second.hashes[later][0] == first.hashes[later][0], f"the base after round {later}"
+        for (model, optimizer), (like, other) in zip(resumed, ended, strict=True):
+            assert all(torch.equal(value, like.state_dict()[name]) for name, value in model.state_dict().items())
+            assert state_of(optimizer) == state_of(other)
+
+
+def test_a_base_is_beside_the_parameters_while_they_hold_a_view() -> None:
+    """O2: with own gradients ahead, the base is the copy beside."""
+    with LocalDaemon(2, **sync_of(2, "1")) as daemon:
+        kills, _ = killed_everywhere(daemon, adamw)
+    headers = [KeptHeader.unpack(data) for data in kills.clean[5]]
+    assert len({header.base for header in headers if header is not None}) == 2
+
+
+def test_a_script_that_writes_into_its_model_leaves_nothing_to_go_on_from() -> None:
+    """Weights of another model for an evaluation, say: nobody knows that they are not the base."""
+    with LocalDaemon(1, **sync_of(0)) as daemon:
+        seen: list[int | None] = []
+
+        def each(now: Moment) -> None:
+            seen.append(held(bytes_of(daemon.kept[0])))
+            with torch.no_grad():
+                parameters = list(now.optimizer.param_groups[0]["params"])
+                kept = [parameter.clone() for parameter in parameters]
+                for parameter in parameters:
+                    parameter.zero_()
+                seen.append(held(bytes_of(daemon.kept[0])))
+                for parameter, value in zip(parameters, kept, strict=True):
+                    parameter.copy_(value)
+            seen.append(held(bytes_of(daemon.kept[0])))
+
+        train(daemon, adamw, range(1, 3), 0, each)
+    assert seen == [1, None, 1, 2, None, 2]
+
+
+def test_what_a_script_writes_into_the_base_is_of_the_base() -> None:
+    """O7: on all peers alike. Killed while it writes, nobody knows what of it is there."""
+    with LocalDaemon(1, **sync_of(2, "1")) as daemon:
+        seen: list[int | None] = []
+
+        def each(now: Moment) -> None:
+            if now.number != 4:
+                return
+            seen.append(held(bytes_of(daemon.kept[0])))
+            with now.session.base(), torch.no_grad():
+                for group in now.optimizer.param_groups:
+                    for parameter in group["params"]:
+                        parameter.add_(1.0)
+                seen.append(held(bytes_of(daemon.kept[0])))
+            seen.append(held(bytes_of(daemon.kept[0])))
+
+        train(daemon, adamw, range(1, 5), 0, each)
+    assert seen == [seen[0], None, seen[0]]
+    assert seen[0] is not None
+
+
+def test_what_cannot_be_kept_is_not() -> None:
+    """Parameters that are parts of one vector would be torn from it; the run is as without."""
+    vectors: list[Tensor] = []
+
+    def flat(model: nn.Module) -> torch.optim.Optimizer:
+        trained = [p for p in model.parameters() if p.requires_grad]
+        vector = torch.cat([p.detach().flatten() for p in trained])
+        at = 0
+        for parameter in trained:
+            parameter.data = vector[at : at + parameter.numel()].view_as(parameter)
+            at += parameter.numel()
+        vectors.append(vector)
+        return torch.optim.SGD(trained, lr=0.01)
+
+    with LocalDaemon(1, **sync_of(0)) as daemon:
+        train(daemon, flat, range(1, 4), 0, nothing)
+        assert held(bytes_of(daemon.kept[0])) is None
+    assert daemon.round == 3
+
+
+def test_a_model_that_the_script_moves_elsewhere_is_kept_no_more() -> None:
+    with LocalDaemon(1, **sync_of(0)) as daemon:
+        seen: list[int | None] = []
+
+        def each(now: Moment) -> None:
+            if now.number == 2:
+                parameter = now.optimizer.param_groups[0]["params"][0]
+                parameter.data = parameter.data.clone()
+            seen.append(held(bytes_of(daemon.kept[0])))
+
+        train(daemon, adamw, range(1, 5), 0, each)
+    assert seen[0] == 1
+    assert seen[2:] == [None, None]
+
+
+class AfterRoundFour:
+    def progress(self) -> RoundProgress:
+        return RoundProgress(round=4)
+
+
+def test_memory_of_another_model_is_refused() -> None:
+    descriptor = os.memfd_create("kept")
+    one, other = nn.Linear(3, 3), nn.Linear(3, 4)
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    KeptState(descriptor, list(one.parameters()), [], optimizer).begin([], {}, AfterRoundFour())
+    assert held(bytes_of(descriptor)) == 4
+    taker = KeptState(descriptor, list(other.parameters()), [], torch.optim.SGD(other.parameters(), lr=0.1))
+    with pytest.raises(MeshtrainError, match="another model"):
+        taker.take_over(lambda _: torch.zeros(1), 4)
+    with pytest.raises(MeshtrainError, match="memory does not hold the base after round 5"):
+        KeptState(descriptor, list(one.parameters()), [], optimizer).take_over(lambda _: torch.zeros(1), 5)
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("data", [b"", b"MTKEPT01", bytes(HEADER_BYTES), b"x" * HEADER_BYTES])
+def test_what_is_no_base_is_none(data: bytes) -> None:
+    """A file that was never filled, or filled by whom no daemon knows."""
+    assert held(data) is None
+
+
+def test_a_header_that_tells_of_more_than_there_is_is_none() -> None:
+    header = KeptHeader(False, 3, (HEADER_BYTES, 1 << 40), (HEADER_BYTES, 8), (HEADER_BYTES, 8), 1 << 41, bytes(16))
+    assert KeptHeader.unpack(header.pack()) == header
+    assert held(header.pack().ljust(HEADER_BYTES, b"\0")) is None
+
+
+def test_a_second_process_takes_over_what_the_second_has_changed() -> None:
+    """From process to process to process, in the same memory."""
+    with LocalDaemon(1, **sync_of(0)) as first:
+        whole = train(first, adamw, range(1, 7), 0, nothing, decayed=False)
+    data = b""
+    hashes: dict[int, dict[int, bytes]] = {}
+    for begin in (1, 3, 5):
+        with LocalDaemon(1, **sync_of(0)) as daemon:
+            if data:
+                daemon.begin_from(Path("none"), begin - 1, 0, data)
+            parts = train(daemon, adamw, range(begin, begin + 2), 7 if data else 0, nothing, decayed=False)
+            data = bytes_of(daemon.kept[0])
+            hashes |= daemon.hashes
+    assert hashes == first.hashes
+    assert state_of(parts[0][1]) == state_of(whole[0][1])

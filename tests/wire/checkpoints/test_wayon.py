@@ -1,0 +1,68 @@
+"""J3: from what the members of a generation go on in which no learner computes."""
+
+import pytest
+
+from meshwire.checkpoints.way_on import WayOn, way_on
+from meshwire.membership.proposals import enter_message
+from meshwire.messages.generation import Holding, Standing
+from tests.wire.membership.test_proposing import generation
+
+CUT = 20
+
+
+def standing(holding: Holding, complete: int = CUT) -> Standing:
+    chains = (complete.to_bytes(16, "little"),)
+    return Standing(generation=5, number=2, complete=complete, chains=chains, samples=0, linked=(), holding=holding)
+
+
+def saved(round_: int) -> tuple[int, bytes]:
+    return round_, round_.to_bytes(16, "little")
+
+
+BASE = Holding(base=True, loads_after=CUT)
+LOADS = Holding(loads_after=CUT)
+EARLY = Holding(loads_after=12)
+DONOR = Holding(loads_after=CUT, state=14)
+SAVED, OLDER = (Holding(loads_after=CUT, state=round_, saved=saved(round_)) for round_ in (10, 8))
+FORWARDS = Holding(state=10, saved=saved(10))
+NOTHING = Holding()
+
+
+@pytest.mark.parametrize(
+    ("holdings", "way"),
+    [
+        ((LOADS, BASE, SAVED), WayOn("on")),  # a learner that is killed between two rounds finds its base in memory
+        ((LOADS, DONOR, EARLY), WayOn("on")),  # a state that was given can still be loaded where rounds are kept
+        ((LOADS, SAVED, EARLY), WayOn("back", 1)),  # it is too old for what is kept
+        ((OLDER, LOADS, SAVED), WayOn("back", 2)),  # the newest
+        ((LOADS, SAVED, SAVED), WayOn("back", 1)),  # the lower rank's
+        ((LOADS, FORWARDS), WayOn("back", 1)),  # from a disk, for whoever has a learner
+        ((FORWARDS, NOTHING), WayOn("none")),  # no learner will ever load it
+        ((LOADS, DONOR), WayOn("wait")),  # a state without its deal of samples, and too old
+        ((LOADS, LOADS, NOTHING), WayOn("wait")),  # for somebody who is not here
+    ],
+)
+def test_what_all_go_on_from(holdings: tuple[Holding, ...], way: WayOn) -> None:
+    """J3."""
+    assert way_on({rank: standing(holding) for rank, holding in enumerate(holdings)}, CUT, ()) == way
+
+
+def test_a_state_of_another_history_is_none() -> None:
+    """G4: a member that reloads has been elsewhere."""
+    standings = {0: standing(LOADS), 1: standing(BASE), 2: standing(SAVED)}
+    assert way_on(standings, CUT, (1, 2)) == WayOn("wait")
+
+
+def test_where_a_learner_computes_nothing_is_given_up() -> None:
+    """J3: checkpoints are older than what learners hold."""
+    standings = {0: standing(LOADS), 1: standing(SAVED)}
+    computes = generation(3, (0, 1))
+    assert enter_message(computes, standings, 0).way == "on"
+    rests = computes.model_copy(update={"learning": ()})
+    enter = enter_message(rests, standings, 0)
+    assert (enter.way, enter.cut, enter.chain, enter.source) == ("back", 10, saved(10)[1], 1)
+    assert enter.reload == (0, 1)
+    assert enter.complete == ((0, 10), (1, 10))
+    assert (enter.counted, enter.learning) == (0, ()), "the deal of samples is that of the checkpoint"
+    apart = rests.model_copy(update={"root": 1})
+    assert enter_message(apart, standings, 0).way == "wait", "the base may be with those that are silent"

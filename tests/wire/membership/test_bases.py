@@ -1,0 +1,237 @@
+"""Who leaves its history for which: never a base for a history of which nobody has one (G4, J3)."""
+
+import pytest
+
+from meshwire.membership.effects import Effect, Fence, HistoryLeft, MembershipPhase, NobodyLearns
+from meshwire.membership.entitled import electorate_of
+from meshwire.membership.inputs import (
+    CaughtUpToCut,
+    LinkDown,
+    LinkUp,
+    MessageFrom,
+    PeerGone,
+    RequestMade,
+    SteppedOut,
+    TimerDue,
+    WasAway,
+)
+from meshwire.membership.machine import Membership
+from meshwire.messages.generation import AskIn, Entered, Holding, Propose, Where, Wish
+from meshwire.messages.job import Generation
+from meshwire.timeouts import BASE_S
+from tests.wire.membership.test_membership import (
+    FIRST,
+    HELD,
+    JOB,
+    MEMBERS,
+    ONE,
+    THREE,
+    TIMEOUTS,
+    TWO,
+    enter_of,
+    followed,
+    following,
+    kinds,
+    machine,
+    promise_of,
+    provisional,
+    sent,
+)
+
+NEWER = following(2, 0, ranks=(0, 1), learning=(0,))  # peer1 loads, peer2 slept
+LOADS = HELD.model_copy(update={"holding": Holding(loads_after=4)})
+
+
+def where(generation: Generation, *, based: bool, samples: int = 50) -> Where:
+    return Where(job=JOB, generation=generation, ancestors=(FIRST.hash64(),), samples=samples, based=based)
+
+
+def told(effects: list[Effect], device: str) -> list[bool]:
+    """What is said to a device of the base."""
+    return [message.based for to, message in sent(effects, Where) if to == device]
+
+
+def loading() -> Membership:
+    """peer1, which loads in a generation in which peer0 alone computes; it knows nothing of peer2."""
+    two = machine(1)
+    two.handle(LinkDown(THREE, "silent"), 0.1)
+    followed(two, NEWER, 0.5)
+    two.handle(Holding(loads_after=4), 0.0)
+    return two
+
+
+@pytest.mark.parametrize("based", [False, True])
+def test_nobody_leaves_a_base_for_a_newer_history_of_which_nobody_has_one(based: bool) -> None:
+    """G4: whoever slept with the model finds one that only loads: it is told who has the model, and keeps it."""
+    three = machine(2)
+    effects = three.handle(MessageFrom(TWO, where(NEWER, based=based)), 1.0)
+    assert (HistoryLeft in kinds(effects)) == based
+    assert told(effects, TWO) == ([] if based else [True])
+
+
+@pytest.mark.parametrize("other", [following(9, 1, ranks=(1,), learning=(), root=1), provisional(3, 1)])
+def test_nor_for_one_of_its_own_root(other: Generation) -> None:
+    """G4: neither more samples count nor a higher number where there is nothing to go on from."""
+    three = machine(2)
+    for device in (ONE, TWO):
+        three.handle(LinkDown(device, "silent"), 1.0)
+    three.handle(LinkUp(TWO, MEMBERS[1].incarnation), 2.0)
+    effects = three.handle(MessageFrom(TWO, where(other, based=False, samples=10**6)), 2.0)
+    assert HistoryLeft not in kinds(effects + three.handle(TimerDue(), 2.0 + 2 * TIMEOUTS.yield_s))
+
+
+def test_who_has_no_base_yields_to_who_has() -> None:
+    """G4: not at once, for peer0, who computes, may be back; nor is a word lost on it."""
+    two = loading()
+    two.handle(LinkDown(ONE, "silent"), 6.0)
+    two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 7.0)
+    effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 7.0)
+    assert not {HistoryLeft, Where} & {*kinds(effects)}
+    assert "joins generation 1" in two.waiting()
+    assert two.deadline() == pytest.approx(6.0 + TIMEOUTS.yield_s)
+    effects = two.handle(TimerDue(), 6.0 + TIMEOUTS.yield_s)
+    assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(FIRST, based=True)]
+    two.handle(LinkDown(THREE, "silent"), 12.0)
+
+
+def test_who_slept_does_not_believe_what_may_be_of_before() -> None:
+    """G4: what lay in its socket says where others were; they may have been lost since, with their base."""
+    three = machine(2)
+    three.handle(WasAway(), 100.0)
+    assert HistoryLeft not in kinds(three.handle(MessageFrom(ONE, where(NEWER, based=True)), 100.1))
+    lost = machine(2)
+    lost.handle(WasAway(), 100.0)
+    lost.handle(MessageFrom(ONE, where(NEWER, based=True)), 100.1)
+    for device in (ONE, TWO):
+        lost.handle(LinkDown(device, "closed"), 100.2)
+    assert HistoryLeft not in kinds(
+        lost.handle(TimerDue(), 104.0) + lost.handle(TimerDue(), 100.2 + 2 * TIMEOUTS.yield_s)
+    )
+    effects = three.handle(TimerDue(), 100.1 + TIMEOUTS.yield_s) + three.handle(TimerDue(), 101.0 + TIMEOUTS.yield_s)
+    assert [effect.kept for effect in effects if isinstance(effect, HistoryLeft)] == [where(NEWER, based=True)]
+
+
+def test_who_asks_in_has_no_base_any_more() -> None:
+    """Where it said it was counts no more: each would leave its history for the other's."""
+    two = loading()
+    two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.0)
+    two.handle(MessageFrom(THREE, where(FIRST, based=True)), 1.0)
+    two.handle(MessageFrom(THREE, AskIn(job=JOB, member=MEMBERS[2], linked=(TWO,))), 1.1)
+    two.handle(LinkDown(ONE, "silent"), 6.0)
+    assert HistoryLeft not in kinds(two.handle(TimerDue(), 6.0 + 2 * TIMEOUTS.yield_s))
+
+
+@pytest.mark.parametrize("has", [Holding(base=True), Holding(saved=(2, b"s" * 16)), Holding(state=3)])
+def test_who_has_a_base_in_memory_or_a_state_keeps_its_history(has: Holding) -> None:
+    """J3: it can be gone on from."""
+    two = loading()
+    two.handle(has, 0.0)
+    two.handle(LinkDown(ONE, "silent"), 6.0)
+    two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 7.0)
+    effects = two.handle(MessageFrom(THREE, where(FIRST, based=True)), 7.0) + two.handle(TimerDue(), 60.0)
+    assert HistoryLeft not in kinds(effects)
+    assert told(effects, THREE) == ([True] if has.base else [])
+
+
+def test_what_is_said_of_the_base_is_known() -> None:
+    """One that computes is linked, and says that it is still there: else it may have gone on apart with its base."""
+    two = loading()
+    assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.0), THREE) == [True]
+    two.handle(LinkDown(ONE, "silent"), 6.0)
+    two.handle(LinkDown(THREE, "silent"), 6.0)
+    assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 6.1), THREE) == [False]
+    two.handle(LinkUp(ONE, MEMBERS[0].incarnation), 6.2)
+    two.handle(LinkDown(THREE, "silent"), 6.2)
+    assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 6.2), THREE) == [False], "it has not said where it is"
+    two.handle(MessageFrom(ONE, where(NEWER, based=True)), 6.2)
+    two.handle(LinkDown(THREE, "silent"), 6.3)
+    assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 6.3), THREE) == [True]
+
+
+@pytest.mark.parametrize("how", ["asks in", "leaves", "later"])
+def test_who_has_left_has_no_base_of_this_history(how: str) -> None:
+    two = loading()
+    if how == "asks in":
+        two.handle(MessageFrom(ONE, AskIn(job=JOB, member=MEMBERS[0], linked=())), 1.0)
+    elif how == "leaves":
+        two.handle(MessageFrom(ONE, Wish(job=JOB, kind="leave", returns=True)), 1.0)
+    else:
+        two.handle(MessageFrom(ONE, where(following(7, 0, ranks=(0,), learning=(0,), root=1), based=True)), 1.0)
+    assert told(two.handle(LinkUp(THREE, MEMBERS[2].incarnation), 1.1), THREE) == [False]
+
+
+def test_who_asks_in_asks_those_that_have_a_base() -> None:
+    """G7: a newer generation that waits for one can give it nothing."""
+    three = machine(2, None)
+    three.handle(MessageFrom(ONE, where(following(5, 0, ranks=(0,), learning=()), based=False)), 0.5)
+    three.handle(MessageFrom(TWO, where(provisional(3, 1), based=True)), 0.5)
+    assert [device for device, _ in sent(three.handle(TimerDue(), 1.0), AskIn)] == [TWO]
+
+
+def proposes_alone(gone: bool) -> tuple[Membership, Generation, list[Effect]]:
+    """peer0 and peer1 load, and know nothing of peer2 but perhaps that it is gone; peer0 proposes, and all promise."""
+    one = machine(0)
+    one.handle(Holding(loads_after=4), 0.0)
+    one.handle(LinkDown(THREE, "closed"), 1.0)
+    if gone:
+        one.handle(PeerGone(THREE, MEMBERS[2].incarnation), 1.0)
+    one.handle(RequestMade("rest"), 1.0)
+    one.handle(MessageFrom(TWO, Wish(job=JOB, kind="rest")), 1.0)
+    effects = one.handle(TimerDue(), 1.0 + TIMEOUTS.relink_grace_s)
+    proposed = next(effect.generation for effect in effects if isinstance(effect, Fence))
+    one.handle(LOADS, 1.5)
+    effects = one.handle(MessageFrom(TWO, promise_of(proposed, 1, holding=Holding(loads_after=4))), 1.5)
+    return one, proposed, effects + one.handle(MessageFrom(TWO, Entered(job=JOB, generation=proposed.hash64())), 1.5)
+
+
+@pytest.mark.parametrize("how", ["gone", "known to be gone later", "silent for a day"])
+def test_no_job_ends_while_somebody_may_have_the_model(how: str) -> None:
+    """J3: those that only load wait for who is silent, and say so; for a day at most."""
+    one, proposed, effects = proposes_alone(how == "gone")
+    assert (NobodyLearns(proposed) in effects) == (how == "gone")
+    if how == "gone":
+        return
+    assert one.phase is MembershipPhase.RUNNING
+    assert one.waiting() == "peer2, who may have the model: nobody who is here does"
+    at_s = 60.0
+    if how == "silent for a day":
+        assert Propose not in kinds(one.handle(TimerDue(), BASE_S / 2))
+        at_s = one.deadline() or 0.0
+        effects = one.handle(TimerDue(), at_s)
+    else:
+        effects = one.handle(PeerGone(THREE, MEMBERS[2].incarnation), at_s)
+    ((_, again),) = sent(effects, Propose)
+    one.handle(LOADS, at_s)
+    votes = electorate_of(proposed, entered=True)
+    promise = promise_of(again.generation, 1, holding=Holding(loads_after=4), number=2, history=votes, votes=(votes,))
+    standing = promise.standing.model_copy(update={"generation": proposed.hash64()})
+    promise = promise.model_copy(update={"standing": standing})
+    assert NobodyLearns(again.generation) in one.handle(MessageFrom(TWO, promise), at_s)
+
+
+def test_who_has_loaded_the_base_goes_on_without_those_that_compute() -> None:
+    """Liveness: nobody who computed is here, but one that is ready to."""
+    two = loading()
+    two.handle(RequestMade("learn"), 5.0)
+    two.handle(Holding(base=True), 0.0)
+    two.handle(LinkDown(ONE, "silent"), 5.0)
+    two.handle(TimerDue(), 5.0 + TIMEOUTS.relink_grace_s)
+    effects = two.handle(TimerDue(), 5.0 + TIMEOUTS.relink_grace_s + TIMEOUTS.turn_s + TIMEOUTS.provisional_s)
+    (generation,) = [effect.generation for effect in effects if isinstance(effect, Fence)]
+    assert (generation.ranks, generation.learning, generation.provisional) == ((1,), (1,), True)
+
+
+def test_promises_of_a_history_that_was_left_are_no_ancestors() -> None:
+    """What others say of rounds that they give up follows from the generations that a history came after."""
+    three = machine(2)
+    left = following(3, 0)
+    three.handle(MessageFrom(ONE, Propose(generation=left)), 1.0)
+    three.handle(HELD, 1.0)
+    three.handle(SteppedOut("its state is lost"), 1.1)
+    taken = following(4, 1, ranks=(1, 2), learning=(1,), parent=NEWER.digest())
+    three.handle(MessageFrom(TWO, Propose(generation=taken)), 2.0)
+    three.handle(HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()}), 2.0)
+    three.handle(MessageFrom(TWO, enter_of(taken, source=1, complete=((1, 4), (2, 4)), reload=(2,))), 2.0)
+    three.handle(CaughtUpToCut(), 2.1)
+    ((_, said),) = sent(three.handle(LinkUp(ONE, MEMBERS[0].incarnation), 3.0), Where)
+    assert said.ancestors == (NEWER.hash64(),)
