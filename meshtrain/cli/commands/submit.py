@@ -153,7 +153,12 @@ def submit(
             help="Each device may train by itself: a job that has exchanged nothing has succeeded, too.",
         ),
     ] = False,
-    trace: Annotated[bool, typer.Option("--trace", help="Record what happens when, in the job's trace.jsonl.")] = False,
+    trace: Annotated[
+        bool,
+        typer.Option(
+            "--trace", help="Record what happens and why, for meshtraind replay: trace.jsonl, membership.jsonl."
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Print the job's id and return.")] = False,
     dry_run: Annotated[
         bool,
