@@ -112,6 +112,8 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
     way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
     if way.way == "back" and generation.provisional:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
+    if way.way == "wait" and not any(held.founded for held in standings.values()):
+        way = WayOn("none")  # the job has not begun: nobody who is elsewhere has what these lack
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
         kept = KeptHistory(*saved, way.source, tuple(sorted(standings)))
     complete = {rank: kept.cut if rank in kept.reload else held.complete for rank, held in standings.items()}

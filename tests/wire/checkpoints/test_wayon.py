@@ -53,6 +53,14 @@ def test_a_state_of_another_history_is_none() -> None:
     assert way_on(standings, CUT, (1, 2)) == WayOn("wait")
 
 
+@pytest.mark.parametrize(("founded", "way"), [(True, "wait"), (False, "none")])
+def test_before_round_1_there_is_no_base_to_wait_for(founded: bool, way: str) -> None:
+    """J3, G9: scripts that fail on all members before the job has begun end it, whoever left first."""
+    standings = {rank: standing(LOADS).model_copy(update={"founded": founded}) for rank in (0, 1)}
+    loading = generation(3, (0, 1)).model_copy(update={"learning": ()})
+    assert enter_message(loading, standings, 0).way == way
+
+
 def test_where_a_learner_computes_nothing_is_given_up() -> None:
     """J3: checkpoints are older than what learners hold."""
     standings = {0: standing(LOADS), 1: standing(SAVED)}
