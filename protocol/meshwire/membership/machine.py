@@ -206,6 +206,7 @@ class Membership:
         state.links.closed(device, reason, now_s + state.timeouts.relink_grace_s)
         state.rejoin.forget(device)
         self._proposer.note_apart(device, None)
+        self._proposer.forget_newer(device)
         self._told_where.pop(device, None)  # what was told on the old link may be lost
 
     def _on_standing(self, standing: Standing, now_s: float) -> None:
@@ -415,11 +416,13 @@ class Membership:
             case Relation.NEWER if other.root == state.entered.root:
                 self._proposer.note_apart(device, where)  # those that are left here may be entitled, and it provisional
             case Relation.NEWER if self._proposer.was_away(now_s):
-                self._proposer.note_apart(device, where)  # what lay in the socket may be of before its sender was lost
+                self._proposer.note_newer(device, where, now_s)
+                return
             case Relation.NEWER:
                 self._leave(f"generation {other.number} went on without this device", now_s, where)
             case Relation.PARTED:
                 self._settle_partition(device, where, now_s)
+        self._proposer.forget_newer(device)
 
     def _settle_partition(self, device: str, where: Where, now_s: float) -> None:
         """G4: the lowest ranks of both sides compare; whoever loses tells its members.

@@ -62,6 +62,7 @@ class Proposer:
         self._failed = ""  # why the own proposal is to be replaced
         self._told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
         self._ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
+        self._newer: dict[str, tuple[Where, float]] = {}  # by device: a newer history, heard when this machine was away
         self._overdue: set[str] = set()  # devices that did not do their part in time
         self._torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
         self._back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
@@ -87,12 +88,14 @@ class Proposer:
     def entered(self) -> None:
         """A generation is entered: what others said before is settled."""
         self._told, self._ahead = {}, {}
+        root = self._state.change.root
+        self._newer = {device: said for device, said in self._newer.items() if said[0].generation.root > root}
 
     def left(self) -> None:
         """This device is in no generation any more."""
         self.forget()
         self.promise_given()
-        self.entered()
+        self._told, self._ahead, self._newer = {}, {}, {}
 
     def ran(self) -> None:
         """Rounds go on."""
@@ -161,6 +164,15 @@ class Proposer:
         if where is not None:
             self._ahead[device] = where
 
+    def note_newer(self, device: str, where: Where, now_s: float) -> None:
+        """It tells of a newer history, and this machine was away: that may be of before its sender was lost. No reason
+        for a generation: each one that is entered would be answered by the same."""
+        self._newer[device] = where, self._newer[device][1] if device in self._newer else now_s
+
+    def forget_newer(self, device: str) -> None:
+        """It says something else, or its link is lost."""
+        self._newer.pop(device, None)
+
     def note_away(self, now_s: float) -> None:
         """This machine was away, and may not know who has gone on."""
         self._back_until_s = now_s + self._state.timeouts.back_s
@@ -180,6 +192,8 @@ class Proposer:
             self._watch(self.proposal, now_s)
         if self.proposal is not None or (state.own_request.leaves and state.phase is not MembershipPhase.PROMISED):
             return None
+        if (newer := self._follow_newer(now_s)) is not None:
+            return newer
         everyone = state.next_roll()
         absent = {rank for rank in everyone.ranks if not self._is_here(everyone.members[rank])}
         if (where := self._base_elsewhere(now_s)) is not None:
@@ -422,6 +436,15 @@ class Proposer:
         if not self._reached(self._baseless_since_s + self._state.timeouts.yield_s, now_s):
             return None
         return Departure(f"nobody here has the model any more, but in generation {number} they have", where)
+
+    def _follow_newer(self, now_s: float) -> Departure | None:
+        """Leaves for a newer history that was heard of when this machine was away, if the link still holds."""
+        for where, since_s in self._newer.values():
+            if self._state.phase is not MembershipPhase.PROMISED and self._reached(
+                since_s + self._state.timeouts.yield_s, now_s
+            ):
+                return Departure(f"generation {where.generation.number} went on without this device", where)
+        return None
 
     def _yield_to_apart(self, now_s: float) -> Departure | None:
         """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
