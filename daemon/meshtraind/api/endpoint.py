@@ -98,7 +98,8 @@ class Endpoint:
         """Sends away who does not attach in time; forgets who has gone."""
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(connection.closed(), ATTACH_TIMEOUT_S)
+                async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                    await connection.closed()
             if connection.attached is None:
                 connection.close(f"did not attach within {ATTACH_TIMEOUT_S:.0f} s")
             await connection.closed()

@@ -209,7 +209,8 @@ class Submission:
                 self._emit(SubmitProgress(text=text, done_bytes=slowest.done_bytes, total_bytes=slowest.total_bytes))
             self._changed.clear()
             try:
-                await asyncio.wait_for(self._changed.wait(), PROGRESS_INTERVAL_S)
+                async with asyncio.timeout(PROGRESS_INTERVAL_S):
+                    await self._changed.wait()
                 heard_s = loop.time()
             except TimeoutError:
                 continue

@@ -44,7 +44,8 @@ class StateRequests:
         self._asked[number] = asyncio.get_running_loop().create_future()
         self._learner.notify(Save(number=number, after_round=after_round, folder=str(folder)))
         try:
-            saved = await asyncio.wait_for(self._asked[number], timeout_s)
+            async with asyncio.timeout(timeout_s):
+                saved = await self._asked[number]
         except TimeoutError:
             raise RequestFailed(f"its learner has not reached a boundary in {timeout_s:.0f} s") from None
         finally:

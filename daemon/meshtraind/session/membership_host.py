@@ -237,7 +237,8 @@ class MembershipHost:
         self.generations.wish("leave")
         if taking_part:
             with contextlib.suppress(TimeoutError):  # then they notice when the links close
-                await asyncio.wait_for(self._left.wait(), LEAVE_TIMEOUT_S)
+                async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                    await self._left.wait()
 
     def _watch_members(self) -> None:
         self.generations = MembershipDriver(self._node, self._job, self._links, self, self._rtt_s, self._tasks)

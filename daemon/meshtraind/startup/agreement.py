@@ -351,6 +351,7 @@ class Agreement:
             if time.monotonic() > deadline_s:
                 raise RequestFailed(f"waited {timeout_s:.0f} s for {names} {what}")
             try:
-                await asyncio.wait_for(self._changed.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await self._changed.wait()
             except TimeoutError:
                 emit(Waiting(reason=f"waiting for {names} {what}"))

@@ -300,9 +300,13 @@ class Job:
         self._changed = asyncio.Event()
 
     async def news(self, timeout_s: float) -> None:
-        """Returns at the next change, at the latest after `timeout_s`."""
+        """Returns at the next change, at the latest after `timeout_s`.
+
+        Not by `wait_for`: before Python 3.12 that forgets a cancellation which comes with the change.
+        """
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return
 

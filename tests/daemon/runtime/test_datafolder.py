@@ -213,7 +213,7 @@ async def test_a_downgrade_is_refused_before_anything_is_written(data: Path) -> 
 def test_versions_that_know_no_format_are_locked_out_before_the_first_change(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They look into the databases, before they write: 2 is newer than all that they know."""
+    """They look into the databases, before they write: what is there is newer than all that they know."""
 
     def killed(_self: CheckpointStore) -> None:
         raise KeyboardInterrupt
@@ -221,7 +221,7 @@ def test_versions_that_know_no_format_are_locked_out_before_the_first_change(
     monkeypatch.setattr(CheckpointStore, "respell", killed)
     with pytest.raises(KeyboardInterrupt):
         migrate(data, "1.0")
-    assert (schema(data / "pins.db"), schema(data / "jobs.db"), read_format(data)) == (2, 2, 1)
+    assert (schema(data / "pins.db"), schema(data / "jobs.db"), read_format(data)) == (FORMAT, FORMAT, 1)
 
 
 def test_a_manifest_is_spelled_as_today_and_what_is_broken_stays(

@@ -202,6 +202,19 @@ def test_whoever_takes_a_generation_tells_of_the_replicas_that_differ(tmp_path: 
 
 
 @pytest.mark.asyncio
+async def test_whoever_waits_for_news_of_a_job_hears_that_it_is_to_end() -> None:
+    """Also when there is news in the same moment: else a daemon that stops waits for it in vain."""
+    job = object.__new__(Job)
+    job._changed = asyncio.Event()
+    waiting = TaskSet("a test").spawn(job.news(5.0), "news")
+    await asyncio.sleep(0)
+    job.touch()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+@pytest.mark.asyncio
 async def test_what_a_job_held_is_given_back_when_it_is_over(tmp_path: Path) -> None:
     """Its parts hold each other in circles, with buffers as large as the model."""
 
