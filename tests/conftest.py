@@ -68,6 +68,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Groups:
     return Groups(config, log)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Neither plain `pytest` nor `pytest -m slow` runs what is marked long: `pytest -m long` does."""
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long and "long" not in config.option.markexpr:
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
+
+
 def pytest_collection_finish() -> None:
     """Modules and tests stay until the end: the collections that look for what a test left need not go through them.
 

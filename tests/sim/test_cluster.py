@@ -21,7 +21,13 @@ PARTS = 10
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("part", [*range(2), *(pytest.param(part, marks=pytest.mark.slow) for part in range(2, PARTS))])
+@pytest.mark.parametrize(
+    "part",
+    [
+        *range(2),
+        *(pytest.param(part, marks=pytest.mark.slow if part < 6 else pytest.mark.long) for part in range(2, PARTS)),
+    ],
+)
 def test_every_schedule_keeps_the_rules_and_recovers(part: int) -> None:
     """R, V, G, J, X at every event; once failures stop, all run in one generation and compute, within the deadline."""
     clusters = [run(random_schedule(seed)) for seed in range(part, SEEDS, PARTS)]
@@ -52,7 +58,7 @@ def test_who_went_on_alone_tells_what_it_gives_up(side: tuple[int, ...], daemons
     assert len({rounds for rounds, _ in cluster.told_lost}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_seeds_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     """The same whether in one process or, as the command, in several."""
     assert replay(["--seeds", "0", "12"]) == 0

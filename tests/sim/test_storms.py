@@ -15,7 +15,7 @@ from tests.sim.clusterstorms import WAVES, harsh_schedule
 from tests.tiers import mostly_slow
 
 PATIENCES = 60.0  # until all is well again: the longest wait before a device asks in again is a minute
-QUICK, SEEDS = 10, 60
+QUICK, SEEDS = 10, 40
 FOUND = {  # what these schedules have shown
     19: "a laptop that slept made a generation for each answer to the one before",
     88: "a generation that could be entered no more was waited for",

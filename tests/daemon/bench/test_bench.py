@@ -79,7 +79,7 @@ def test_a_segment_in_the_wrong_place_is_found() -> None:
     assert "value 7 of the mean is nan" in str(vectors.wrong_value(result, 2, "bf16"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_short_run_of_both_sides() -> None:
     """The command as a user runs it: processes, TLS, checks, figures; nothing is left behind."""
     pytest.importorskip("torch")

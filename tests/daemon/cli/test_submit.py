@@ -245,7 +245,7 @@ def test_the_dry_run_measures_the_script_and_sums_up_every_devices_memory(measur
     assert [body.dry_run for body in measured.of_type(Submit)] == [True]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_device_that_is_too_small_is_named_with_what_would_fit(measured: Endpoint) -> None:
     measured.answers[GetPeers] = peers_with(31 * MIB)
     shown = dry_run("--sync", "ssp:2")
@@ -259,7 +259,7 @@ def test_a_device_that_is_too_small_is_named_with_what_would_fit(measured: Endpo
     assert "try: --sync bsp or --on anna" in shown.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_that_is_not_known_is_no_reason_to_refuse(measured: Endpoint) -> None:
     measured.answers[GetPeers] = peers_with(None)
     shown = dry_run()

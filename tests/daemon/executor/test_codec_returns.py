@@ -208,7 +208,12 @@ async def played(codec: CodecSpec) -> Story:
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "codec",
-    [codec if codec.name in QUICK else pytest.param(codec, marks=pytest.mark.slow) for codec in CODECS.values()],
+    [
+        codec
+        if codec.name in QUICK
+        else pytest.param(codec, marks=pytest.mark.long if codec.name == "dct" else pytest.mark.slow)
+        for codec in CODECS.values()
+    ],
     ids=str,
 )
 async def test_a_member_is_lost_in_the_middle_of_a_round_and_returns(

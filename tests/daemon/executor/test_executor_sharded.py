@@ -107,7 +107,7 @@ def test_nothing_is_lost_at_workers_and_owners(codec: str, staleness: int, seed:
     asyncio.run(conserve(codec, staleness, seed, joins))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @settings(max_examples=8, deadline=None)
 @given(**CONSERVED)
 def test_nothing_is_lost_over_many_changes(codec: str, staleness: int, seed: int, joins: bool) -> None:

@@ -41,7 +41,6 @@ from tests.sim import clusterrounds
 from tests.sim.clusterfaults import random_schedule
 from tests.sim.clusterfaults import run as run_cluster
 from tests.sim.roundcluster import Cluster, Mishap, Timing
-from tests.tiers import mostly_slow
 
 MEMBERS = 3
 MISHAPS = (
@@ -120,7 +119,7 @@ def test_the_same_inputs_have_the_same_effects(tmp_path: Path, seed: int, mode: 
         assert again.may_start() == machine.may_start()
 
 
-@pytest.mark.parametrize("staleness", mostly_slow([2, 0]))
+@pytest.mark.parametrize("staleness", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int) -> None:
     """G2 to G6, J1: what was served, entered and loaded is in the trace, and a machine may begin at a cut."""
     made: list[tuple[Path, Trace, RoundMachine]] = []

@@ -31,6 +31,7 @@ def until(mesh: ChaosMesh, job: ChaosJob, condition: Callable[[JobSummary], bool
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_a_device_that_wakes_up_joins_a_running_job(tmp_path: Path) -> None:
     """It gets the next rank and the state of the others, which train on; every sample of every epoch is in one round of
     the history that all three end with, bit for bit."""

@@ -170,6 +170,7 @@ def test_the_others_finish_without_one_that_was_killed(
         assert job.entered(name)
 
 
+@pytest.mark.long
 @patience(30.0)  # for a link to come back within a part of it, however busy this machine is
 def test_a_torn_link_and_a_killed_learner_cost_nobody_its_place(mesh: ChaosMesh, tmp_path: Path) -> None:
     """bsp. A link that breaks and comes back: the same members in a new generation, with all they held (G6, G7).
@@ -208,6 +209,7 @@ def test_a_learner_and_a_daemon_return_under_a_bound(mesh: ChaosMesh, tmp_path: 
     job.finish()
 
 
+@pytest.mark.long
 @patience(2.0)
 def test_who_was_silent_is_left_out_and_returns(mesh: ChaosMesh, tmp_path: Path) -> None:
     """A laptop whose lid was closed for longer than the patience, and one that nobody could hear: 2|1, healed."""
@@ -238,6 +240,7 @@ def kill_all_learners(job: Broken) -> None:
         job.returns(name, killed_s)
 
 
+@pytest.mark.long
 def test_learners_are_killed_all_at_once_and_the_last_while_the_others_load(mesh: ChaosMesh, tmp_path: Path) -> None:
     """J3: each finds its base in memory; or if a round was on its way into that, loads it from one that does."""
     job = Broken(mesh, tmp_path, sync="ssp:2")
@@ -291,6 +294,7 @@ def test_a_script_that_fails_again_and_again_on_one_peer(mesh: ChaosMesh, tmp_pa
     job.until(lambda: (seen := job.summary("bert")) and seen.state == "succeeded", "the end on bert")
 
 
+@pytest.mark.long
 def test_who_is_lost_before_round_1_returns_to_it(mesh: ChaosMesh, tmp_path: Path) -> None:
     """G9: a learner, and the submitter, which was to give its state. The one that is left begins, and both load."""
     go = tmp_path / "go"

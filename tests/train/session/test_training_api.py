@@ -78,7 +78,7 @@ def test_without_a_job_the_script_runs_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "model.pt").exists()
 
 
-@pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sync", ["bsp", pytest.param("ssp:2", marks=pytest.mark.long)])
 def test_in_a_job(sync: str) -> None:
     """The same script on two learners; the end of the script finishes it, with s>0 after a flush."""
     with LocalDaemon(2, sync=sync) as daemon:
