@@ -95,7 +95,7 @@ class Link:
 
 
 class Peer:
-    """One of the two."""
+    """One of the two members between which the bucket travels."""
 
     def __init__(self, rank: int, spec: JobSpec, members: tuple[Member, ...], manifest: ModelManifest, plan: Plan):
         self.memory = SharedMemory()

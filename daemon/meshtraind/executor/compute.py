@@ -12,7 +12,7 @@ from meshwire.collectives.exchange import Work
 
 
 class Calculation:
-    """One job's, through all its generations.
+    """Computes what the exchanges of a job's rounds ask for, through all generations of the job.
 
     Args:
         result: slot for the means, `plan.total_values` long.

@@ -44,7 +44,7 @@ class Materials:
 
 
 class Reducer(ABC):
-    """One job's, through all its generations."""
+    """How the parts of one job's rounds are made and summed, through all generations of the job."""
 
     def __init__(self, materials: Materials) -> None:
         self._of = materials

@@ -56,7 +56,7 @@ class EncodedRound:
 
     @property
     def size_bytes(self) -> int:
-        """Of all payloads, back to back."""
+        """How many bytes all payloads take, back to back."""
         return sum(map(len, self.payloads))
 
     def read(self, offset_bytes: int, max_bytes: int) -> bytes:

@@ -21,7 +21,7 @@ class ScriptSteps(Protocol):
 
     @property
     def number(self) -> int:
-        """Of the step at hand, from 1."""
+        """The number of the step that is being computed; the first one is 1."""
 
     def no_sync(self) -> AbstractContextManager[None]:
         """Backward passes inside only accumulate (O6)."""

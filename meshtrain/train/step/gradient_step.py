@@ -60,7 +60,7 @@ class GradientStep:
 
     @property
     def number(self) -> int:
-        """Of the step at hand, from 1."""
+        """The number of the step that is being computed; the first one is 1."""
         return self._contribution.step
 
     def no_sync(self) -> AbstractContextManager[None]:

@@ -41,7 +41,7 @@ class ResumePoint(Wire):
 
 
 TopologyName = Annotated[str, Field(max_length=limits.TOPOLOGY_CHARS_MAX)]
-"""Of `meshwire.collectives.strategy`."""
+"""The name of a topology, as `meshwire.collectives.strategy` lists them."""
 
 
 class JobSpec(Wire):

@@ -24,7 +24,7 @@ TOPOLOGIES: list[ProgramOf] = [tree_program, butterfly_program]
 
 
 def programs_of(program_of: ProgramOf, members: int) -> list[Program]:
-    """Of ranks that do not follow each other."""
+    """Every member's program, for ranks that do not follow each other, as after losses."""
     ranks = tuple(3 * position + 1 for position in range(members))
     return [program_of(ranks, rank) for rank in ranks]
 
