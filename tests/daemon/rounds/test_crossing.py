@@ -1,6 +1,7 @@
 """The shell of the rounds through a change of generation: real machine, executor and turn, nothing in their places.
 
-That the machines decide rightly is proved in virtual time, with other shells; here that they are asked and obeyed.
+`tests/sim` runs the same shell in clusters, with an exchange of names in the place of the executor's bytes; here they
+are bytes.
 """
 
 import asyncio
