@@ -103,6 +103,7 @@ class Daemon(Node):
         self.leaving = False
         self.left = False
         self.left_out = 0
+        self.woke_s = 0.0
         self._without_learner = generation is None
         self.round_links: dict[int, Link] = {}
         self.round_sides: dict[int, LinkSide] = {}  # of these, as the rounds know them
@@ -148,6 +149,7 @@ class Daemon(Node):
     def wake(self, order: Wake) -> None:
         """It knows that it slept before it hears anything."""
         if self.asleep:
+            self.woke_s = self.world.now_s
             self._perform(self.machine.handle(WasAway(), self.world.now_s))
         super().wake(order)
 
