@@ -65,12 +65,14 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
 
     def keeps(self: Daemon, reason: str) -> None:
         rounds = self.rounds
-        whole = rounds is not None and rounds.stage is Stage.RUNNING and "went on without" in reason
+        if rounds is None or rounds.shipped._performer.stage is not Stage.RUNNING or "went on without" not in reason:
+            leave_out(self, reason)
+            return
+        self.rounds = None
         leave_out(self, reason)
-        if rounds is not None and whole:
-            self.rounds, rounds.closed = rounds, False
-            rounds.fence()
-            rounds.dead("it was left out")
+        self.rounds = rounds
+        rounds.shipped.crossing.fence()
+        rounds.shipped.learner.dead("it was left out")
 
     def takes(self: Daemon, *answer: Any) -> None:
         """It may have been passed over in the rounds that it lacks."""

@@ -19,13 +19,13 @@ from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
 from meshwire.sync.mode import SyncSettings
 from meshwire.timeouts import Timeouts
-from tests.sim.clusterdaemon import Daemon, member_of
+from tests.sim.clusterdaemon import Daemon, device_of, member_of
 from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
 from tests.sim.clusterline import Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
-from tests.sim.clusterrounds import Rounds
+from tests.sim.clusterrounds import WatchedRounds, job_spec
 
 JOB = "j" + "0" * 11
 EVENTS_MAX = 400_000  # of one run: more is a livelock
@@ -78,6 +78,7 @@ class Cluster:
         self.random = Random(seed)
         self.setting = setting
         self.job = JOB
+        self.spec = job_spec(JOB, device_of(0), setting.sync)
         self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
         self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s
         self.devices = setting.founders + setting.newcomers
@@ -189,7 +190,7 @@ class Cluster:
         self.tell(daemon.name, f"goes on in generation {generation.number}")
         self.moments.come(Moment.GOES_ON, daemon.number)
 
-    def completed(self, rounds: Rounds, done: RoundComplete) -> None:
+    def completed(self, rounds: WatchedRounds, done: RoundComplete) -> None:
         assert "its process has ended" not in done.reason, "V2: a learner that dies costs no round"
         key = rounds.generation, done.round
         if key not in self._first:
@@ -246,7 +247,7 @@ class Cluster:
             f"{daemon.name} sends in a generation that not all members have entered"
         )
 
-    def check_committed(self, rounds: Rounds, round_: int) -> None:
+    def check_committed(self, rounds: WatchedRounds, round_: int) -> None:
         """G5: every member of the generation that is left holds it."""
         self.line.committed(rounds.generation, round_, rounds.path[round_])
         for other in self.daemons:
@@ -270,7 +271,7 @@ class Cluster:
             return
         machine, s = rounds.machine, self.sync.staleness
         assert machine.rounds_kept <= 3 * (s + 1), "memory is bounded: rounds"
-        assert len(rounds.unsent) <= 4 * (s + 2), "memory is bounded: unsent messages"
+        assert rounds.unsent <= 4 * (s + 2), "memory is bounded: unsent messages"
         kept = 3 * (s + 1) + min(self.unapplied_max, machine.complete - machine.applied)
         assert rounds.exchange.rounds_kept <= kept, "memory is bounded: encoded rounds"
         assert rounds.job_rounds.rounds_kept <= kept, "memory is bounded: rounds to be given to a learner"

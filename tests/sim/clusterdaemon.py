@@ -41,15 +41,16 @@ from meshwire.membership.inputs import (
 from meshwire.membership.lineage import Ballot, Path, ballot, rank_of
 from meshwire.membership.machine import Membership
 from meshwire.membership.requests import Kind
-from meshwire.messages.generation import DealState, Enter, PathStep, Propose, ServedRound, Standing, Where
+from meshwire.messages.generation import DealState, Enter, PathStep, Propose, Standing, Where
 from meshwire.messages.job import Generation, Member
-from tests.sim.clusterexchange import Part, Result
+from tests.sim.clusterexchange import Chunk, LinkSide, News, ServedBytes
 from tests.sim.clusterjoining import AskState, LearnerSupervisor
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Link, Node, Wake
 from tests.sim.clusterrequests import Answer, CannotAnswer, Reply, Request, Requests
-from tests.sim.clusterrounds import News, Rounds
+from tests.sim.clusterrounds import WatchedRounds
+from tests.sim.virtualloop import virtual_loop
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
@@ -71,7 +72,7 @@ class CatchUp:
 class ServedRounds:
     """The next rounds, with what was summed."""
 
-    rounds: tuple[tuple[ServedRound, list[Result]], ...]
+    rounds: tuple[ServedBytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,19 @@ class Daemon(Node):
     def __init__(self, world: "Cluster", number: int, incarnation: int, generation: Generation | None) -> None:
         super().__init__(number)
         self.world = world
+        self.loop = virtual_loop(world.clock, self)
         self.life = LearnerSupervisor(self)
         self.member = member_of(number, incarnation)
         self.name = self.member.name
         self.generation = generation
-        self.rounds: Rounds | None = None
+        self.rounds: WatchedRounds | None = None
         self.leaving = False
         self.left = False
         self.left_out = 0
+        self.woke_s = 0.0
         self._without_learner = generation is None
         self.round_links: dict[int, Link] = {}
+        self.round_sides: dict[int, LinkSide] = {}  # of these, as the rounds know them
         self.requests = Requests(world.network, self, self._answer)
         self._catching_up = 0
         self._path = Path()
@@ -135,28 +139,17 @@ class Daemon(Node):
         self.rounds = self._make_rounds(self.generation, Entry(), loading=False)
         self._use_links()
         self.life.found(self.rounds)
-        self.rounds.begin()
+        self.rounds.shipped.learner.begin()
 
-    def _make_rounds(self, generation: Generation, entry: Entry, *, loading: bool) -> Rounds:
+    def _make_rounds(self, generation: Generation, entry: Entry, *, loading: bool) -> WatchedRounds:
         rank = rank_of(generation, self.member.device)
         assert rank is not None
-        return Rounds(
-            self.world,
-            self.name,
-            self.number,
-            rank,
-            generation,
-            entry,
-            loading=loading,
-            later=self.later,
-            send=self._send_all,
-            notify=self.life.notify,
-            on_round=self.life.round_complete,
-        )
+        return WatchedRounds(self, rank, generation, entry, loading=loading)
 
     def wake(self, order: Wake) -> None:
         """It knows that it slept before it hears anything."""
         if self.asleep:
+            self.woke_s = self.world.now_s
             self._perform(self.machine.handle(WasAway(), self.world.now_s))
         super().wake(order)
 
@@ -184,7 +177,7 @@ class Daemon(Node):
     def received(self, peer: Node, link: Link, body: object) -> None:
         assert isinstance(peer, Daemon)
         match body:
-            case News() | Part():
+            case News() | Chunk():
                 if self.rounds is not None and self.generation is not None:
                     report = isinstance(body, News) and body.message is None
                     early = body.generation == self._promised != self.rounds.generation
@@ -200,16 +193,11 @@ class Daemon(Node):
             self.life.base_changed(self.rounds)
         self.world.check(self)
 
-    def _send_all(self, body: News | Part) -> None:
-        self.world.check_sends(self, body.generation)
-        for link in self.round_links.values():
-            self.world.network.send(link, self, body)
-
     def _report_regularly(self) -> None:
         self._report()
         self.world.note_base(self)
         if self.rounds is not None:
-            self.machine.handle(RoundsCounted(self.rounds.history.samples), self.world.now_s)
+            self.machine.handle(RoundsCounted(self.rounds.shipped.history_samples), self.world.now_s)
             self.machine.handle(self.life.holding(), self.world.now_s)
         if self.world.setting.measured_s is not None:
             self.machine.handle(FarthestRoundTrip(self.world.setting.measured_s), self.world.now_s)
@@ -217,7 +205,7 @@ class Daemon(Node):
 
     def _report(self) -> None:
         if self.rounds is not None and self.generation is not None:
-            news = News(self.generation.hash64(), self.rounds.machine.complete, None)
+            news = News(self.generation.hash64(), self.rounds.shipped.complete, None)
             for link in self.round_links.values():
                 self.world.network.send(link, self, news)
 
@@ -274,9 +262,9 @@ class Daemon(Node):
                 self._enter(generation, enter)
             case Resume(generation, begins):
                 assert self.rounds is not None
-                self.rounds.resume(generation)
+                self.rounds.shipped.crossing.resume(generation)
                 if begins:
-                    self.rounds.take_in()
+                    self.rounds.shipped.crossing.take_in()
                 self._report()
                 self.world.resumed(self, generation)
             case HistoryLeft(reason, kept):
@@ -301,8 +289,8 @@ class Daemon(Node):
         self._ballot, self._promised = newest, generation.hash64()
         self._catching_up += 1
         if self.rounds is not None:
-            self.rounds.fence()
-            standing = self.rounds.standing()
+            self.rounds.shipped.crossing.fence()
+            standing = self.rounds.shipped.crossing.standing()
         else:
             standing = Standing(generation=None, number=0, complete=0, chains=(), samples=0, linked=())
         standing = standing.model_copy(update={"holding": self.life.holding()})
@@ -331,7 +319,7 @@ class Daemon(Node):
     def _ask_rounds(self, catching_up: int, link: Link, enter: Enter) -> None:
         assert self.rounds is not None
         took = partial(self._take_rounds, catching_up, link, enter)
-        self.requests.ask(link, CatchUp(self.rounds.machine.complete), CATCH_UP_TIMEOUT_S, took)
+        self.requests.ask(link, CatchUp(self.rounds.shipped.complete), CATCH_UP_TIMEOUT_S, took)
 
     def _take_rounds(self, catching_up: int, link: Link, enter: Enter, answer: Answer) -> None:
         if catching_up != self._catching_up or answer is None or self.rounds is None:
@@ -341,9 +329,9 @@ class Daemon(Node):
             self._perform(self.machine.handle(CannotCatchUp(answer.reason), self.world.now_s))
             return
         assert isinstance(answer, ServedRounds)
-        for served, results in answer.rounds:
-            self.rounds.take_served(served, results)
-        if self.rounds.machine.complete < enter.cut:
+        for each in answer.rounds:
+            self.rounds.take_served(each)
+        if self.rounds.shipped.complete < enter.cut:
             self._ask_rounds(catching_up, link, enter)
         else:
             self._perform(self.machine.handle(CaughtUpToCut(), self.world.now_s))
@@ -378,8 +366,8 @@ class Daemon(Node):
         self.generation = generation
         self._use_links()
         self.world.entered(self, generation, enter)
-        self.rounds.enter(generation, enter)
-        self._path.entered(generation, enter.cut, self.rounds.history.samples)
+        self.rounds.shipped.crossing.enter(generation, enter)
+        self._path.entered(generation, enter.cut, self.rounds.shipped.history_samples)
         self.life.loans.entered(generation)
         if self._without_learner and self.rank not in generation.learning:
             self._without_learner = False
@@ -395,6 +383,8 @@ class Daemon(Node):
                 assert isinstance(peer, Daemon)
                 if peer.member.incarnation == member.incarnation:
                     self.round_links[rank] = link
+        self.round_sides.clear()
+        self.round_sides.update((rank, LinkSide(self, link)) for rank, link in self.round_links.items())
 
     def _note_given_up(self, kept: Where | None) -> None:
         parted = self._path.parted(kept.generation, kept.ancestors) if kept is not None else None
@@ -415,7 +405,7 @@ class Daemon(Node):
 
     def _drop_rounds(self) -> None:
         if self.rounds is not None:
-            self.rounds.closed = True
+            self.rounds.close()
         self.rounds = None
 
     @property
@@ -444,9 +434,10 @@ class Daemon(Node):
             else:
                 reply(self._rounds_after(rounds, what.complete))
 
-    def _rounds_after(self, rounds: Rounds, complete: int | None) -> Answer:
+    def _rounds_after(self, rounds: WatchedRounds, complete: int | None) -> Answer:
         if complete is None:
-            return Deal(rounds.deal, rounds.samples, self._path.tell())
+            crossing = rounds.shipped.crossing
+            return Deal(crossing.deal, crossing.samples, self._path.tell())
         try:
             return ServedRounds(rounds.served_after(complete))
         except KeyError as error:

@@ -29,7 +29,11 @@ class Clock:
         self._order = itertools.count()
 
     def at(self, delay_s: float, event: Event) -> None:
-        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), event))
+        self.at_time(self.now_s + delay_s, event)
+
+    def at_time(self, time_s: float, event: Event) -> None:
+        """What is due already happens now."""
+        heapq.heappush(self._queue, (max(self.now_s, time_s), next(self._order), event))
 
     def run_until(self, end_s: float, events_max: int) -> None:
         """Raises AssertionError when that takes more events than can be: a livelock."""

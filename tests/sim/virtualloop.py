@@ -65,8 +65,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
-        delay_s = max(0.0, when - self.time())
-        self._clock.at(delay_s, partial(self._node.do, partial(self._run_handle, handle)))
+        self._clock.at_time(when, partial(self._node.do, partial(self._run_handle, handle)))
         return handle
 
     def _run_handle(self, handle: asyncio.Handle) -> None:
