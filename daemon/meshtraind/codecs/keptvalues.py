@@ -49,6 +49,12 @@ class KeptValues(ABC):
     def quantised(self, values: Values) -> Values:
         """A new array of what will be decoded. The values are finite, and so are those."""
 
+    def floor(self, threshold: float, peak: float) -> float:
+        """The least magnitude that is sent, where `peak` is the largest: the threshold, or what is written for it if that
+        is less. So what is sent reaches it once it is decoded, too."""
+        pair = np.array([peak, threshold], np.float32)
+        return min(threshold, float(self.quantised(pair)[1]))
+
     @abstractmethod
     def write(self, quantised: Values, out: memoryview) -> None:
         """Fills `out` with what `quantised` made, without its zeros if they may be left out."""
@@ -135,6 +141,10 @@ class Int4Values(KeptValues):
 
     name = "int4"
     drops_zeros = False  # the others would change neighbours, and with them steps
+
+    def floor(self, threshold: float, peak: float) -> float:
+        """The threshold: beside a large neighbour everything may be written as zero."""
+        return threshold
 
     def quantised(self, values: Values) -> Values:
         steps, quantised = self._levels(values)
