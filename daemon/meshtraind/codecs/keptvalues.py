@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, CodecError, Values
 from meshtraind.codecs.blocks import block_peaks, by_block, read_steps, step_sizes, write_steps
-from meshtraind.codecs.packing import pack_nibbles, pack_quads, unpack_nibbles
-from meshwire.codecs.quantizers import INT4_LEVELS, STEP_BYTES, blocks
-from meshwire.codecs.sparsifiers import INT4_BUCKET, TWO_BIT_LEVELS, values_bytes
+from meshtraind.codecs.packing import FOURS, either_sign, pack_nibbles, pack_quads, unpack_nibbles
+from meshwire.codecs.quantizers import INT4_LEVELS, QUAD_LEVELS, STEP_BYTES, blocks
+from meshwire.codecs.sparsifiers import INT4_BUCKET, values_bytes
 
 FP16_PEAK_BITS = 15  # scaled magnitudes are below 2^15
 FP16_EXPONENT_MIN = -127
@@ -32,7 +32,6 @@ INT8_STEP_MIN = 2.0**-126
 INT8_STEP_MAX = float(np.finfo(np.float32).max) / INT8_LEVELS
 
 Codes = NDArray[np.intp]
-FOURS: Codes = np.arange(256, dtype=np.intp)[:, None] >> np.array([6, 4, 2, 0]) & 3  # of each byte, as in `pack_quads`
 
 
 class KeptValues(ABC):
@@ -50,8 +49,8 @@ class KeptValues(ABC):
         """A new array of what will be decoded. The values are finite, and so are those."""
 
     def floor(self, threshold: float, peak: float) -> float:
-        """The least magnitude that is sent, where `peak` is the largest: the threshold, or what is written for it if that
-        is less. So what is sent reaches it once it is decoded, too."""
+        """The least magnitude that is sent, where `peak` is the largest: the threshold, or what is written for it if
+        that is less. So what is sent reaches it once it is decoded, too."""
         pair = np.array([peak, threshold], np.float32)
         return min(threshold, float(self.quantised(pair)[1]))
 
@@ -192,19 +191,19 @@ class TwoBitValues(KeptValues):
 
     def quantised(self, values: Values) -> Values:
         codes, levels = self._split(values)
-        return _either_sign(levels)[codes]
+        return either_sign(levels)[codes]
 
     def write(self, quantised: Values, out: memoryview) -> None:
         codes, levels = self._split(quantised)
         write_steps(levels, out)
-        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * TWO_BIT_LEVELS)
+        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS)
         numbers = np.zeros(4 * len(packed), np.uint8)
         numbers[: len(codes)] = codes
         pack_quads(numbers, packed)
 
     def read(self, payload: memoryview, count: int) -> Values:
-        levels = _either_sign(read_steps(payload, TWO_BIT_LEVELS, 1))
-        packed = np.frombuffer(payload, np.uint8, offset=STEP_BYTES * TWO_BIT_LEVELS)
+        levels = either_sign(read_steps(payload, QUAD_LEVELS, 1))
+        packed = np.frombuffer(payload, np.uint8, offset=STEP_BYTES * QUAD_LEVELS)
         if count % 4 and packed[-1] & 0xFF >> 2 * (count % 4):
             raise CodecError("what fills the last byte up is not zero")
         values: Values = levels[FOURS[packed].ravel()[:count]]
@@ -218,7 +217,7 @@ class TwoBitValues(KeptValues):
         signs: Codes = np.signbit(values).astype(np.intp)
         magnitudes = np.abs(values)
         codes: Codes = 2 * signs + (magnitudes > _means(magnitudes, signs, 2)[signs])
-        means = _means(magnitudes, codes, TWO_BIT_LEVELS).astype(np.float32)
+        means = _means(magnitudes, codes, QUAD_LEVELS).astype(np.float32)
         return codes, step_sizes(means, 1, reaching=False)
 
 
@@ -231,11 +230,6 @@ def _means(magnitudes: Values, codes: Codes, number: int) -> NDArray[np.float64]
     """Of those with each code below `number`; 0 where there are none."""
     sums = np.bincount(codes, weights=magnitudes, minlength=number)
     return sums / np.maximum(np.bincount(codes, minlength=number), 1)
-
-
-def _either_sign(levels: Values) -> Values:
-    """What each code of 2 bits stands for, from magnitudes."""
-    return levels * np.array([1, 1, -1, -1], np.float32)
 
 
 def _peak_bits(values: Values) -> int:

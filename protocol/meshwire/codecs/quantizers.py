@@ -12,7 +12,9 @@ INT4_LEVELS = 7
 QSGD_BUCKET = 128
 ONEBIT_COLUMN = 4096  # 8 bytes for so many bits are 1.6 % more
 TRITS_PER_BYTE = 5  # 3^5 = 243
-QUADS_PER_WORD = 16  # numbers of 2 bits in one of MXNet's 32-bit words
+TWOBIT_COLUMN = 4096  # 8 bytes for so many times two bits are 0.8 % more
+QUAD_LEVELS = 4  # what a number of 2 bits stands for
+QUADS_PER_WORD = 16  # numbers of 2 bits in a 32-bit word
 
 _ROUNDING = Choice(
     "rounding", ("nearest", "sr"), "nearest", "to the nearest step, or stochastic without error feedback"
@@ -67,7 +69,7 @@ def _onebit_bytes(_: CodecSpec, count: int) -> int:
 
 
 def _twobit_bytes(_: CodecSpec, count: int) -> int:
-    return SCALE_BYTES + quad_bytes(count)
+    return STEP_BYTES * QUAD_LEVELS * blocks(count, TWOBIT_COLUMN) + quad_bytes(count)
 
 
 def _terngrad_bytes(_: CodecSpec, count: int) -> int:
@@ -122,9 +124,9 @@ QUANTISING_FAMILIES = (
         "twobit",
         Reduction.TWO_SIDED,
         _twobit_bytes,
-        about="-t, 0 or t, where t is a power of two that follows the segment's root mean square",
-        source="MXNet, src/kvstore/gradient_compression-inl.h",
-        parameters=(Number("rms", 0.125, 8, 1.0, "root mean squares that t is at most, and more than half of"),),
+        about="signs, and of each the means of the small and of the large values",
+        source="Max 1960, IRE Trans. Inf. Theory 6(1); MXNet, src/kvstore/gradient_compression-inl.h",
+        parameters=(Number("rms", 0.125, 8, 1.0, "what reaches so many root mean squares of 4096 values is large"),),
         error_feedback=always,
         example="twobit:rms=2",
     ),

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
-from meshwire.codecs.quantizers import ONEBIT_COLUMN
+from meshwire.codecs.quantizers import ONEBIT_COLUMN, TWOBIT_COLUMN
 from meshwire.codecs.registry import SEGMENT_FAMILIES, parse_codec
 from meshwire.codecs.sparsifiers import INT4_BUCKET, kept_in_round
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
@@ -97,8 +97,9 @@ def claims(text: str) -> Claims:
             nearest = spec.choice("rounding") == "nearest"
             return Claims(exact=nearest, fixed_point=nearest, kept=0.9 / spec.number("block"))
         case "twobit":
-            # The root mean square of what was sent is another. Up to one, the largest value is sent at least.
-            return Claims(exact=True, fixed_point=False, kept=2**-17 if spec.number("rms") <= 1 else 0)
+            # The root mean square of what was sent is another. The mean of n values has at least 1/n of their squared
+            # norm.
+            return Claims(fixed_point=False, kept=0.99 / TWOBIT_COLUMN)
         case "onebit":
             # The mean of n values has at least 1/n of their squared norm.
             return Claims(kept=0.99 / ONEBIT_COLUMN)
