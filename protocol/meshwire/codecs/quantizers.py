@@ -8,7 +8,8 @@ from meshwire.codecs.spec import Choice, CodecSpec, Family, Number, Reduction, a
 STEP_BYTES = 2  # of each block, as bf16
 SCALE_BYTES = 4  # fp32
 INT8_LEVELS = 127  # to either side of 0
-INT4_LEVELS = 7
+INT4_LEVELS = 8  # to the side of the largest magnitude, 7 to the other
+INT4_BLOCK = 128  # 2 bytes for so many values are 3 % more; in blocks of 1024 half as much again is left out
 QSGD_BUCKET = 128
 ONEBIT_COLUMN = 4096  # 8 bytes for so many bits are 1.6 % more
 TRITS_PER_BYTE = 5  # 3^5 = 243
@@ -20,6 +21,7 @@ _ROUNDING = Choice(
     "rounding", ("nearest", "sr"), "nearest", "to the nearest step, or stochastic without error feedback"
 )
 _BLOCK = Number("block", 16, 65536, 1024.0, "values that share a step size", whole=True)
+_SHORT_BLOCK = Number("block", 16, 65536, float(INT4_BLOCK), "values that share a step size", whole=True)
 
 
 def blocks(count: int, length: int) -> int:
@@ -95,11 +97,21 @@ QUANTISING_FAMILIES = (
         "int4",
         Reduction.TWO_SIDED,
         _int4_bytes,
-        about="whole steps of 1/7 of a block's largest magnitude",
-        source="Wang et al. 2023 (ZeRO++), arXiv 2306.10209",
-        parameters=(_ROUNDING, _BLOCK),
+        about="whole steps of 1/8 of a block's largest magnitude, which has the side with one step more",
+        source="Wang et al. 2023 (ZeRO++), arXiv 2306.10209; ggml, Q4_0",
+        parameters=(_ROUNDING, _SHORT_BLOCK),
         error_feedback=_rounded_to_nearest,
-        example="int4:block=128",
+        example="int4:block=64",
+    ),
+    Family(
+        "nf4",
+        Reduction.TWO_SIDED,
+        _int4_bytes,
+        about="16 sixteenths of normal values, times a block's largest magnitude",
+        source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314",
+        parameters=(_SHORT_BLOCK,),
+        error_feedback=always,
+        example="nf4:block=64",
     ),
     Family(
         "qsgd",

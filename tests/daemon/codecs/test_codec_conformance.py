@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import CodecError, Terms
 from meshwire import limits
-from meshwire.codecs.quantizers import ONEBIT_COLUMN, TWOBIT_COLUMN
+from meshwire.codecs.quantizers import INT4_BLOCK, ONEBIT_COLUMN, TWOBIT_COLUMN
 from meshwire.codecs.registry import SEGMENT_FAMILIES, parse_codec
-from meshwire.codecs.sparsifiers import INT4_BUCKET, kept_in_round
+from meshwire.codecs.sparsifiers import kept_in_round
 from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy
 
 MORE = (
@@ -29,7 +29,16 @@ MORE = (
     *("dgc:0.01,ramp=0+fp32", "dgc:1"),
     *("randomk:0.3+fp32", "randomk:0.5+int8", "topk:0.1+int4", "threshold:rms=1+int4", "cocktail:1,ratio=0.1+fp16"),
     *("dct:4096+fp32", "dct:3,gather+int8"),
-    *("int8:sr,block=256", "int8:block=17", "int4:sr", "int4:block=64", "qsgd:1", "qsgd:127", "twobit:rms=0.25"),
+    *(
+        "int8:sr,block=256",
+        "int8:block=17",
+        "int4:sr",
+        "int4:block=64",
+        "nf4:block=64",
+        "qsgd:1",
+        "qsgd:127",
+        "twobit:rms=0.25",
+    ),
     *("twobit:rms=2", "topk:0.05,chunk=300+2bit", "threshold:rms=1+2bit", "homomorphic:0.3"),
 )
 CODECS = sorted({str(parse_codec(text)) for text in (*SEGMENT_FAMILIES, *MORE)})
@@ -64,7 +73,7 @@ def claims(text: str) -> Claims:
         case "topk":
             # int8 loses up to half a step at each value; of a bucket of int4 the largest one is sent at least. The mean
             # of n values of one sign has at least 1/n of their squared norm; what it leaves is rounded to fp32.
-            rough = {"int8": 0.9, "int4": 0.9 / INT4_BUCKET, "2bit": 0.9 / limits.SEGMENT_VALUES_MAX}
+            rough = {"int8": 0.9, "int4": 0.9 / INT4_BLOCK, "2bit": 0.9 / limits.SEGMENT_VALUES_MAX}
             part = rough.get(spec.choice("values"), 1 - 2**-20)
             exact, fixed_point = spec.choice("values") not in ROUNDED, spec.choice("values") != "int4"
             return Claims(exact=exact, fixed_point=fixed_point, kept=spec.ramp("ratio").last * part)
@@ -96,6 +105,9 @@ def claims(text: str) -> Claims:
             # Steps that are drawn may not reach the last one, and what is sent then has other steps.
             nearest = spec.choice("rounding") == "nearest"
             return Claims(exact=nearest, fixed_point=nearest, kept=0.9 / spec.number("block"))
+        case "nf4":
+            # The largest one is sent.
+            return Claims(kept=0.9 / spec.number("block"))
         case "twobit":
             # The root mean square of what was sent is another. The mean of n values has at least 1/n of their squared
             # norm.

@@ -359,7 +359,7 @@ def test_values_are_a_fixed_point_and_near(form: str, typed: list[float]) -> Non
         "fp32": 0.0,
         "fp16": 2**-11 * peak,
         "int8": max(peak / 253, 2.0**-127),
-        "int4": max(peak / 13, 7 * 2.0**-126),
+        "int4": max(peak / 7, 8 * 2.0**-126),
         "2bit": peak * (1 + 2**-8),
     }[form]
     assert np.abs(quantised.astype(np.float64) - values).max() <= near
@@ -441,7 +441,7 @@ REFUSED = [
     ("randomk:0.1+fp32", bytes(8) + NAN, "infinite or not a number"),
     ("randomk:0.1+fp32", bytes(11), "11 bytes for 8 values"),
     ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\xff\xff\x00"), "a step size is not within"),
-    ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x3f\x0f"), "a value is more than 7 steps"),
+    ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x80\x0f"), "a step size is not within"),
     ("topk+int4", payload(Form.GAPS_8, 1, 1, b"\x00\x00\x3f\x10"), "is not zero"),
     ("topk+2bit", payload(Form.GAPS_8, 1, 1, b"\x00" + bytes(6) + b"\xff\x7f\x00"), "a step size is not within"),
     ("topk+2bit", payload(Form.GAPS_8, 1, 1, b"\x00" + b"\x80\xbf" + bytes(7)), "a step size is not within"),

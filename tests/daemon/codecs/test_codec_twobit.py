@@ -19,7 +19,7 @@ def slow(values: Values, rms: float = 1.0) -> tuple[bytes, list[float]]:
     for start in range(0, len(values), COLUMN):
         part = [float(value) for value in values[start : start + COLUMN]]
         large = np.float32(rms * math.sqrt(math.fsum(value * value for value in part) / len(part)))
-        own = [2 * (math.copysign(1, value) < 0) + (abs(value) >= large) for value in part]
+        own = [2 * (math.copysign(1, value) < 0) + int(abs(value) >= large) for value in part]
         levels = []
         for code in range(4):
             of_code = [abs(value) for value, its in zip(part, own, strict=True) if its == code]
