@@ -129,7 +129,7 @@ def signed_step_sizes(values: Values, length: int, levels: int, *, reaching: boo
     with np.errstate(invalid="ignore"):
         highest, lowest = np.maximum.reduceat(values, of_blocks), -np.minimum.reduceat(values, of_blocks)
         peaks, others = np.maximum(highest, lowest), np.minimum(highest, lowest)
-        steps = peaks / np.float32(levels)
+        steps = np.divide(peaks, np.float32(levels), dtype=np.float32)
         if reaching:
             steps = np.maximum(steps, others / np.float32(levels - 1))
     if not np.isfinite(steps).all():
