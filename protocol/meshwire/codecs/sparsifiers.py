@@ -13,7 +13,18 @@ from collections.abc import Callable, Iterator, Mapping
 from meshwire import limits
 from meshwire.codecs.quantizers import INT4_BLOCK, QUAD_LEVELS, STEP_BYTES, blocks, nibble_bytes
 from meshwire.codecs.schedules import Ramp, Rate
-from meshwire.codecs.spec import BUDGET, DECAY, EXCHANGE, Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.codecs.spec import (
+    BUDGET,
+    DECAY,
+    EXCHANGE,
+    EXCHANGE_OR_SENDERS,
+    Choice,
+    CodecSpec,
+    Family,
+    Number,
+    Reduction,
+    always,
+)
 
 HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
@@ -169,7 +180,7 @@ _TOPK = Family(
     "topk",
     Reduction.TWO_SIDED,
     _sparse_bytes_max,
-    parameters=(_RATE, _CHUNK, BUDGET, DECAY, EXCHANGE, _VALUES),
+    parameters=(_RATE, _CHUNK, BUDGET, DECAY, EXCHANGE_OR_SENDERS, _VALUES),
     fixed=False,
     selects=True,
     error_feedback=always,
