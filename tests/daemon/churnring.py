@@ -166,8 +166,8 @@ class ChurnRing(Ring):
         contributing = [rank for rank in self.completed_in[number] if made[rank].values is not None]
         contributors = sum(1 << rank for rank in contributing)
         member.executor.place_for(number, held.size_bytes, contributors)[:] = held.read(0, held.size_bytes)
-        weight = sum(made[rank].weight for rank in contributing)
-        member.executor.take_served(number, held.poisoned, contributors, weight)
+        weights = [made[rank].weight for rank in contributing]
+        member.executor.take_served(number, held.poisoned, contributors, weights)
         member.complete += 1
         self._settle(member)
 

@@ -4,6 +4,7 @@ As in `churnring`; what is exchanged cannot be computed here in another way, so 
 But for a gather: its means follow from the parts.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -80,16 +81,29 @@ class ShardedMesh(ChurnRing):
         return all((rank, number, *segment) in self.parts for rank in ranks for segment in segments)
 
     def gathered(self, number: int, contributors: Sequence[int]) -> Values:
-        """W3: the mean of what these have sent, added in the order of ranks, divided once."""
+        """W3: the mean of what these have sent, added in the order of ranks, divided once; where the codec says so, by
+        the weight of those that sent a value, and none with more than the lower median of their norms."""
         mean = np.zeros(PLAN.total_values, np.float32)
+        weights = [self.rounds[number][rank].weight for rank in contributors]
+        by_value: Values = np.full(PLAN.total_values, sum(weights), np.float32)
         for bucket in PLAN.buckets:
             coder = self.coders[self.layouts.of(number).codecs[bucket.index]]
             for segment, (start, count) in enumerate(map(bucket.segment_bounds, range(bucket.segment_count))):
-                values = np.empty(count, np.float32)
-                for rank in contributors:
-                    coder.decode_into(memoryview(self.parts[rank, number, bucket.index, segment]), values)
-                    mean[start : start + count] += values
-        return mean / np.float32(sum(self.rounds[number][rank].weight for rank in contributors))
+                values = np.empty((len(contributors), count), np.float32)
+                for rank, of_rank in zip(contributors, values, strict=True):
+                    coder.decode_into(memoryview(self.parts[rank, number, bucket.index, segment]), of_rank)
+                if coder.spec.of_senders:
+                    norms = [
+                        math.sqrt(math.fsum(float(value) ** 2 for value in of_rank[of_rank != 0])) / weight
+                        for of_rank, weight in zip(values, weights, strict=True)
+                    ]
+                    median = sorted(norms)[(len(norms) - 1) // 2]
+                    values *= np.array([min(1.0, median / norm) if norm else 1 for norm in norms], np.float32)[:, None]
+                    by_value[start : start + count] = ((values != 0) * np.array(weights)[:, None]).sum(0)
+                for of_rank in values:
+                    mean[start : start + count] += of_rank
+        by_value[by_value == 0] = 1
+        return mean / by_value
 
     def owed(self, weight: float) -> Wide:
         """What all residuals hold that will be sent, in units of w*g with w = rank + 1: the owners' of the shards that

@@ -18,6 +18,7 @@ _CLASSES = {
     "bf16": ("bf16", "Bf16"),
     "int8": ("int8", "Int8"),
     "int4": ("int4", "Int4"),
+    "nf4": ("normalfloat", "NormalFloat4"),
     "qsgd": ("qsgd", "Qsgd"),
     "onebit": ("onebit", "OneBit"),
     "twobit": ("twobit", "TwoBit"),

@@ -1,8 +1,12 @@
 """Whole steps of a size that each block of a segment has for itself: what int8, int4 and QSGD share.
 
-A segment is the blocks' step sizes as bf16, then a whole number from -levels to levels for each value, plus levels. A
+A segment is the blocks' step sizes as bf16, then for each value how many steps it is above the lowest number of them. A
 step size of 8 significant bits times such a number is exact in fp32, and so is what rounding to the nearest step leaves
 out of a value: error feedback loses nothing, and decoded values encode to the same bytes again.
+
+A number of some bits has one value more to one side of zero than to the other. int8 and QSGD do without it; int4, which
+has 16 of them, does not: its steps have a sign, so that the block's largest magnitude is at the side that reaches
+further.
 """
 
 from abc import abstractmethod
@@ -22,22 +26,33 @@ from meshwire.codecs.registry import CodecSpec
 FINEST = np.float32(2.0**-126)  # the least step with 8 significant bits; a block that needs less is sent as zeros
 LARGEST_FP32 = float(np.finfo(np.float32).max)
 UPPER_HALF = np.uint32(0xFFFF0000)
+NEGATIVE_ZERO = np.uint32(0x80000000)
 
 
 class BlockCodec(Codec):
-    """A codec of this kind says how the numbers are packed, and how far the steps of a block must reach.
+    """A codec of this kind says how the numbers are packed, and what the steps of a block are.
 
     Error at most half a step when rounding to the nearest, less than a step with noise. The exceptions are at the ends
     of fp32: a block within `levels` times FINEST becomes zeros, and what lies beyond the last step that is finite (less
     than a step) becomes it.
+
+    Args:
+        levels: steps to the side of zero that has more of them.
+        fewer: by so many fewer to the other one.
     """
 
-    def __init__(self, spec: CodecSpec, *, block: int, levels: int, stochastic: bool) -> None:
+    def __init__(self, spec: CodecSpec, *, block: int, levels: int, stochastic: bool, fewer: int = 0) -> None:
         super().__init__(spec)
         self._block = block
         self._levels = levels
+        self._highest = levels - fewer
+        self._signed = fewer > 0
         self._stochastic = stochastic
         self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
+
+    def _steps(self, values: Values, bits: Bits) -> Values:
+        """The step size of each block. Raises CodecError when a value is not finite."""
+        return step_sizes(self._extents(values, bits), self._levels, reaching=self._stochastic)
 
     def _extents(self, values: Values, bits: Bits) -> Values:
         """The magnitude that the steps of each block must reach: its largest one.
@@ -51,20 +66,20 @@ class BlockCodec(Codec):
 
     @abstractmethod
     def _pack(self, numbers: Bytes, out: Bytes) -> None:
-        """Numbers are at most 2 * levels."""
+        """Numbers are at most as many as there are steps."""
 
     @abstractmethod
     def _unpack(self, packed: Bytes, out: Bytes) -> None:
         """Raises CodecError for what `_pack` does not make."""
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        steps = step_sizes(self._extents(values, bits), self._levels, reaching=self._stochastic)
+        steps = self._steps(values, bits)
         scaled = self._decoded[: len(values)]
         by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), self._block, out=scaled)
         if self._stochastic:
             add_dither(scaled, terms.seed, scratch=bits.view(np.float32))
         np.rint(scaled, out=scaled)
-        np.clip(scaled, -self._levels, self._levels, out=scaled)
+        np.clip(scaled, -self._levels, self._highest, out=scaled)
         numbers = self._numbers[: len(values)]
         np.copyto(numbers.view(np.int8), scaled, casting="unsafe")
         np.add(numbers, self._levels, out=numbers)
@@ -75,12 +90,12 @@ class BlockCodec(Codec):
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
         count = quantcodecs.blocks(len(out), self._block)
         try:
-            steps = read_steps(payload, count, self._levels)
+            steps = read_steps(payload, count, self._levels, signed=self._signed)
         except CodecError as error:
             raise CodecError(f"{self.spec}: {error}") from None
         numbers = self._numbers[: len(out)]
         self._unpack(np.frombuffer(payload, np.uint8, offset=quantcodecs.STEP_BYTES * count), numbers)
-        if numbers.max(initial=0) > 2 * self._levels:
+        if numbers.max(initial=0) > self._levels + self._highest:
             raise CodecError(f"{self.spec}: a value is more than {self._levels} steps")
         np.subtract(numbers, self._levels, out=numbers)
         np.copyto(out, numbers.view(np.int8))
@@ -99,7 +114,32 @@ def step_sizes(extents: Values, levels: int, *, reaching: bool) -> Values:
     Rounded to the nearest: half a step beyond the last one is still rounded to it, and a size is off by less than
     that. With noise, the steps must reach the extents themselves: rounded up.
     """
-    steps = extents / np.float32(levels)
+    return _rounded(extents / np.float32(levels), levels, reaching=reaching)
+
+
+def signed_step_sizes(values: Values, length: int, levels: int, *, reaching: bool) -> Values:
+    """Those of each block of `values`, `levels` of which make its largest magnitude, at its side of zero, and one fewer
+    the other end. They are negative where the largest is positive, for the lowest number is then its own.
+
+    To the nearest, what is beyond the last step at the other end becomes it, and is off by a step at most: making all
+    steps larger for the few such values would leave out more. With noise both ends are reached. Infinite or not a
+    number where a value is.
+    """
+    of_blocks = starts(len(values), length)
+    with np.errstate(invalid="ignore"):
+        highest, lowest = np.maximum.reduceat(values, of_blocks), -np.minimum.reduceat(values, of_blocks)
+        peaks, others = np.maximum(highest, lowest), np.minimum(highest, lowest)
+        steps = np.divide(peaks, np.float32(levels), dtype=np.float32)
+        if reaching:
+            steps = np.maximum(steps, others / np.float32(levels - 1))
+    if not np.isfinite(steps).all():
+        raise CodecError("a value is infinite or not a number")
+    steps = _rounded(steps, levels, reaching=reaching)
+    return np.where((highest >= lowest) & (steps > 0), -steps, steps)
+
+
+def _rounded(steps: Values, levels: int, *, reaching: bool) -> Values:
+    """To 8 significant bits, within what read_steps takes. `steps` are finite, not negative, and overwritten."""
     bits = steps.view(np.uint32)
     bits += np.uint32(0xFFFF) if reaching else 0x7FFF + (bits >> 16 & 1)
     steps = np.minimum(_upper_half(steps), _coarsest(levels))
@@ -112,13 +152,16 @@ def write_steps(steps: Values, out: memoryview) -> None:
     np.copyto(np.frombuffer(out, "<u2", len(steps)), steps.view(np.uint32) >> 16, casting="unsafe")
 
 
-def read_steps(payload: memoryview, count: int, levels: int) -> Values:
-    """From its beginning. Raises CodecError for a size that `step_sizes` does not make."""
-    steps = (np.frombuffer(payload, "<u2", count).astype(np.uint32) << 16).view(np.float32)
-    # As bits, negative numbers and what is not a number are above all others.
-    if steps.view(np.uint32).max(initial=0) > _coarsest(levels).view(np.uint32):
-        raise CodecError(f"a step size is not within 0 to {_coarsest(levels):.3g}")
-    return steps
+def read_steps(payload: memoryview, count: int, levels: int, *, signed: bool = False) -> Values:
+    """From its beginning. Raises CodecError for a size that `step_sizes`, or `signed_step_sizes`, does not make."""
+    bits = np.frombuffer(payload, "<u2", count).astype(np.uint32) << 16
+    # As bits, negative numbers and what is not a number are above all others. No step is a negative zero.
+    sizes = np.where(bits == NEGATIVE_ZERO, bits, bits & MAGNITUDE_FP32) if signed else bits
+    if sizes.max(initial=0) > _coarsest(levels).view(np.uint32):
+        raise CodecError(
+            f"a step size is not within {-_coarsest(levels) if signed else 0:.3g} to {_coarsest(levels):.3g}"
+        )
+    return bits.view(np.float32)
 
 
 def by_block(ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], length: int, *, out: NDArray[Any]) -> None:

@@ -3,6 +3,9 @@
 DeMo cuts every tensor into chunks of its own rows and columns; here a segment is cut as it lies in the vector, which
 needs no shapes. What is not a whole chunk at its end is cut into smaller squares.
 
+What stays behind stays finite: of values at the end of fp32 a sum of few cosines may have the other sign, and then what
+lies beyond the largest number becomes that.
+
 What is decoded has lost a few roundings besides the coefficients that were not sent: with all of them as fp32 it is
 within 1e-6 of the segment's norm. What stays behind is the values minus what is decoded, in fp32, so that conservation
 (P1) holds up to half a last bit of the larger of the two, each time.
@@ -10,14 +13,18 @@ within 1e-6 of the segment's norm. What stays behind is the values minus what is
 
 import numpy as np
 
-from meshtraind.codecs.base import Bits, Codec, Terms, Values
-from meshtraind.codecs.cosines import Cosines
+from meshtraind.codecs.base import FIRST, Bits, Codec, Terms, Values
+from meshtraind.codecs.cosines import LARGEST_FP32, Cosines
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.selection import largest_of_each
 from meshtraind.codecs.sparse import SparseCodec
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
-from meshwire.codecs.sparsifiers import square_chunks
+from meshwire.codecs.sparsifiers import CHUNK_SIDE, square_chunks
+
+LARGEST_SAFE = LARGEST_FP32 / (
+    CHUNK_SIDE + 2
+)  # a chunk's norm, and so what is decoded of it, is at most CHUNK_SIDE peaks
 
 
 class Dct(Codec):
@@ -28,6 +35,14 @@ class Dct(Codec):
         self._chooser = _LargestOfChunks(spec)
         self._cosines = Cosines()
         self._spectrum: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
+        self._peak_sent = 0.0  # of the values that were encoded last
+
+    def encode_rest_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
+        """As `Codec.encode_rest_into`; a rest beyond the largest number becomes that."""
+        length = super().encode_rest_into(values, out, terms)
+        if self._peak_sent > LARGEST_SAFE:
+            np.clip(values, -LARGEST_FP32, LARGEST_FP32, out=values)
+        return length
 
     def length_of(self, payload: memoryview, count: int) -> int:
         """As `SparseCodec.length_of`."""
@@ -35,7 +50,8 @@ class Dct(Codec):
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
         spectrum = self._spectrum[: len(values)]
-        self._cosines.forward(values, self._peak(values.view(np.uint32), bits), spectrum)
+        self._peak_sent = self._peak(values.view(np.uint32), bits)
+        self._cosines.forward(values, self._peak_sent, spectrum)
         return self._chooser.encode_into(spectrum, out, terms)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:

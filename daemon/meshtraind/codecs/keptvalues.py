@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, CodecError, Values
-from meshtraind.codecs.blocks import block_peaks, by_block, read_steps, step_sizes, write_steps
-from meshtraind.codecs.packing import pack_nibbles, pack_quads, unpack_nibbles
-from meshwire.codecs.quantizers import INT4_LEVELS, STEP_BYTES, blocks
-from meshwire.codecs.sparsifiers import INT4_BUCKET, TWO_BIT_LEVELS, values_bytes
+from meshtraind.codecs.blocks import by_block, read_steps, signed_step_sizes, step_sizes, write_steps
+from meshtraind.codecs.packing import FOURS, either_sign, pack_nibbles, pack_quads, unpack_nibbles
+from meshwire.codecs.quantizers import INT4_BLOCK, INT4_LEVELS, QUAD_LEVELS, STEP_BYTES, blocks
+from meshwire.codecs.sparsifiers import values_bytes
 
 FP16_PEAK_BITS = 15  # scaled magnitudes are below 2^15
 FP16_EXPONENT_MIN = -127
@@ -32,7 +32,6 @@ INT8_STEP_MIN = 2.0**-126
 INT8_STEP_MAX = float(np.finfo(np.float32).max) / INT8_LEVELS
 
 Codes = NDArray[np.intp]
-FOURS: Codes = np.arange(256, dtype=np.intp)[:, None] >> np.array([6, 4, 2, 0]) & 3  # of each byte, as in `pack_quads`
 
 
 class KeptValues(ABC):
@@ -48,6 +47,12 @@ class KeptValues(ABC):
     @abstractmethod
     def quantised(self, values: Values) -> Values:
         """A new array of what will be decoded. The values are finite, and so are those."""
+
+    def floor(self, threshold: float, peak: float) -> float:
+        """The least magnitude that is sent, where `peak` is the largest: the threshold, or what is written for it if
+        that is less. So what is sent reaches it once it is decoded, too."""
+        pair = np.array([peak, threshold], np.float32)
+        return min(threshold, float(self.quantised(pair)[1]))
 
     @abstractmethod
     def write(self, quantised: Values, out: memoryview) -> None:
@@ -131,14 +136,19 @@ class Int8Values(KeptValues):
 
 
 class Int4Values(KeptValues):
-    """Error at most 1/13 of the largest magnitude among 128 neighbours."""
+    """Error at most 1/15 of the largest magnitude among 128 neighbours, 1/7 at the end that steps do not reach: as
+    those of `int4.py`."""
 
     name = "int4"
     drops_zeros = False  # the others would change neighbours, and with them steps
 
+    def floor(self, threshold: float, peak: float) -> float:
+        """The threshold: beside a large neighbour everything may be written as zero."""
+        return threshold
+
     def quantised(self, values: Values) -> Values:
         steps, quantised = self._levels(values)
-        by_block(np.multiply, quantised, steps, INT4_BUCKET, out=quantised)
+        by_block(np.multiply, quantised, steps, INT4_BLOCK, out=quantised)
         return quantised
 
     def write(self, quantised: Values, out: memoryview) -> None:
@@ -148,24 +158,21 @@ class Int4Values(KeptValues):
         pack_nibbles(numbers, np.frombuffer(out, np.uint8, offset=STEP_BYTES * len(steps)))
 
     def read(self, payload: memoryview, count: int) -> Values:
-        steps = read_steps(payload, blocks(count, INT4_BUCKET), INT4_LEVELS)
+        steps = read_steps(payload, blocks(count, INT4_BLOCK), INT4_LEVELS, signed=True)
         numbers = np.empty(count, np.uint8)
         unpack_nibbles(np.frombuffer(payload, np.uint8, offset=STEP_BYTES * len(steps)), numbers)
-        if numbers.max(initial=0) > 2 * INT4_LEVELS:
-            raise CodecError(f"a value is more than {INT4_LEVELS} steps")
         values = numbers.astype(np.float32)
         values -= np.float32(INT4_LEVELS)
-        by_block(np.multiply, values, steps, INT4_BUCKET, out=values)
+        by_block(np.multiply, values, steps, INT4_BLOCK, out=values)
         return values
 
     def _levels(self, values: Values) -> tuple[Values, Values]:
         """Steps of each bucket; whole numbers of them for each value."""
-        peaks = block_peaks(values, INT4_BUCKET, np.empty(len(values), np.uint32))
-        steps = step_sizes(peaks, INT4_LEVELS, reaching=False)
+        steps = signed_step_sizes(values, INT4_BLOCK, INT4_LEVELS, reaching=False)
         levels = np.empty_like(values)
-        by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), INT4_BUCKET, out=levels)
+        by_block(np.divide, values, np.where(steps == 0, np.float32(np.inf), steps), INT4_BLOCK, out=levels)
         np.rint(levels, out=levels)
-        np.clip(levels, -INT4_LEVELS, INT4_LEVELS, out=levels)
+        np.clip(levels, -INT4_LEVELS, INT4_LEVELS - 1, out=levels)
         return steps, levels
 
 
@@ -182,19 +189,19 @@ class TwoBitValues(KeptValues):
 
     def quantised(self, values: Values) -> Values:
         codes, levels = self._split(values)
-        return _either_sign(levels)[codes]
+        return either_sign(levels)[codes]
 
     def write(self, quantised: Values, out: memoryview) -> None:
         codes, levels = self._split(quantised)
         write_steps(levels, out)
-        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * TWO_BIT_LEVELS)
+        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS)
         numbers = np.zeros(4 * len(packed), np.uint8)
         numbers[: len(codes)] = codes
         pack_quads(numbers, packed)
 
     def read(self, payload: memoryview, count: int) -> Values:
-        levels = _either_sign(read_steps(payload, TWO_BIT_LEVELS, 1))
-        packed = np.frombuffer(payload, np.uint8, offset=STEP_BYTES * TWO_BIT_LEVELS)
+        levels = either_sign(read_steps(payload, QUAD_LEVELS, 1))
+        packed = np.frombuffer(payload, np.uint8, offset=STEP_BYTES * QUAD_LEVELS)
         if count % 4 and packed[-1] & 0xFF >> 2 * (count % 4):
             raise CodecError("what fills the last byte up is not zero")
         values: Values = levels[FOURS[packed].ravel()[:count]]
@@ -208,7 +215,7 @@ class TwoBitValues(KeptValues):
         signs: Codes = np.signbit(values).astype(np.intp)
         magnitudes = np.abs(values)
         codes: Codes = 2 * signs + (magnitudes > _means(magnitudes, signs, 2)[signs])
-        means = _means(magnitudes, codes, TWO_BIT_LEVELS).astype(np.float32)
+        means = _means(magnitudes, codes, QUAD_LEVELS).astype(np.float32)
         return codes, step_sizes(means, 1, reaching=False)
 
 
@@ -221,11 +228,6 @@ def _means(magnitudes: Values, codes: Codes, number: int) -> NDArray[np.float64]
     """Of those with each code below `number`; 0 where there are none."""
     sums = np.bincount(codes, weights=magnitudes, minlength=number)
     return sums / np.maximum(np.bincount(codes, minlength=number), 1)
-
-
-def _either_sign(levels: Values) -> Values:
-    """What each code of 2 bits stands for, from magnitudes."""
-    return levels * np.array([1, 1, -1, -1], np.float32)
 
 
 def _peak_bits(values: Values) -> int:

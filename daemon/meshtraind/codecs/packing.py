@@ -12,6 +12,9 @@ from meshwire.codecs.quantizers import TRITS_PER_BYTE, plane_bytes
 
 Bytes = NDArray[np.uint8]
 
+FOURS: NDArray[np.intp] = np.arange(256, dtype=np.intp)[:, None] >> np.array([6, 4, 2, 0]) & 3
+"""The four numbers of each byte, as `pack_quads` lays them."""
+
 QUAD_SHIFTS = np.uint32(1 << 30 | 1 << 20 | 1 << 10 | 1)
 TRIT_BYTE_MAX = 3**TRITS_PER_BYTE - 1
 
@@ -68,6 +71,11 @@ def pack_quads(numbers: Bytes, out: Bytes) -> None:
     """
     words = numbers.view("<u4") * QUAD_SHIFTS
     np.copyto(out, words >> 24, casting="unsafe")
+
+
+def either_sign(magnitudes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What each number of 2 bits stands for: the sign is the higher one. Four magnitudes in the last dimension."""
+    return magnitudes * np.array([1, 1, -1, -1], np.float32)
 
 
 def pack_trits(numbers: Bytes, out: Bytes) -> None:

@@ -4,6 +4,9 @@ A segment is the scaler s, fp32, then five base-3 digits in each byte: 0 for -s,
 
 Values are clipped to 2.5 sigma first, or a few large ones would make s large and all others noise. Sigma is taken about
 zero: it is the authors' for gradients, whose mean is about zero, and does not clip a constant segment to nothing.
+
+What clipping takes off is lost, for there is no residual: 0.2 % of the squared norm of normal values, but 11 % of that
+of a small GPT's gradient, whose large values are then all too small. Where that matters take qsgd or int4:sr.
 """
 
 import struct

@@ -1,7 +1,8 @@
 """threshold: values whose magnitude reaches a threshold, which is fixed or relative to the segment's root mean square.
 
 With a relative one a segment sends its largest magnitude, or else it could wait for ever where none stands out; and at
-most 1 / rms^2 of its values where any does, whatever their distribution. With a fixed one it may send nothing.
+most 1 / rms^2 of its values where any does, whatever their distribution. With a fixed one it may send nothing; a value
+that is written as less than the threshold, for it has been rounded, still reaches it for whoever encodes it again.
 """
 
 import math
@@ -18,7 +19,12 @@ class Threshold(SparseCodec):
     """Every value that is left out is below the threshold."""
 
     def _chosen(self, magnitudes: Bits, number: int, most: int) -> Indices:
-        threshold = self.spec.number("magnitude") or self._relative(magnitudes, self.spec.number("rms"))
+        if magnitude := self.spec.number("magnitude"):
+            threshold = self._written.floor(
+                float(np.float32(magnitude)), float(magnitudes.max(initial=0).view(np.float32))
+            )
+        else:
+            threshold = self._relative(magnitudes, self.spec.number("rms"))
         indices = at_least(int(np.float32(threshold).view(np.uint32)), magnitudes, self._mask)
         return indices if len(indices) <= most else largest(magnitudes, most, self._mask)
 

@@ -1,72 +1,92 @@
-"""2-bit: each value becomes -t, 0 or t, packed as MXNet does.
+"""2-bit: each value becomes one of four means of its column of 4096: of the small or of the large ones of its sign.
 
-A segment is the exponent of t = 2^exponent, then 16 values in every 32-bit word, four in each of its bytes, the first
-one in the two highest bits: 11 for t, 10 for -t, 00 for 0.
+A segment is each column's four means as bf16 magnitudes (small and large from zero up, small and large below zero),
+then 16 values in every 32-bit word, four in each of its bytes, the first one in the two highest bits: the sign, then
+whether it is large.
 
-MXNet's t is a constant, 0.5 unless chosen: far above gradients, nothing is sent for hundreds of steps; far below them,
-what is left out grows without limit. Here it is the largest power of two up to `rms` root mean squares of the segment,
-error feedback included, so it grows with what is left out; and up to rms=1 the segment's largest value is always sent.
-As a power of two, and never far below the values, t leaves out of each what fp32 can hold exactly.
+Large is what reaches `rms` root mean squares of its column, error feedback included. With one, the default, that is
+where two levels of either sign leave least out of normal values (12 % of the squared norm, the least there is; 1-bit 36
+%), and about so for those with heavier tails. MXNet's 2 bits are -t, 0 and t with a fixed t, which leaves out more than
+1-bit does.
 """
 
-import math
-import struct
-
 import numpy as np
+from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.blocks import by_block, read_steps, step_sizes, write_steps
 from meshtraind.codecs.moments import root_mean_square
-from meshtraind.codecs.packing import Bytes, pack_quads
+from meshtraind.codecs.packing import FOURS, Bytes, either_sign, pack_quads
 from meshwire import limits
+from meshwire.codecs.quantizers import QUAD_LEVELS, STEP_BYTES, TWOBIT_COLUMN, blocks
 from meshwire.codecs.registry import CodecSpec
 
-HEADER = struct.Struct("<i")
-EXPONENT_MIN, EXPONENT_MAX = -149, 127  # of the powers of two in fp32
-LOWER_BITS = 0x55  # of a byte's four numbers
-# Of each byte, its four values in units of t. 01 is no value.
-FOURS: Values = np.array([0, 0, -1, 1], np.float32)[np.arange(256)[:, None] >> np.array([6, 4, 2, 0]) & 3]
+PACKED_COLUMN = TWOBIT_COLUMN // 4
 
 
 class TwoBit(Codec):
-    """Each value that reaches the threshold t becomes t, with its sign; others become 0."""
+    """What a mean leaves out of its values adds up to zero, but for the mean's rounding to 8 significant bits."""
 
     def __init__(self, spec: CodecSpec) -> None:
         super().__init__(spec)
         self._rms = spec.number("rms")
         self._numbers: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
+        # As numpy counts: it would convert them once for each pass.
+        self._classes = np.empty(limits.SEGMENT_VALUES_MAX, np.intp)
+        self._weights = np.empty(limits.SEGMENT_VALUES_MAX, np.float64)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        limit = self._rms * root_mean_square(values)
-        exponent = min(max(math.frexp(limit)[1] - 1, EXPONENT_MIN), EXPONENT_MAX) if limit else EXPONENT_MIN
-        threshold = np.float32(2.0**exponent)
-        packed = np.frombuffer(out, np.uint8, offset=HEADER.size)
+        columns = blocks(len(values), TWOBIT_COLUMN)
+        large_from = self._thresholds(values, columns)
+        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS * columns)
         numbers = self._numbers[: 4 * len(packed)]
         numbers[len(values) :] = 0
-        above = numbers[: len(values)]
-        below = bits.view(np.uint8)[: len(values)]
-        np.greater_equal(values, threshold, out=above.view(np.bool_))
-        np.less_equal(values, -threshold, out=below.view(np.bool_))
-        np.add(below, above, out=below)
-        np.add(below, below, out=below)
-        np.add(above, below, out=above)  # 3 above, 2 below
-        HEADER.pack_into(out, 0, exponent)
+        codes = numbers[: len(values)]
+        magnitudes = np.abs(values, out=self._decoded[: len(values)])
+        np.right_shift(values.view(np.uint32), 31, out=bits)
+        np.add(bits, bits, out=bits)
+        np.copyto(codes, bits, casting="unsafe")
+        large = self._rest[: len(values)].view(np.uint8)[: len(values)]
+        by_block(np.greater_equal, magnitudes, large_from, TWOBIT_COLUMN, out=large.view(np.bool_))
+        np.add(codes, large, out=codes)
+        write_steps(self._means(magnitudes, codes, columns), out)
         pack_quads(numbers, packed)
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        (exponent,) = HEADER.unpack_from(payload)
-        if not EXPONENT_MIN <= exponent <= EXPONENT_MAX:
-            raise CodecError(f"{self.spec}: exponent {exponent} is not within {EXPONENT_MIN} to {EXPONENT_MAX}")
-        packed = np.frombuffer(payload, np.uint8, offset=HEADER.size)
-        if np.bitwise_and(packed & LOWER_BITS, ~(packed >> 1)).any():
-            raise CodecError(f"{self.spec}: a value is 01, which is none")
+        columns = blocks(len(out), TWOBIT_COLUMN)
+        try:
+            magnitudes = read_steps(payload, QUAD_LEVELS * columns, 1)
+        except CodecError as error:
+            raise CodecError(f"{self.spec}: {error}") from None
+        levels = either_sign(magnitudes.reshape(columns, QUAD_LEVELS))
+        packed = np.frombuffer(payload, np.uint8, offset=magnitudes.size * STEP_BYTES)
         whole, rest = divmod(len(out), 4)
-        fours = FOURS * np.float32(2.0**exponent)
-        last = fours[packed[whole:]].ravel()
+        last = FOURS[packed[whole:]].ravel()
         if last[rest:].any():
             raise CodecError(f"{self.spec}: what fills the last word up is not zero")
-        out[4 * whole :] = last[:rest]
         # Indices of numpy's own kind, in scratch: it would make a copy of them.
         indices = bits[: 2 * whole].view(np.intp)[:whole]
         np.copyto(indices, packed[:whole])
-        np.take(fours, indices, axis=0, out=out[: 4 * whole].reshape(whole, 4), mode="clip")
+        fours = out[: 4 * whole].reshape(whole, 4)
+        for column in range(columns):
+            run = slice(column * PACKED_COLUMN, (column + 1) * PACKED_COLUMN)
+            np.take(levels[column][FOURS], indices[run], axis=0, out=fours[run], mode="clip")
+        if rest:
+            out[4 * whole :] = levels[-1][last[:rest]]
+
+    def _thresholds(self, values: Values, columns: int) -> Values:
+        """From where on a value of each column is large. Raises CodecError when a value is not finite."""
+        parts = (values[at : at + TWOBIT_COLUMN] for at in range(0, columns * TWOBIT_COLUMN, TWOBIT_COLUMN))
+        with np.errstate(over="ignore"):  # infinite: nothing is large
+            return np.array([self._rms * root_mean_square(part) for part in parts]).astype(np.float32)
+
+    def _means(self, magnitudes: Values, codes: Bytes, columns: int) -> Values:
+        """Of each column's values of each code, as they are written; 0 where there are none."""
+        classes, weights = self._classes[: len(codes)], self._weights[: len(codes)]
+        np.copyto(weights, magnitudes)
+        by_block(np.add, codes, QUAD_LEVELS * np.arange(columns), TWOBIT_COLUMN, out=classes)
+        sums = np.bincount(classes, weights=weights, minlength=QUAD_LEVELS * columns)
+        counts = np.bincount(classes, minlength=QUAD_LEVELS * columns)
+        means: NDArray[np.float32] = (sums / np.maximum(counts, 1)).astype(np.float32)
+        return step_sizes(means, 1, reaching=False)

@@ -14,7 +14,7 @@ A change of generation (G2, G6) is `fence`, `enter`, `resume`: what had been exc
 is void, and the round runs again with the very same parts (`round_buffers.py`).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -196,7 +196,7 @@ class Executor:
         assert number > self._host.complete
         return self._memory.place_for(number, size_bytes, contributors)
 
-    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
+    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> None:
         """The bytes lie in `place_for(number)`, and now the round is as if it had been exchanged here.
 
         The round machine is told by the caller; only `on_result` follows, when the slot is the round's.
@@ -204,11 +204,11 @@ class Executor:
         Args:
             poisoned: as in EncodedRound; None for a void round, whose bytes nobody needs.
             contributors: bitmap by rank.
-            weight: theirs, summed in the order of ranks.
+            weights: theirs, in the order of ranks.
 
         Raises CodecError when the bytes are not such a round's.
         """
-        round_ = self._memory.served(number, poisoned, contributors, weight)
+        round_ = self._memory.served(number, poisoned, contributors, weights)
         self._calculation.served(round_)
         if self._slot.round == number:
             self._slot.restart(round_.finals)

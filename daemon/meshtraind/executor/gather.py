@@ -10,7 +10,14 @@ from meshtraind.codecs.base import Values
 from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import Arithmetic
 from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.parts.received import (
+    MemberPart,
+    mean_into,
+    member_parts,
+    payloads_of,
+    senders_mean_into,
+    squared_norm_by_halves,
+)
 from meshtraind.parts.results import Final
 from meshtraind.parts.segments import Segment
 from meshwire.collectives.exchange import Work
@@ -40,7 +47,7 @@ class GatherArithmetic(Arithmetic):
         squared_norm = 0.0
         for index, segment in enumerate(segments):
             values = slot.place(segment) if slot is not None else self._sum[: segment.count]
-            mean_into(parts, index, final.weight, values)
+            self._mean_into(parts, index, final, values)
             squared_norm += self._squared_norm(values)
         if not math.isfinite(squared_norm):
             self._check(parts, segments)
@@ -50,7 +57,14 @@ class GatherArithmetic(Arithmetic):
     def decode(self, final: Final, slot: ResultSlot) -> None:
         segments, parts = self._parts(final)
         for index, segment in enumerate(segments):
-            mean_into(parts, index, final.weight, slot.place(segment))
+            self._mean_into(parts, index, final, slot.place(segment))
+
+    def _mean_into(self, parts: Sequence[MemberPart], index: int, final: Final, out: Values) -> None:
+        """Of the segment at `index` of the run."""
+        if self._run(final.bucket, final)[index].codec.spec.of_senders:
+            senders_mean_into(parts, index, final.weights, out)
+        else:
+            mean_into(parts, index, final.weight, out)
 
     def _parts(self, final: Final) -> tuple[Sequence[Segment], Sequence[MemberPart]]:
         segments = self._run(final.bucket, final)
@@ -65,9 +79,4 @@ class GatherArithmetic(Arithmetic):
         """By halves, for every member computes it: what a BLAS adds up in which order depends on the processor."""
         wide = self._wide[: len(values)]
         np.copyto(wide, values)
-        np.multiply(wide, wide, out=wide)
-        while len(wide) > 1:
-            left = len(wide) // 2
-            wide[:left] += wide[-left:]
-            wide = wide[: len(wide) - left]
-        return float(wide.sum())
+        return squared_norm_by_halves(wide)

@@ -69,7 +69,8 @@ class Arithmetic(ABC):
         """Where the bytes lie of a run that is final."""
         void = work.poison or not work.contributors
         payloads = () if void else self._payloads(bucket, work, area, own)
-        return Final(bucket, work.first_segment, work.segment_count, payloads, work.contributors, work.weight)
+        run = work.first_segment, work.segment_count
+        return Final(bucket, *run, payloads, work.contributors, work.weight, work.weights)
 
     def _payloads(
         self, bucket: int, work: Work, area: memoryview, own: OwnContribution | None

@@ -109,12 +109,13 @@ class RoundMemory:
             self.add(number, ())
         return self.rounds[number].area[:size_bytes]
 
-    def served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> RoundResults:
+    def served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> RoundResults:
         """All of a round without exchanges has come from a member that holds it.
 
         Args:
             poisoned: as in EncodedRound; None for a void round, which has no bytes.
-            contributors, weight: of the round; the former as a bitmap by rank.
+            contributors: of the round, as a bitmap by rank.
+            weights: theirs, in the order of ranks.
 
         Raises CodecError when the bytes are not such a round's.
         """
@@ -127,6 +128,7 @@ class RoundMemory:
         bitmap = int.from_bytes(poisoned, "little") if poisoned is not None else (1 << len(form.segments)) - 1
         round_.finals = []
         at = 0
+        whole = sum(weights)
         for bucket, segments in enumerate(form.segments):
             void = bool(bitmap >> bucket & 1)
             for first, count in layout.chunks(bucket, Shard(0, len(segments))):
@@ -137,7 +139,7 @@ class RoundMemory:
                         offset, length = at, self._length(segments[first : first + count], round_.area[at:])
                         at += length
                     payloads.append(round_.area[offset : offset + length])
-                round_.finals.append(Final(bucket, first, count, tuple(payloads), contributors, weight))
+                round_.finals.append(Final(bucket, first, count, tuple(payloads), contributors, whole, tuple(weights)))
         if not layout.served_in_place and at != len(round_.area):
             raise CodecError(f"round {number} has {len(round_.area)} bytes, and its segments take {at}")
         return round_

@@ -1,10 +1,14 @@
 """The members' parts of a run of segments, where they meet whole: at a shard's owner, and at everybody in a gather."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.codecs.indices import Indices
+from meshtraind.codecs.sparse import SparseCodec
 from meshtraind.parts.contribution import OwnContribution
 from meshtraind.parts.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work
@@ -48,6 +52,16 @@ class MemberPart:
         except CodecError as error:
             raise self._broken(error) from None
 
+    def sent(self, index: int) -> tuple[Indices | None, Values]:
+        """Where in the segment at `index` this member has sent values, ascending, None if everywhere; and the values.
+        Of a codec whose segments say so."""
+        segment, payload = self._payloads[index]
+        assert isinstance(segment.codec, SparseCodec)
+        try:
+            return segment.codec.read(payload, segment.count)
+        except CodecError as error:
+            raise self._broken(error) from None
+
     def check(self, index: int, scratch: Values) -> None:
         """Raises, too, where what no encoder makes was added in silence."""
         self.decode_into(index, scratch)
@@ -85,3 +99,40 @@ def mean_into(parts: Sequence[MemberPart], index: int, weight: float, out: Value
         part.add_to(index, out)
     with np.errstate(over="ignore", invalid="ignore"):
         np.divide(out, np.float32(weight), out=out)
+
+
+def senders_mean_into(parts: Sequence[MemberPart], index: int, weights: Sequence[float], out: Values) -> None:
+    """The mean of a segment, each value's over those alone that sent it, and 0 where nobody did (SparseLoCo): who sent
+    nothing there does not pull it to zero. A part whose values have a larger norm than the median of all parts' (the
+    lower one of two) is scaled down to that. Parts are added in their order (W3), and in the same bits by all members.
+
+    A sum may overflow in silence, for whoever goes on with it looks. Raises BrokenPartError.
+
+    Args:
+        weights: of the parts, which are w*g.
+    """
+    every = [part.sent(index) for part in parts]
+    norms = [
+        math.sqrt(squared_norm_by_halves(values.astype(np.float64))) / weight
+        for (_, values), weight in zip(every, weights, strict=True)
+    ]
+    median = sorted(norms)[(len(norms) - 1) // 2]
+    of_senders = np.zeros(len(out), np.float64)
+    out.fill(0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for (indices, values), norm, weight in zip(every, norms, weights, strict=True):
+            places = slice(None) if indices is None else indices
+            out[places] += values * np.float32(median / norm) if norm > median else values
+            of_senders[places] += weight
+        sent = of_senders > 0
+        np.divide(out, of_senders.astype(np.float32), out=out, where=sent)
+
+
+def squared_norm_by_halves(wide: NDArray[np.float64]) -> float:
+    """Of values that are overwritten. In one order on all machines, while a BLAS's depends on the processor."""
+    np.multiply(wide, wide, out=wide)
+    while len(wide) > 1:
+        left = len(wide) // 2
+        wide[:left] += wide[-left:]
+        wide = wide[: len(wide) - left]
+    return float(wide.sum())

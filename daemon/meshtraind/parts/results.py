@@ -21,6 +21,7 @@ class Final(NamedTuple):
     payloads: tuple[memoryview, ...]  # its bytes; of a gather, each contributor's, in the order of ranks
     contributors: int
     weight: float
+    weights: tuple[float, ...] = ()  # of a gather, each contributor's, in the order of ranks
 
     @property
     def void(self) -> bool:

@@ -84,7 +84,8 @@ class GenerationChange:
         done = completion(served)
         try:
             poisoned = None if served.void else served.poisoned
-            self._parts.plane.take_served(served.round, poisoned, done.contributors, done.weight)
+            weights = [bind.weight for _, bind in sorted(done.binds.items())]
+            self._parts.plane.take_served(served.round, poisoned, done.contributors, weights)
         except CodecError as error:
             raise FalseRoundError(str(error)) from error
         self._parts.history.add_served(done, served.chain)

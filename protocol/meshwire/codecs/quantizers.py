@@ -8,16 +8,20 @@ from meshwire.codecs.spec import Choice, CodecSpec, Family, Number, Reduction, a
 STEP_BYTES = 2  # of each block, as bf16
 SCALE_BYTES = 4  # fp32
 INT8_LEVELS = 127  # to either side of 0
-INT4_LEVELS = 7
+INT4_LEVELS = 8  # to the side of the largest magnitude, 7 to the other
+INT4_BLOCK = 128  # 2 bytes for so many values are 3 % more; in blocks of 1024 half as much again is left out
 QSGD_BUCKET = 128
 ONEBIT_COLUMN = 4096  # 8 bytes for so many bits are 1.6 % more
 TRITS_PER_BYTE = 5  # 3^5 = 243
-QUADS_PER_WORD = 16  # numbers of 2 bits in one of MXNet's 32-bit words
+TWOBIT_COLUMN = 4096  # 8 bytes for so many times two bits are 0.8 % more
+QUAD_LEVELS = 4  # what a number of 2 bits stands for
+QUADS_PER_WORD = 16  # numbers of 2 bits in a 32-bit word
 
 _ROUNDING = Choice(
     "rounding", ("nearest", "sr"), "nearest", "to the nearest step, or stochastic without error feedback"
 )
 _BLOCK = Number("block", 16, 65536, 1024.0, "values that share a step size", whole=True)
+_SHORT_BLOCK = Number("block", 16, 65536, float(INT4_BLOCK), "values that share a step size", whole=True)
 
 
 def blocks(count: int, length: int) -> int:
@@ -67,7 +71,7 @@ def _onebit_bytes(_: CodecSpec, count: int) -> int:
 
 
 def _twobit_bytes(_: CodecSpec, count: int) -> int:
-    return SCALE_BYTES + quad_bytes(count)
+    return STEP_BYTES * QUAD_LEVELS * blocks(count, TWOBIT_COLUMN) + quad_bytes(count)
 
 
 def _terngrad_bytes(_: CodecSpec, count: int) -> int:
@@ -93,11 +97,21 @@ QUANTISING_FAMILIES = (
         "int4",
         Reduction.TWO_SIDED,
         _int4_bytes,
-        about="whole steps of 1/7 of a block's largest magnitude",
-        source="Wang et al. 2023 (ZeRO++), arXiv 2306.10209",
-        parameters=(_ROUNDING, _BLOCK),
+        about="whole steps of 1/8 of a block's largest magnitude, which has the side with one step more",
+        source="Wang et al. 2023 (ZeRO++), arXiv 2306.10209; ggml, Q4_0",
+        parameters=(_ROUNDING, _SHORT_BLOCK),
         error_feedback=_rounded_to_nearest,
-        example="int4:block=128",
+        example="int4:block=64",
+    ),
+    Family(
+        "nf4",
+        Reduction.TWO_SIDED,
+        _int4_bytes,
+        about="16 sixteenths of normal values, times a block's largest magnitude",
+        source="Dettmers et al. 2023 (QLoRA), arXiv 2305.14314",
+        parameters=(_SHORT_BLOCK,),
+        error_feedback=always,
+        example="nf4:block=64",
     ),
     Family(
         "qsgd",
@@ -122,9 +136,9 @@ QUANTISING_FAMILIES = (
         "twobit",
         Reduction.TWO_SIDED,
         _twobit_bytes,
-        about="-t, 0 or t, where t is a power of two that follows the segment's root mean square",
-        source="MXNet, src/kvstore/gradient_compression-inl.h",
-        parameters=(Number("rms", 0.125, 8, 1.0, "root mean squares that t is at most, and more than half of"),),
+        about="signs, and of each the means of the small and of the large values",
+        source="Max 1960, IRE Trans. Inf. Theory 6(1); MXNet, src/kvstore/gradient_compression-inl.h",
+        parameters=(Number("rms", 0.125, 8, 1.0, "what reaches so many root mean squares of 4096 values is large"),),
         error_feedback=always,
         example="twobit:rms=2",
     ),

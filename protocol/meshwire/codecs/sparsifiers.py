@@ -11,9 +11,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from meshwire import limits
-from meshwire.codecs.quantizers import STEP_BYTES, blocks, nibble_bytes
+from meshwire.codecs.quantizers import INT4_BLOCK, QUAD_LEVELS, STEP_BYTES, blocks, nibble_bytes
 from meshwire.codecs.schedules import Ramp, Rate
-from meshwire.codecs.spec import BUDGET, DECAY, EXCHANGE, Choice, CodecSpec, Family, Number, Reduction, always
+from meshwire.codecs.spec import (
+    BUDGET,
+    DECAY,
+    EXCHANGE,
+    EXCHANGE_OR_SENDERS,
+    Choice,
+    CodecSpec,
+    Family,
+    Number,
+    Reduction,
+    always,
+)
 
 HEADER_BYTES = 5  # form of the indices, how many, their bytes
 SEED_BYTES = 8
@@ -22,15 +33,13 @@ CHUNK_SIDE = 64  # of the squares that are transformed
 DGC_STAGES = 5
 SIDCO_EXCESS = 1.2  # a fitted threshold may keep so many times the values that were asked for
 
-INT4_BUCKET = 128  # values that share a step
-TWO_BIT_LEVELS = 4  # of a segment
 
 _VALUE_FORMS: Mapping[str, Callable[[int], int]] = {  # exact bytes of so many values
     "fp16": lambda count: 1 + 2 * count,  # the exponent of a power of two first
     "fp32": lambda count: 4 * count,
     "int8": lambda count: 4 + count,  # the step between two levels first
-    "int4": lambda count: STEP_BYTES * blocks(count, INT4_BUCKET) + nibble_bytes(count),
-    "2bit": lambda count: STEP_BYTES * TWO_BIT_LEVELS + -(-count // 4),  # the levels first
+    "int4": lambda count: STEP_BYTES * blocks(count, INT4_BLOCK) + nibble_bytes(count),
+    "2bit": lambda count: STEP_BYTES * QUAD_LEVELS + -(-count // 4),  # the levels first
 }
 _EXACT_FORMS = ("fp16", "fp32")  # nothing is lost but what a cast rounds off
 _VALUES = Choice("values", tuple(_VALUE_FORMS), "fp16", "how the values that are sent are written")
@@ -171,7 +180,7 @@ _TOPK = Family(
     "topk",
     Reduction.TWO_SIDED,
     _sparse_bytes_max,
-    parameters=(_RATE, _CHUNK, BUDGET, DECAY, EXCHANGE, _VALUES),
+    parameters=(_RATE, _CHUNK, BUDGET, DECAY, EXCHANGE_OR_SENDERS, _VALUES),
     fixed=False,
     selects=True,
     error_feedback=always,

@@ -105,11 +105,19 @@ class Choice:
 Parameter = Number | Choice | Rate | ByteSize
 
 
-_EXCHANGES = {"sharded": Reduction.TWO_SIDED, "gather": Reduction.GATHER}
+_EXCHANGES = {"sharded": Reduction.TWO_SIDED, "gather": Reduction.GATHER, "senders": Reduction.GATHER}
 EXCHANGE = Choice(
-    "exchange", tuple(_EXCHANGES), "sharded", "by way of each shard's owner, or from everybody to everybody"
+    "exchange", ("sharded", "gather"), "sharded", "by way of each shard's owner, or from everybody to everybody"
 )
 """The parameter of families that allow both: it decides their reduction."""
+
+EXCHANGE_OR_SENDERS = Choice(
+    EXCHANGE.name,
+    tuple(_EXCHANGES),
+    EXCHANGE.default,
+    f"{EXCHANGE.about}; senders: so, and each value's mean is over those that sent it",
+)
+"""The same, of those whose parts say which values were sent."""
 
 
 MAP = Choice("map", ("linear", "conv"), "linear", "what makes numbers of values: a basis, or an autoencoder")
@@ -138,9 +146,15 @@ class CodecSpec:
     @property
     def reduction(self) -> Reduction:
         """What a collective does with what it encodes."""
-        if EXCHANGE in self.family.parameters:
+        if self.family.exchanges:
             return _EXCHANGES[self.choice(EXCHANGE.name)]
         return self.family.reduction
+
+    @property
+    def of_senders(self) -> bool:
+        """Whether the mean of each value is over those alone that sent it, none of them with more than the median of
+        their norms (SparseLoCo). Its segments are gathered, and say which values were sent."""
+        return bool(self.family.exchanges) and self.choice(EXCHANGE.name) == "senders"
 
     @property
     def fixed(self) -> bool:
@@ -268,9 +282,14 @@ class Family:
     example: str = ""
 
     @property
+    def exchanges(self) -> tuple[str, ...]:
+        """The words of the parameter that decides its reduction; none: it has only one."""
+        return next((each.words for each in self.parameters if each in (EXCHANGE, EXCHANGE_OR_SENDERS)), ())
+
+    @property
     def reductions(self) -> tuple[Reduction, ...]:
         """All that may be chosen, the default first."""
-        return tuple(_EXCHANGES.values()) if EXCHANGE in self.parameters else (self.reduction,)
+        return tuple(dict.fromkeys(_EXCHANGES[word] for word in self.exchanges)) or (self.reduction,)
 
     def spec(self, typed: str, after_plus: str | None) -> CodecSpec:
         """The codec with the parameters as typed. Raises ValueError, which names what is legal."""

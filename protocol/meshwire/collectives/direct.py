@@ -104,6 +104,7 @@ class PartsExchange(BucketExchange):
         received = self._received.pop(first_segment)
         contributors, weight, poison = 0, 0.0, False
         parts: list[Place | None] = []
+        weights: list[float] = []
         for rank in self._program.ranks:
             header = received.get(rank)
             if header is None:
@@ -116,6 +117,7 @@ class PartsExchange(BucketExchange):
                 poison |= bool(header.flags & Flags.POISON)
             if contributes:
                 contributors |= 1 << rank
+                weights.append(self._own_weight if header is None else header.weight)
                 parts.append(
                     None
                     if header is None
@@ -138,4 +140,5 @@ class PartsExchange(BucketExchange):
             poison=poison,
             length_bytes=0,
             parts=tuple(parts),
+            weights=tuple(weights),
         )

@@ -47,6 +47,7 @@ class Work:
         parts: where the run's contributions lie, in the order in which they are summed; None is this rank's own. Where
             sums grow from hop to hop: the sums that came beside the one that `incoming` means.
         senders: of those sums, the `incoming` one first.
+        weights: of the contributors, in the order of `parts`, where those meet whole.
     """
 
     first_segment: int
@@ -64,6 +65,7 @@ class Work:
     squared_norm: float = 0.0
     parts: tuple[Place | None, ...] = ()
     senders: tuple[int, ...] = ()
+    weights: tuple[float, ...] = ()
 
 
 class BucketExchange(ABC):

@@ -26,10 +26,10 @@ class _Own(NamedTuple):
 _DEMO = _Own("dct", "dct:32,decay=0.999", "its momentum is what the codec dct leaves out")
 
 # The largest 64 of each 4096 values in 2 bits, and what stays behind is forgotten in about 20 rounds. The paper's
-# indices take 12 bits, and here about 8.
+# indices take 12 bits, and here about 8. The mean of a value is over those that sent it, as theirs is.
 _SPARSELOCO = _Own(
     "topk",
-    "topk:0.015625,chunk=4096,gather,decay=0.95+2bit",
+    "topk:0.015625,chunk=4096,senders,decay=0.95+2bit",
     "the largest changes of the local steps travel, by the codec topk",
 )
 

@@ -8,7 +8,6 @@ import pytest
 
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import FAMILIES, CodecSpec, Reduction, parse_codec
-from meshwire.codecs.spec import EXCHANGE
 from tests.daemon.codectrips import heavy
 from tests.daemon.tcpmembers import manifest_of, members, placed
 
@@ -34,7 +33,7 @@ def every_codec() -> list[CodecSpec]:
         warms_up = any(parameter.name == "warmup" for parameter in family.parameters)
         usual = f"{name}:warmup=2" if warms_up else name
         made.append(parse_codec(usual))
-        if EXCHANGE in family.parameters:
+        if family.exchanges:
             made.append(parse_codec(f"{usual}{',' if ':' in usual else ':'}gather"))
     return made
 

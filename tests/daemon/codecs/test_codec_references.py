@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from meshtraind.codecs import sidco
-from meshtraind.codecs.base import Terms
 from meshtraind.codecs.cosines import Cosines
 from meshwire import limits
 from meshwire.model.manifest import Momentum
-from tests.daemon.codectrips import Values, codec, decoded, encoded, heavy, round_trip
+from tests.daemon.codectrips import Values, decoded, encoded, heavy, round_trip
 from tests.daemon.parts.test_momentum import Worker
 from tests.daemon.tcpmembers import manifest_of, members
 
@@ -106,25 +105,6 @@ def test_cosine_transforms_are_torchs_fourier_transforms() -> None:
     assert np.abs(ours - theirs.flatten().numpy()).max() < 1e-6 * float(theirs.abs().max())
     Cosines().inverse(np.arange(FULL), ours, float(np.abs(ours).max()), back)
     assert np.abs(back - values).max() < 1e-6 * np.abs(values).max()
-
-
-# (eighths of a gradient, what was pulled after it was pushed), round after round, from MXNet 1.9.1 on a CPU:
-# mx.kv.create("device"), set_gradient_compression({"type": "2bit", "threshold": 0.5}), a second worker that pushes 0.
-MXNET_ROUNDS = (
-    ([0, 10, -5, 10, -2, -1, 5, -1, 0, -13, 3, 0, -2, 4, -2, 0], "0+-+00+00-000+00"),
-    ([-6, -1, -4, -3, 3, -3, 0, 14, 11, 3, 0, -3, -5, 12, 0, -6], "-+-00-0++-00-+0-"),
-    ([1, 4, 1, 8, -11, 0, 0, -9, 1, 5, 1, -3, 5, 0, 0, 3], "0+0+-000+0+-0+00"),
-    ([-5, 4, 2, 4, -4, 4, -4, -8, 5, 6, 6, 0, -3, -19, 2, 3], "-+0+-+0-+++00-0+"),
-)
-
-
-def test_two_bits_are_those_that_mxnet_sent() -> None:
-    """The gradients are such that the root mean square with what was left out keeps the threshold at a half."""
-    residual, out = np.zeros(16, np.float32), memoryview(bytearray(codec("twobit").spec.segment_bytes_max(16)))
-    for eighths, sent in MXNET_ROUNDS:
-        residual += np.array(eighths, np.float32) / 8
-        codec("twobit").encode_rest_into(residual, out, Terms())
-        assert decoded("twobit", out, 16).tolist() == [{"0": 0, "+": 0.5, "-": -0.5}[sign] for sign in sent]
 
 
 # torch 2.13.0, DistributedDataParallel of one process (gloo) with powerSGD_hook and PowerSGDState(None, 3,

@@ -12,7 +12,7 @@ from meshwire.memory.footprint import retained_bytes
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer, whole
 from tests.daemon.shardedmesh import ShardedMesh, constant_offers
 
-CODEC = "topk:0.05,gather"
+CODEC, SENDERS = "topk:0.05,gather", "topk:0.05,senders"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,12 +24,17 @@ def small_chunks() -> Iterator[None]:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("staleness", [0, 2])
-async def test_the_mean_is_that_of_the_parts_and_all_compute_its_norm(staleness: int) -> None:
-    """O4: the norm is not sent, for it follows from the parts; buffers do not count in it."""
+@pytest.mark.parametrize(("codec", "staleness"), [(CODEC, 0), (CODEC, 2), (SENDERS, 0)])
+async def test_the_mean_is_that_of_the_parts_and_all_compute_its_norm(codec: str, staleness: int) -> None:
+    """O4: the norm is not sent, for it follows from the parts; buffers do not count in it. Of senders: what a value's
+    mean is over, and at most the median norm, by a plain reference."""
     rounds = constant_offers(3, 0, 4, 1, poison=0)
     rounds[2][1] = Offer(None, 0.0)
-    mesh = ShardedMesh(3, CODEC, staleness, 1, rounds)
+    for rank in range(3):
+        louder = rounds[3][rank].values
+        assert louder is not None
+        louder *= 1 + 9 * (rank == 1)
+    mesh = ShardedMesh(3, codec, staleness, 1, rounds)
     norms: dict[tuple[int, int], set[float]] = {}
     for _ in range(3):
         await mesh.some(300)

@@ -140,5 +140,5 @@ async def test_broken_bytes_of_a_served_round_that_later_ones_build_on_are_refus
         ring.fence(rank)
     lagging.place_for(1, held.size_bytes, 0b11)[:] = b"\xff" * held.size_bytes
     with pytest.raises(CodecError, match="infinite or not a number"):
-        lagging.take_served(1, held.poisoned, 0b11, 3.0)
+        lagging.take_served(1, held.poisoned, 0b11, [1.0, 2.0])
     ring.close()

@@ -24,6 +24,7 @@ CODECS = (
     "threshold:rms=2",
     "terngrad",
     "topk:0.05,gather",
+    "topk:0.05,senders",
     "threshold:rms=2,gather",
     "dgc:0.05,ramp=4",
     "dgc:0.05,ramp=4,gather",
@@ -214,7 +215,7 @@ async def test_broken_bytes_of_a_served_round_are_refused() -> None:
     for wrong in (sound[:-1], sound + b"\x00", b""):
         lagging.place_for(1, len(wrong), 0b11)[:] = wrong
         with pytest.raises(CodecError):
-            lagging.take_served(1, held.poisoned, 0b11, 3.0)
+            lagging.take_served(1, held.poisoned, 0b11, [1.0, 2.0])
     with pytest.raises(CodecError, match="bytes at the source"):
         lagging.place_for(1, 1 << 30, 0b11)
     mesh.close()

@@ -16,7 +16,7 @@ from meshwire.sync.mode import sync_settings
         ("demo", "dct:64,decay=0.99+fp32", "dct:64,decay=0.99+fp32"),
         ("local:8", None, "fp32"),
         ("local:8,nesterov", "int8", "int8"),
-        ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,gather+2bit"),
+        ("sparseloco:30", None, "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"),
         ("sparseloco:30", "topk:0.03+fp16", "topk:0.03"),
     ],
 )
