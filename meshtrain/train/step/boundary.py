@@ -6,6 +6,7 @@ is the same loop with another end.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -68,6 +69,8 @@ class StepBoundary:
         self._started = 0
         self._passed: BarrierPassed | None = None
         self._closed = False
+        self._encoder_tasks: deque[EncoderTask] = deque()  # that came within a step
+        self._waits = False  # between two steps
         self._began_s = time.monotonic()
         self._waited_before_s = channel.waited_s
         self.decided = 0
@@ -81,9 +84,15 @@ class StepBoundary:
         """When contexts of `base` that are still open end, they leave the model as it is."""
         self._closed = True
 
-    def end_step(self) -> None:
-        """The step has ended. Returns when the next one may start, with the model as it is to compute with."""
+    def end_step(self, done: RoundDone | None) -> None:
+        """The step has ended. Returns when the next one may start, with the model as it is to compute with.
+
+        Args:
+            done: with s=0 the step's own round, which may bring the word to start; None: there is none.
+        """
         self._tell_stepped()
+        if done is not None and done.start:
+            self._started, self.decided = done.start, done.round
         self.wait_start()
 
     def _tell_stepped(self) -> None:
@@ -124,6 +133,7 @@ class StepBoundary:
             what: is waited for, for the error.
         """
         begins_again = self._leave_step()
+        self._contribution.forget_promise()
         self._channel.tell(LearnerIdle(reason=reason, finished=False))
         if self._contribution.done is None:
             self._wait(until, what)
@@ -197,8 +207,13 @@ class StepBoundary:
 
     def _wait(self, until: Callable[[], bool], what: str) -> None:
         """Between two steps: rounds are applied and the base is saved as the daemon says, until `until()` is true."""
-        with self._saver.possible():
-            self._channel.wait(until, what, self._apply)
+        self._waits = True
+        try:
+            self._train_encoders()
+            with self._saver.possible():
+                self._channel.wait(until, what, self._apply)
+        finally:
+            self._waits = False
 
     def _apply(self, done: RoundDone) -> None:
         if self._untouched.ever_changed and not done.void:
@@ -245,7 +260,14 @@ class StepBoundary:
         self._started, self.decided = start.step, start.decided
 
     def _on_encoder_task(self, task: EncoderTask) -> None:
-        self._channel.tell(train_as_asked(task))
+        """Not within a step: that may be in its backward pass, where autograd is off, and others wait for its end."""
+        self._encoder_tasks.append(task)
+        if self._waits:
+            self._train_encoders()
+
+    def _train_encoders(self) -> None:
+        while self._encoder_tasks:
+            self._channel.tell(train_as_asked(self._encoder_tasks.popleft()))
 
     def _on_passed(self, passed: BarrierPassed) -> None:
         self._passed = passed

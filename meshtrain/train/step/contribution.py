@@ -57,6 +57,7 @@ class StepContribution:
         self._means = means
         self._buffers = buffers
         self._drawn = samples
+        self.done: RoundDone | None = None
         self._options = options
         self._channel = channel
         self._what = what
@@ -150,6 +151,11 @@ class StepContribution:
         )
         return None if self._lost else rounds.popleft()
 
+    def forget_promise(self) -> None:
+        """What its round has said of the next step's start counts no more: rounds may go on meanwhile (R5, absent)."""
+        done = self.done
+        self.done = None if done is None else done.model_copy(update={"start": 0})
+
     def step_lost(self, notice: StepLost) -> None:
         """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
         if notice.step == self.step and notice.retry:
@@ -186,7 +192,7 @@ class StepContribution:
 
     def _reset(self) -> None:
         self.sealed = self.poisoned = self._lost = False
-        self.done: RoundDone | None = None
+        self.done = None
         self.samples = 0
         self.filled: set[int] = set()
         self._used: set[int] = set()  # their tensors

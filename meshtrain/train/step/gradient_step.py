@@ -110,7 +110,7 @@ class GradientStep:
                 self._base.step_under(None if equal else self._base.options.unpack(done.hyperparameters))
             self._base.conclude(done)
         self._hooks.next_step()
-        self._boundary.end_step()
+        self._boundary.end_step(done)
         self._base.options.clipping.step_ended()
 
     def _check(self) -> None:
