@@ -19,6 +19,7 @@ from meshtrain.train.model.progressive import Progressive
 from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.lent_gradients import LentGradients
 from meshtrain.train.step.saving import StateSaver
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -37,6 +38,7 @@ class StepBoundary:
 
     Args:
         untouched: knows whether the script changes gradients between backward() and step(): only s=0 allows it.
+        lent: gradients that lie in the result slot, which must not while rounds go on without this learner.
         saver: writes checkpoints, for which a boundary is the moment.
         growing: the part of the model that grows by rounds; it is told of the round that a step is for, before the step
             begins. With s > 0 that is a guess.
@@ -53,6 +55,7 @@ class StepBoundary:
         base: Base,
         contribution: StepContribution,
         untouched: UntouchedGradients,
+        lent: LentGradients,
         saver: StateSaver,
         growing: Progressive | None,
         channel: Channel,
@@ -62,6 +65,7 @@ class StepBoundary:
         self._base = base
         self._contribution = contribution
         self._untouched = untouched
+        self._lent = lent
         self._saver = saver
         self._growing = growing
         self._channel = channel
@@ -230,6 +234,8 @@ class StepBoundary:
 
         Returns whether there is such a step, which will be begun again.
         """
+        if self._contribution.done is None:  # else the slot is that round's until the script has stepped on it
+            self._lent.own_all()
         begins_again = not self._contribution.sealed
         if begins_again:
             self._started = 0
