@@ -77,7 +77,8 @@ class Side:
         self._daemons = daemons
 
     def turn(self, steps: int, *, profile: bool = False) -> dict[str, Any]:
-        """So many steps of every rank: seconds a step of the slowest, CPU seconds a step of all."""
+        """So many steps of every rank: seconds a step of the slowest, CPU seconds a step of all processes and of the
+        learners alone."""
         before_s = self._daemon_cpu_s()
         for stream in self._streams:
             stream.write(json.dumps({"steps": steps, "profile": profile}) + "\n")
@@ -86,10 +87,11 @@ class Side:
         if not all(lines):
             raise BenchError(f"a process of the side {self.name} has ended")
         told = [json.loads(line) for line in lines]
-        cpu_s = sum(one["cpu_s"] for one in told) + self._daemon_cpu_s() - before_s
+        own_s = sum(one["cpu_s"] for one in told)
         return {
             "s": max(one["s"] for one in told) / steps,
-            "cpu_s": cpu_s / steps,
+            "cpu_s": (own_s + self._daemon_cpu_s() - before_s) / steps,
+            "own_cpu_s": own_s / steps,
             "profile": told[0].get("profile", ""),
         }
 
@@ -176,6 +178,7 @@ def measure(case: Case, turns: int, *, profile: bool) -> dict[str, Any]:
             "beside": torch_only.name,
             "speed": _spread([one["s"] / other["s"] for one, other in pairs]),
             "cpu": _spread([other["cpu_s"] / one["cpu_s"] for one, other in pairs]),
+            "learner_cpu": _spread([other["own_cpu_s"] / one["own_cpu_s"] for one, other in pairs]),
             "torch_ms": round(1000 * median(one["s"] for one in taken["torch"]), 3),
             "job_ms": round(1000 * median(one["s"] for one in taken["job"]), 3),
             "load": [round(load_before, 1), round(os.getloadavg()[0], 1)],
@@ -193,13 +196,18 @@ def _spread(ratios: list[float]) -> dict[str, float]:
 
 def row(found: dict[str, Any]) -> str:
     """One line of the table."""
-    speed, cpu = ("{median:.2f} ({min:.2f} to {max:.2f})".format(**found[name]) for name in ("speed", "cpu"))
+    speed, cpu, own = (
+        "{median:.2f} ({min:.2f} to {max:.2f})".format(**found[name]) for name in ("speed", "cpu", "learner_cpu")
+    )
     load = " to ".join(f"{one:g}" for one in found["load"])
     times = f"{found['torch_ms']:g} | {found['job_ms']:g}"
-    return f"| {found['case']} | {found['beside']} | {times} | {speed} | {cpu} | {load} |"
+    return f"| {found['case']} | {found['beside']} | {times} | {speed} | {cpu} | {own} | {load} |"
 
 
-COLUMNS = "| model/members/codec | beside | its step, ms | the job's | speed: job / beside | CPU: job / beside | load |"
+COLUMNS = (
+    "| model/members/codec | beside | its step, ms | the job's | speed: job / beside | CPU: job / beside "
+    "| CPU without daemons | load |"
+)
 
 
 def main() -> int:

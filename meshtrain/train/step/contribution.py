@@ -138,7 +138,8 @@ class StepContribution:
                     hyperparameters=self.hyperparameters,
                     claim=self._taken.claim,
                     poison=poison,
-                )
+                ),
+                more=self._next == len(self._open) - 1,  # the seal follows
             )
             self._next += 1
 

@@ -114,6 +114,7 @@ class GradientHooks:
                     self._refuse_second()
                 if index in self._contribution.spans:
                     self._write(index, parameter)
+                    self._release(parameter)
                 self._contribution.send_full(overflows=self._scaling.active)
 
         return on_gradient
@@ -148,6 +149,12 @@ class GradientHooks:
                 "module"
             )
         self._contribution.write(index, gradient, self._scale)
+
+    def _release(self, parameter: torch.Tensor) -> None:
+        """With s=0 the mean takes the gradient's place, and this memory serves the next gradient: it is in the cache,
+        and need not be asked for again. A hook of the script on the same parameter may still look at it."""
+        if self._staleness == 0 and len(parameter._post_accumulate_grad_hooks or ()) == 1:
+            parameter.grad = None
 
     # Its end
 

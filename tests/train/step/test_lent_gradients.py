@@ -89,7 +89,7 @@ def test_what_is_accumulated_for_a_later_pass_is_the_scripts_own() -> None:
         assert not any(in_slot(session, parameter.grad) for parameter in model.parameters())
         first = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         parts(session)._base.means.slots.result.fill_(torch.nan)
-        second = [parameter.grad for parameter in model.parameters()]
+        second = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         assert all(map(torch.equal, first, second))
         backward(model, 2)
         optimizer.step()
@@ -124,8 +124,8 @@ def test_rounds_that_go_on_without_a_learner_leave_its_gradients_alone(when: str
             optimizer.step()
             if idle == "after it":
                 parts(session).wait_idle("a pause", lambda: base.applied >= 3, "others")
-            kept = [parameter.grad for parameter in model.parameters()]
-            assert all(map(torch.equal, gradients, kept)), (rank, step)
+            kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            assert len(kept) == len(gradients) and all(map(torch.equal, gradients, kept)), (rank, step)
             if rank == 1 and step == 2:
                 idle_over.set()
                 break
@@ -149,7 +149,49 @@ def test_gradients_outlive_the_session() -> None:
         kept = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         session.finish()
         slot.fill_(torch.nan)
-        assert all(map(torch.equal, kept, [parameter.grad for parameter in model.parameters()]))
+        now = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        assert all(map(torch.equal, kept, now))
 
     with LocalDaemon(2) as daemon:
+        daemon.run(script)
+
+
+def test_a_gradient_that_was_sent_makes_room_for_the_next() -> None:
+    """O1, M1: its mean takes its place; but whoever has a hook on the parameter finds it there."""
+    seen: dict[str, list[bool]] = {"last layer, at the first": [], "own hook": []}
+
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+        model = net()
+        last, watched = model[2].weight, model[2].bias
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.prepare(model, optimizer)
+        seen["own hook"] = []
+        watched.register_post_accumulate_grad_hook(  # type: ignore[operator]
+            lambda parameter: seen["own hook"].append(parameter.grad is not None)
+        )
+        model[0].weight.register_hook(  # type: ignore[operator]
+            lambda _: seen["last layer, at the first"].append(last.grad is None)
+        )
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=step == 0)
+            backward(model, step)
+            optimizer.step()
+
+    with LocalDaemon(1) as daemon:
+        daemon.run(script)
+    assert seen == {"last layer, at the first": [True, True], "own hook": [True, True]}
+
+
+def test_with_a_bound_gradients_stay_the_learners_own() -> None:
+    """O2: nothing is released or lent, for the view is ahead by them."""
+
+    def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+        model = net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        session.prepare(model, optimizer)
+        backward(model, 0)
+        assert not any(in_slot(session, parameter.grad) for parameter in model.parameters())
+        optimizer.step()
+
+    with LocalDaemon(1, sync="ssp:1") as daemon:
         daemon.run(script)
