@@ -64,9 +64,9 @@ class Client:
             client.close()
             raise
 
-    def notify(self, body: Wire) -> None:
-        """Sends a message that expects nothing. Raises ConnectionLost."""
-        self._send(Envelope(Role.NOTICE, 0, body))
+    def notify(self, *bodies: Wire) -> None:
+        """Sends messages that expect nothing, at once: the daemon wakes up for all of them. Raises ConnectionLost."""
+        self._send(*(Envelope(Role.NOTICE, 0, body) for body in bodies))
 
     def request(
         self,
@@ -140,8 +140,8 @@ class Client:
         finally:
             self._stream.close()
 
-    def _send(self, envelope: Envelope) -> None:
-        left = memoryview(control_frames(encode(envelope)))
+    def _send(self, *envelopes: Envelope) -> None:
+        left = memoryview(b"".join(control_frames(encode(envelope)) for envelope in envelopes))
         deadline_s = time.monotonic() + SEND_TIMEOUT_S
         with self._sending:
             while left:

@@ -92,6 +92,7 @@ class LocalDaemon:
     """All daemons of a job at once. Use as a context manager; `run` gives every rank a thread.
 
     Args:
+        promises: as of `LocalRounds`.
         spec: see `make_spec`.
 
     Attributes:
@@ -101,11 +102,13 @@ class LocalDaemon:
         silent: set it, and learners hear nothing any more.
     """
 
-    def __init__(self, members: int, **spec: Any) -> None:
+    def __init__(self, members: int, *, promises: bool = True, **spec: Any) -> None:
         self.members = members
         self.spec = make_spec(**spec)
         self.lock = threading.Condition()
-        self.rounds = LocalRounds(self.spec, members, self._notify, self._raw_slot, self._result_slot)
+        self.rounds = LocalRounds(
+            self.spec, members, self._notify, self._raw_slot, self._result_slot, promises=promises
+        )
         self.models: dict[int, LearnerModel] = {}
         self.states: dict[int, tuple[bytes, ...]] = {}
         self.ready: set[int] = set()

@@ -62,6 +62,7 @@ class LocalLearner:
     decided: int = 0
     pending: int | None = None  # the step that waits for its Start
     given: int = 0  # the newest round that was put into the result slot
+    promised: int = 0  # the step that begins when its round is applied, without a Start; 0: none
     lost: bool = False  # what still comes of this step is ignored
     sealed: bool = False  # when it became absent
     buckets: list[LearnerBucket] = field(default_factory=list)  # of this step
@@ -94,6 +95,7 @@ class LocalRounds:
         notify: sends a learner a notice.
         raw: the raw slot of a rank's step, in values.
         result: the result slot of a rank.
+        promises: with s=0 a round says that the next step starts behind it.
 
     Attributes:
         complete: the newest complete round.
@@ -108,8 +110,11 @@ class LocalRounds:
         notify: Callable[[int, Wire], None],
         raw: Callable[[int, int], Values],
         result: Callable[[int], Values],
+        *,
+        promises: bool = False,
     ) -> None:
         self._spec = spec
+        self._promises = promises and spec.sync.staleness == 0
         self._staleness = spec.sync.staleness
         self._notify = notify
         self._raw = raw
@@ -184,6 +189,9 @@ class LocalRounds:
                 own = max((n for n, round_ in self.rounds.items() if round_.steps.get(rank) == step), default=0)
                 assert self._staleness or learner.applied >= own, f"O1: before its round was applied: {at}"
                 learner.phase, learner.pending = Phase.BOUNDARY, step + 1
+                if learner.promised == step + 1:
+                    assert learner.applied == learner.decided, f"R1: a promise holds whatever comes between: {at}"
+                    self._begin_step(learner)
             case LearnerIdle(reason=reason, finished=finished):
                 learner.finished = finished
                 self._absent(learner, reason)
@@ -267,6 +275,7 @@ class LocalRounds:
         One whose backward pass has ended goes on to its boundary when the learner is back from fetching samples.
         """
         learner.sealed = learner.phase is Phase.SEALED
+        learner.promised = 0
         in_barrier = learner.sealed and learner.barrier is not None
         assert not in_barrier, f"rank {learner.rank} left before the boundary of its step {learner.step}: {reason}"
         if learner.phase is Phase.BOUND and not learner.lost:
@@ -427,17 +436,23 @@ class LocalRounds:
             self._result(learner.rank)[:] = np.nan if round_.done.void else round_.means
             learner.given = following
             own = round_.steps.get(learner.rank, 0)
-            self._notify(learner.rank, round_.done.model_copy(update={"step": own}))
+            newest = own == learner.step and learner.phase is Phase.SEALED and learner.decided == following
+            learner.promised = own + 1 if self._promises and own and newest else 0
+            self._notify(learner.rank, round_.done.model_copy(update={"step": own, "start": learner.promised}))
             return True
         ahead = learner.decided - learner.applied
         may_start = learner.phase is Phase.BOUNDARY and learner.barrier is None and ahead <= self._staleness
         if learner.pending is None or not may_start:
             return False
-        learner.phase, learner.step, learner.base = Phase.COMPUTING, learner.pending, learner.applied
-        learner.pending, learner.buckets, learner.lost = None, [], False
-        self.starts.append((learner.rank, learner.step, learner.base))
+        self._begin_step(learner)
         self._notify(learner.rank, Start(step=learner.step, decided=learner.decided))
         return True
+
+    def _begin_step(self, learner: LocalLearner) -> None:
+        assert learner.pending is not None
+        learner.phase, learner.step, learner.base = Phase.COMPUTING, learner.pending, learner.applied
+        learner.pending, learner.promised, learner.buckets, learner.lost = None, 0, [], False
+        self.starts.append((learner.rank, learner.step, learner.base))
 
 
 def _weight(round_: LocalRound) -> float:

@@ -39,6 +39,7 @@ class Channel:
         self._client = client
         self._names = [member.name for member in members]
         self._handlers: dict[type[Wire], Callable[[Any], None]] = {}
+        self._held: list[Wire] = []  # to be sent with the next notice
         self.rounds: deque[RoundDone] = deque()
         self.waited_s = 0.0
         self.stopped = False
@@ -47,9 +48,21 @@ class Channel:
         """Notices of this type go to `handler` as they are read."""
         self._handlers[kind] = handler
 
-    def tell(self, body: Wire) -> None:
-        """Sends a notice. Raises ConnectionLost."""
-        self._client.notify(body)
+    def tell(self, body: Wire, *, more: bool = False) -> None:
+        """Sends a notice. Raises ConnectionLost.
+
+        Args:
+            more: another one follows at once, and they go together, because each sending wakes the daemon up. It goes
+                no later than this learner asks for something, looks or waits.
+        """
+        self._held.append(body)
+        if not more:
+            self._send_held()
+
+    def _send_held(self) -> None:
+        held, self._held = self._held, []
+        if held:
+            self._client.notify(*held)
 
     def ask(self, body: Wire, name: str, on_waiting: Callable[[str], None] | None = None) -> Wire:
         """Sends a request that may wait for other peers. Raises RequestError, ConnectionLost."""
@@ -58,12 +71,14 @@ class Channel:
             if isinstance(event, Waiting) and on_waiting is not None:
                 on_waiting(event.reason)
 
+        self._send_held()
         return self._client.request(
             body, timeout_s=START_TIMEOUT_S, silence_s=SILENCE_TIMEOUT_S, name=name, on_event=on_event
         )
 
     def look(self) -> None:
         """Takes what has arrived, without waiting. Raises JobStopped."""
+        self._send_held()
         while (notice := self._client.next_notice(0.0)) is not None:
             self._take(notice)
 
@@ -82,6 +97,7 @@ class Channel:
         while True:
             while on_round is not None and self.rounds:
                 on_round(self.rounds.popleft())
+            self._send_held()
             if until():
                 return
             began_s = time.monotonic()

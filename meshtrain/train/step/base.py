@@ -144,7 +144,7 @@ class Base:
         if done.step:
             self.view.drop(done.step)
         self.kept.clean(done.round)
-        self._channel.tell(LearnerApplied(round=done.round))
+        self._channel.tell(LearnerApplied(round=done.round), more=True)  # the step's end follows, or a wait
         if self._hash_every and done.round % self._hash_every == 0:
             self._tell_hash()
 

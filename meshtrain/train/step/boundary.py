@@ -6,6 +6,7 @@ is the same loop with another end.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -18,6 +19,7 @@ from meshtrain.train.model.progressive import Progressive
 from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.lent_gradients import LentGradients
 from meshtrain.train.step.saving import StateSaver
 from meshwire.messages.learner import (
     BarrierPassed,
@@ -36,6 +38,7 @@ class StepBoundary:
 
     Args:
         untouched: knows whether the script changes gradients between backward() and step(): only s=0 allows it.
+        lent: gradients that lie in the result slot, which must not while rounds go on without this learner.
         saver: writes checkpoints, for which a boundary is the moment.
         growing: the part of the model that grows by rounds; it is told of the round that a step is for, before the step
             begins. With s > 0 that is a guess.
@@ -52,6 +55,7 @@ class StepBoundary:
         base: Base,
         contribution: StepContribution,
         untouched: UntouchedGradients,
+        lent: LentGradients,
         saver: StateSaver,
         growing: Progressive | None,
         channel: Channel,
@@ -61,6 +65,7 @@ class StepBoundary:
         self._base = base
         self._contribution = contribution
         self._untouched = untouched
+        self._lent = lent
         self._saver = saver
         self._growing = growing
         self._channel = channel
@@ -68,6 +73,8 @@ class StepBoundary:
         self._started = 0
         self._passed: BarrierPassed | None = None
         self._closed = False
+        self._encoder_tasks: deque[EncoderTask] = deque()  # that came within a step
+        self._waits = False  # between two steps
         self._began_s = time.monotonic()
         self._waited_before_s = channel.waited_s
         self.decided = 0
@@ -81,9 +88,15 @@ class StepBoundary:
         """When contexts of `base` that are still open end, they leave the model as it is."""
         self._closed = True
 
-    def end_step(self) -> None:
-        """The step has ended. Returns when the next one may start, with the model as it is to compute with."""
+    def end_step(self, done: RoundDone | None) -> None:
+        """The step has ended. Returns when the next one may start, with the model as it is to compute with.
+
+        Args:
+            done: with s=0 the step's own round, which may bring the word to start; None: there is none.
+        """
         self._tell_stepped()
+        if done is not None and done.start:
+            self._started, self.decided = done.start, done.round
         self.wait_start()
 
     def _tell_stepped(self) -> None:
@@ -124,6 +137,7 @@ class StepBoundary:
             what: is waited for, for the error.
         """
         begins_again = self._leave_step()
+        self._contribution.forget_promise()
         self._channel.tell(LearnerIdle(reason=reason, finished=False))
         if self._contribution.done is None:
             self._wait(until, what)
@@ -197,8 +211,13 @@ class StepBoundary:
 
     def _wait(self, until: Callable[[], bool], what: str) -> None:
         """Between two steps: rounds are applied and the base is saved as the daemon says, until `until()` is true."""
-        with self._saver.possible():
-            self._channel.wait(until, what, self._apply)
+        self._waits = True
+        try:
+            self._train_encoders()
+            with self._saver.possible():
+                self._channel.wait(until, what, self._apply)
+        finally:
+            self._waits = False
 
     def _apply(self, done: RoundDone) -> None:
         if self._untouched.ever_changed and not done.void:
@@ -215,6 +234,8 @@ class StepBoundary:
 
         Returns whether there is such a step, which will be begun again.
         """
+        if self._contribution.done is None:  # else the slot is that round's until the script has stepped on it
+            self._lent.own_all()
         begins_again = not self._contribution.sealed
         if begins_again:
             self._started = 0
@@ -245,7 +266,14 @@ class StepBoundary:
         self._started, self.decided = start.step, start.decided
 
     def _on_encoder_task(self, task: EncoderTask) -> None:
-        self._channel.tell(train_as_asked(task))
+        """Not within a step: that may be in its backward pass, where autograd is off, and others wait for its end."""
+        self._encoder_tasks.append(task)
+        if self._waits:
+            self._train_encoders()
+
+    def _train_encoders(self) -> None:
+        while self._encoder_tasks:
+            self._channel.tell(train_as_asked(self._encoder_tasks.popleft()))
 
     def _on_passed(self, passed: BarrierPassed) -> None:
         self._passed = passed

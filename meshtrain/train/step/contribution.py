@@ -15,6 +15,7 @@ from meshtrain.train.link.shared_slots import view
 from meshtrain.train.model.mask_choice import packed
 from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.step.buffers import ModelBuffers
+from meshtrain.train.step.finite import are_finite, write_scaled
 from meshtrain.train.step.means import RoundMeans
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone, StepLost
 from meshwire.messages.rounds import Poison
@@ -57,6 +58,7 @@ class StepContribution:
         self._means = means
         self._buffers = buffers
         self._drawn = samples
+        self.done: RoundDone | None = None
         self._options = options
         self._channel = channel
         self._what = what
@@ -94,11 +96,19 @@ class StepContribution:
         span = self._plan.spans[index]
         if (places := self._means.masks.places(span.tensor)) is not None and span.count < values.numel():
             values = packed(values, places)
-        place, factor = view(self._raw, span, values.shape), self._taken.weight / divisor
-        if values.dtype is torch.float32 and values.device.type == "cpu":
-            torch.mul(values, factor, out=place)
+        place, factor = self._raw[span.start : span.start + span.count], self._taken.weight / divisor
+        plain = values.dtype is torch.float32 and values.device.type == "cpu"
+        if plain and values.is_contiguous():
+            finite = write_scaled(values.view(-1), factor, place)
         else:
-            place.copy_(values).mul_(factor)
+            shaped = view(self._raw, span, values.shape)
+            if plain:
+                torch.mul(values, factor, out=shaped)
+            else:
+                shaped.copy_(values).mul_(factor)
+            finite = are_finite(place)
+        if not finite:
+            self._broken.add(index)
         self.filled.add(index)
         self._used.add(span.tensor)
         self._open[self._bucket_of[index]] -= 1
@@ -128,7 +138,8 @@ class StepContribution:
                     hyperparameters=self.hyperparameters,
                     claim=self._taken.claim,
                     poison=poison,
-                )
+                ),
+                more=self._next == len(self._open) - 1,  # the seal follows
             )
             self._next += 1
 
@@ -150,6 +161,11 @@ class StepContribution:
         )
         return None if self._lost else rounds.popleft()
 
+    def forget_promise(self) -> None:
+        """What its round has said of the next step's start counts no more: rounds may go on meanwhile (R5, absent)."""
+        done = self.done
+        self.done = None if done is None else done.model_copy(update={"start": 0})
+
     def step_lost(self, notice: StepLost) -> None:
         """A step of this learner is in no round: V2 (cut off), R5 (absent)."""
         if notice.step == self.step and notice.retry:
@@ -164,19 +180,23 @@ class StepContribution:
 
     def _poison(self, bucket: Bucket, overflows: bool) -> Poison | None:
         """The first tensor of the bucket that holds NaN or an infinity, by V1 (non-finite values); None without one."""
-        if _finite(self._raw[bucket.start : bucket.start + bucket.count]):
+        broken = next((index for index in bucket.spans if self._is_broken(index)), None)
+        if broken is None:
             return None
-        for index in bucket.spans:
-            span = self._plan.spans[index]
-            if span.count and not _finite(self._raw[span.start : span.start + span.count]):
-                of_parameter = index in self.filled
-                return Poison(
-                    bucket=bucket.index,
-                    parameter=span.name,
-                    reason=f"its {self._what if of_parameter else 'buffer'} holds NaN or infinity",
-                    overflow=of_parameter and overflows,
-                )
-        raise AssertionError("padding between two tensors stays zero")
+        of_parameter = broken in self.filled
+        return Poison(
+            bucket=bucket.index,
+            parameter=self._plan.spans[broken].name,
+            reason=f"its {self._what if of_parameter else 'buffer'} holds NaN or infinity",
+            overflow=of_parameter and overflows,
+        )
+
+    def _is_broken(self, index: int) -> bool:
+        """Whether a span holds NaN or an infinity; what was written by `write` was seen then."""
+        if index in self.spans:
+            return index in self._broken
+        span = self._plan.spans[index]
+        return not are_finite(self._raw[span.start : span.start + span.count])
 
     def _used_bitmap(self) -> bytes:
         bits = bytearray(self._means.tensors.manifest.used_bytes)
@@ -186,17 +206,10 @@ class StepContribution:
 
     def _reset(self) -> None:
         self.sealed = self.poisoned = self._lost = False
-        self.done: RoundDone | None = None
+        self.done = None
         self.samples = 0
         self.filled: set[int] = set()
+        self._broken: set[int] = set()  # of them, those that are not finite
         self._used: set[int] = set()  # their tensors
         self._open = [len(bucket.spans) for bucket in self._plan.buckets]  # spans that are missing, by bucket
         self._next = 0  # the bucket to be sent next
-
-
-def _finite(values: torch.Tensor) -> bool:
-    """A sum of squares that is finite proves it, at the speed of memory. One that is not may have overflowed: then the
-    largest magnitude tells, which is infinite or NaN when any value is and takes about thirty times as long."""
-    if torch.dot(values, values).isfinite():
-        return True
-    return bool(torch.linalg.vector_norm(values, ord=float("inf")).isfinite())

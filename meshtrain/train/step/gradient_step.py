@@ -24,6 +24,7 @@ from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.gradients import GradientHooks
+from meshtrain.train.step.lent_gradients import LentGradients
 
 SCALER_CODE = torch.amp.GradScaler.step.__code__
 
@@ -33,6 +34,7 @@ class GradientStep:
 
     Args:
         hooks: have handed the gradients of the step over.
+        lent: with s=0 the means that they have become.
         staleness: the bound s.
     """
 
@@ -44,6 +46,7 @@ class GradientStep:
         boundary: StepBoundary,
         scaling: LossScaling,
         untouched: UntouchedGradients,
+        lent: LentGradients,
         staleness: int,
     ) -> None:
         self._hooks = hooks
@@ -52,6 +55,7 @@ class GradientStep:
         self._boundary = boundary
         self._scaling = scaling
         self._untouched = untouched
+        self._lent = lent
         self._staleness = staleness
         optimizer = base.step.optimizer
         self._frozen = FrozenCheck(base.means.tensors, optimizer)
@@ -108,9 +112,11 @@ class GradientStep:
                 # Equal options may have changed since the bind, alike on all peers, as in a script without a job.
                 equal = done.hyperparameters == self._contribution.hyperparameters
                 self._base.step_under(None if equal else self._base.options.unpack(done.hyperparameters))
+            if not done.start:  # other rounds may come before the next step
+                self._lent.own_all()
             self._base.conclude(done)
         self._hooks.next_step()
-        self._boundary.end_step()
+        self._boundary.end_step(done)
         self._base.options.clipping.step_ended()
 
     def _check(self) -> None:

@@ -22,6 +22,7 @@ from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
+from meshtrain.train.step.lent_gradients import LentGradients
 
 REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
 
@@ -33,6 +34,7 @@ class GradientHooks:
         view: keeps the gradients whose round is not applied yet (s > 0).
         scaling: by what a GradScaler has multiplied them.
         untouched: remembers them, to see whether the script changes them before `optimizer.step()`.
+        lent: with s=0 the means that they have become.
         staleness: the bound s.
     """
 
@@ -43,6 +45,7 @@ class GradientHooks:
         view: StaleView,
         scaling: LossScaling,
         untouched: UntouchedGradients,
+        lent: LentGradients,
         staleness: int,
     ) -> None:
         self._base = base
@@ -50,6 +53,7 @@ class GradientHooks:
         self._view = view
         self._scaling = scaling
         self._untouched = untouched
+        self._lent = lent
         self._staleness = staleness
         self._spans = base.means.plan.spans
         self._places = base.means.tensors.places
@@ -89,7 +93,8 @@ class GradientHooks:
         self._accumulated = False
 
     def close(self) -> None:
-        """Removes the hooks."""
+        """Removes the hooks; gradients are the script's own."""
+        self._lent.own_all()
         for hook in self._hooks:
             hook.remove()
 
@@ -99,6 +104,7 @@ class GradientHooks:
         def on_gradient(parameter: torch.Tensor) -> None:
             with self._lock, torch.no_grad():
                 if self._paused:
+                    self._lent.own(parameter)
                     self._accumulated = True
                     return
                 task = torch._C._current_graph_task_id()
@@ -108,6 +114,7 @@ class GradientHooks:
                     self._refuse_second()
                 if index in self._contribution.spans:
                     self._write(index, parameter)
+                    self._release(parameter)
                 self._contribution.send_full(overflows=self._scaling.active)
 
         return on_gradient
@@ -142,6 +149,12 @@ class GradientHooks:
                 "module"
             )
         self._contribution.write(index, gradient, self._scale)
+
+    def _release(self, parameter: torch.Tensor) -> None:
+        """With s=0 the mean takes the gradient's place, and this memory serves the next gradient: it is in the cache,
+        and need not be asked for again. A hook of the script on the same parameter may still look at it."""
+        if self._staleness == 0 and len(parameter._post_accumulate_grad_hooks or ()) == 1:
+            parameter.grad = None
 
     # Its end
 
@@ -190,10 +203,9 @@ class GradientHooks:
             if mean is None:
                 parameter.grad = None
                 continue
-            if parameter.grad is None:
-                parameter.grad = torch.empty_like(parameter)
-            parameter.grad.copy_(mean)
+            self._lent.lend(parameter, mean)
             if self._scaling.active:
+                assert parameter.grad is not None
                 parameter.grad.mul_(self._scale)
         base.buffers.take(base.means.slots.result, done.integers, base.means.plans.of(done.round))
 

@@ -108,7 +108,7 @@ class LocalStep:
         growth.forget()
         if done is None or done.void:
             self._forget_local_steps()
-        self._boundary.end_step()
+        self._boundary.end_step(done)
         return True
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:

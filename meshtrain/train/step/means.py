@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -47,11 +48,15 @@ class RoundMeans:
     def by_parameter(self, done: RoundDone) -> Iterator[tuple[torch.Tensor, torch.Tensor | None]]:
         """Every trained parameter with its mean, fp32 in shared memory, or None when nobody has used it (O5), or
         nothing of it travels in the round (T1, travel)."""
-        spans = self.plans.of(done.round).spans
+        plan = self.plans.of(done.round)
         for index, parameter in self._places():
-            span = spans[index]
-            mean = self._values(span) if span.count and _used(done, span) else None
-            yield parameter, None if mean is None else self._unmasked(mean, span, parameter.shape)
+            span = plan.spans[index]
+            if not span.count or not _used(done, span):
+                yield parameter, None
+            elif plan is self.plan and self.masks.places(span.tensor) is None:
+                yield parameter, self._whole[index]
+            else:
+                yield parameter, self._unmasked(self._values(span), span, parameter.shape)
 
     def whole_tensors(self, done: RoundDone) -> Iterator[tuple[int, torch.Tensor]]:
         """Of a round in which all values travel: every used parameter's index in the manifest with the mean of all of
@@ -60,6 +65,15 @@ class RoundMeans:
             span = self.plan.spans[index]
             if _used(done, span):
                 yield span.tensor, self._values(span)
+
+    @cached_property
+    def _whole(self) -> dict[int, torch.Tensor]:
+        """By span, the means of a parameter of which all values travel; each with a version of its own (`.data`), for
+        they may become gradients, whose changes are told by that."""
+        specs = self.tensors.manifest.tensors
+        indices = self._trained
+        spans = self.plan.spans
+        return {index: self._values(spans[index]).view(specs[spans[index].tensor].shape).data for index in indices}
 
     def _values(self, span: Span) -> torch.Tensor:
         return self.slots.result[span.start : span.start + span.count]
@@ -72,10 +86,14 @@ class RoundMeans:
         places = places.cpu()
         return spread(mean if span.count < shape.numel() else packed(mean, places), places, shape)
 
+    @cached_property
+    def _trained(self) -> list[int]:
+        specs = self.tensors.manifest.tensors
+        return [index for index, span in enumerate(self.plan.spans) if specs[span.tensor].kind == "parameter"]
+
     def _places(self) -> Iterator[tuple[int, torch.Tensor]]:
-        for index, span in enumerate(self.plan.spans):
-            if self.tensors.manifest.tensors[span.tensor].kind == "parameter":
-                yield index, self.tensors.places[span.tensor].tensor()
+        spans, places = self.plan.spans, self.tensors.places
+        return ((index, places[spans[index].tensor].tensor()) for index in self._trained)
 
 
 def _used(done: RoundDone, span: Span) -> bool:

@@ -27,6 +27,7 @@ from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.gradient_step import GradientStep
 from meshtrain.train.step.gradients import GradientHooks
+from meshtrain.train.step.lent_gradients import LentGradients
 from meshtrain.train.step.local_step import LocalStep
 from meshtrain.train.step.mask_growth import MaskGrowth
 from meshtrain.train.step.means import RoundMeans
@@ -87,9 +88,10 @@ def _gradient_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     base = Base(step, means, buffers, view, options, parts.kept, parts.channel, parts.hash_every)
     untouched = _untouched(means)
     saver = StateSaver(parts.state, base, scaling, parts.channel)
-    boundary = _boundary(parts, base, contribution, untouched, saver)
-    hooks = GradientHooks(base, contribution, view, scaling, untouched, staleness)
-    steps = GradientStep(hooks, base, contribution, boundary, scaling, untouched, staleness)
+    lent = LentGradients()
+    boundary = _boundary(parts, base, contribution, untouched, lent, saver)
+    hooks = GradientHooks(base, contribution, view, scaling, untouched, lent, staleness)
+    steps = GradientStep(hooks, base, contribution, boundary, scaling, untouched, lent, staleness)
     saver.go_on_from(progress)
     parts.kept.begin(view.beside, buffers.watched, saver)
     return _engine(parts, base, contribution, boundary, steps)
@@ -106,7 +108,7 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     options = LeaderOptions(parts.state.optimizer)
     base = Base(OptimizerStep(outer), means, buffers, weights, options, parts.kept, parts.channel, parts.hash_every)
     saver = StateSaver(parts.state, base, scaling, parts.channel)
-    boundary = _boundary(parts, base, contribution, _untouched(means), saver)
+    boundary = _boundary(parts, base, contribution, _untouched(means), LentGradients(), saver)
     growth = MaskGrowth(base, scaling)
     own = OptimizerStep(parts.state.optimizer)
     steps = LocalStep(own, base, contribution, boundary, weights, growth, scaling, parts.sync.period)
@@ -136,10 +138,13 @@ def _boundary(
     base: Base,
     contribution: StepContribution,
     untouched: UntouchedGradients,
+    lent: LentGradients,
     saver: StateSaver,
 ) -> StepBoundary:
     absent = _absent_in_barriers(parts)
-    return StepBoundary(base, contribution, untouched, saver, parts.growing, parts.channel, absent_in_barriers=absent)
+    return StepBoundary(
+        base, contribution, untouched, lent, saver, parts.growing, parts.channel, absent_in_barriers=absent
+    )
 
 
 def _engine(

@@ -178,11 +178,12 @@ class RoundDone(Wire):
     integers: tuple[Int64, ...]
     hyperparameters: Bytes  # O3: packed; empty when nobody sent any
     squared_norm: float  # O4: of the means of all parameters
+    start: Annotated[int, Field(ge=0)] = 0  # R1: this step begins when the round is applied, without `Start`; 0: none
 
 
 @message("start")
 class Start(Wire):
-    """Notice to the learner: begin this step (R1)."""
+    """Notice to the learner: begin this step (R1). With s=0 a round that it is in says so itself."""
 
     step: int
     decided: Annotated[int, Field(ge=0)]  # rounds that this learner is in or was passed over in

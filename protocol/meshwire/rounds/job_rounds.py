@@ -272,7 +272,11 @@ class JobRounds:
         if not self._schedule.at_end(step):
             self._out.append(LearnerBrokeRules(f"the learner has ended step {step}, which was not at its end"))
             return
-        self._schedule.wants_to_start(step + 1)
+        following = step + 1
+        if self._schedule.begins_promised(following):
+            self._tell(StartStep(following), now_s)
+            return
+        self._schedule.wants_to_start(following)
         if self._parting is not None:
             self._idle(self._parting, now_s)
 
@@ -400,7 +404,8 @@ class JobRounds:
         """Tells the learner all that it can be told. A step that starts, or a barrier that ends, has effects too."""
         if self._schedule.comes_back():
             self._resume(now_s)
-        while (notice := self._schedule.next_notice()) is not None:
+        promises = self.machine.settings.staleness == 0 and self._parting is None
+        while (notice := self._schedule.next_notice(promises=promises)) is not None:
             self._out.append(TellLearner(notice))
             if isinstance(notice, BarrierPassed):
                 self._resume(now_s)

@@ -2,6 +2,9 @@
 
 The daemon decides and the learner follows: it applies what it is given until it is told to start. There is one result
 slot (M1), so a round is given when it is complete, visible (R8), decoded, and all before it are applied.
+
+With s=0 the step after the one that is in a round may start as soon as that round is applied. The round says so itself,
+a promise: so a learner waits once a step.
 """
 
 from typing import Literal
@@ -53,6 +56,7 @@ class LearnerSchedule:
         self._in_hand: RoundDone | None = None  # the one given, until the next
         self._pending_step: int | None = None  # waits for the word to start
         self._begun_step = 0
+        self._promised_step = 0  # begins when the round in hand is applied and its step has ended; 0: none
         self._barrier: int | None = None
         self._barrier_round: int | None = None  # the newest one older than it; None: not everybody has reached it
         self.gone = False
@@ -86,13 +90,16 @@ class LearnerSchedule:
         self._pending_step = step
 
     def idle(self) -> None:
-        """The learner does something else than its step. One that it has not sealed it will begin again."""
+        """The learner does something else than its step. One that it has not sealed it will begin again. What was
+        promised is so no more: rounds may go on without it meanwhile."""
+        self._promised_step = 0
         if self._pending_step is None and self._machine.phase in (Phase.COMPUTING, Phase.BOUND, Phase.GIVEN_UP):
             self._pending_step = self._begun_step
 
     def end(self) -> None:
         """The learner is gone from now on."""
         self.gone = True
+        self._promised_step = 0
         self._in_hand = self._pending_step = None
         self._complete.clear()
 
@@ -108,7 +115,7 @@ class LearnerSchedule:
         self._returning = False
         self._pending_step = None
         self._barrier = self._barrier_round = None
-        self._begun_step = 0
+        self._begun_step = self._promised_step = 0
 
     def returned(self, applied: int) -> None:
         """A new process holds the base after `applied`. It applies rounds, and starts when it is taken in."""
@@ -152,6 +159,14 @@ class LearnerSchedule:
         """Whether this step has begun and is sealed, and the learner has not said that it has ended."""
         return step == self._begun_step and self._pending_step is None and self._machine.phase is Phase.BOUNDARY
 
+    def begins_promised(self, step: int) -> bool:
+        """At the end of the step before: whether the learner begins this one by itself, as it was promised. That counts
+        as told to start."""
+        promised, self._promised_step = self._promised_step == step, 0
+        if promised:
+            self._begun_step = step
+        return promised
+
     @property
     def begun_step(self) -> int:
         """The one that the learner was told to begin last; 0: none."""
@@ -167,8 +182,12 @@ class LearnerSchedule:
         """Whether the learner waits to be told to start."""
         return self._pending_step is not None
 
-    def next_notice(self) -> RoundDone | BarrierPassed | Start | None:
-        """What the learner is to be told now, which counts as told; None when there is nothing more."""
+    def next_notice(self, *, promises: bool) -> RoundDone | BarrierPassed | Start | None:
+        """What the learner is to be told now, which counts as told; None when there is nothing more.
+
+        Args:
+            promises: a round of a step that has ended but for its optimizer may bring the promise of the next one.
+        """
         if self.gone or self._away or self._returning:
             return None
         upto = None
@@ -184,9 +203,18 @@ class LearnerSchedule:
         if decoded and (upto is None or following <= upto) and following <= self._machine.visible:
             self._given = following
             self._in_hand = self._complete.pop(following)
+            if promises and self._is_newest_own(self._in_hand):
+                self._promised_step = self._begun_step + 1
+                return self._in_hand.model_copy(update={"start": self._promised_step})
             return self._in_hand
         if self._pending_step is not None and self._barrier is None and self._machine.may_start()[0]:
             start = Start(step=self._pending_step, decided=self._machine.decided)
             self._begun_step, self._pending_step = self._pending_step, None
             return start
         return None
+
+    def _is_newest_own(self, done: RoundDone) -> bool:
+        """Whether the step whose round this is is sealed, and nothing has been decided after it."""
+        machine = self._machine
+        at_its_end = done.step != 0 and self.at_end(done.step)
+        return at_its_end and self._barrier is None and machine.decided == done.round

@@ -206,18 +206,30 @@ def test_one_learner_stops_early_and_the_other_goes_on() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_finite_check_sees_every_bad_value(value: float) -> None:
     """V1."""
-    from meshtrain.train.step.contribution import _finite
+    from meshtrain.train.step.finite import PIECE_VALUES, are_finite, write_scaled
 
     values = torch.zeros(1000)
-    assert _finite(values)
+    assert are_finite(values)
     values[637] = value
-    assert not _finite(values)
+    assert not are_finite(values)
+    for size in (1, PIECE_VALUES - 1, PIECE_VALUES, 2 * PIECE_VALUES + 3):
+        for place in {0, size // 2, size - 1}:
+            values, out = torch.ones(size), torch.full((size,), -1.0)
+            assert write_scaled(values, 3.0, out)
+            values[place] = value
+            assert not write_scaled(values, 3.0, out), (size, place)
+            assert torch.equal(torch.nan_to_num(out), torch.nan_to_num(values * 3.0)), "all of it is written"
 
 
 def test_finite_check_takes_large_values_whose_squares_overflow_for_finite() -> None:
-    from meshtrain.train.step.contribution import _finite
+    """V1: a sum of squares that overflows is no infinity, but a product with the weight that does is one."""
+    from meshtrain.train.step.finite import PIECE_VALUES, are_finite, write_scaled
 
-    values = torch.full((1000,), 1e30)
+    values = torch.full((PIECE_VALUES + 1000,), 1e30)
     values[-1] = torch.finfo(torch.float32).max
     assert torch.dot(values, values).isinf()
-    assert _finite(values)
+    assert are_finite(values)
+    out = torch.zeros_like(values)
+    assert write_scaled(values, 1.0, out)
+    assert torch.equal(out, values)
+    assert not write_scaled(values, 2.0, out)

@@ -5,18 +5,22 @@ import pytest
 from meshwire.messages.learner import (
     Grant,
     LearnerApplied,
+    LearnerBack,
     LearnerBucket,
+    LearnerIdle,
     LearnerSealed,
     LearnerStepped,
     RoundDone,
     SampleSpace,
     Start,
+    StepLost,
 )
 from meshwire.messages.rounds import Bind, SampleBlock, Seal
 from meshwire.rounds.effects import (
     DecodeRound,
     JobEffect,
     LearnerBrokeRules,
+    ProtocolError,
     RoundComplete,
     RoundCounted,
     RoundForgotten,
@@ -25,17 +29,21 @@ from meshwire.rounds.effects import (
 )
 from meshwire.rounds.inputs import (
     CompleteAnnounced,
+    FenceRaised,
+    GenerationEntered,
     JobInput,
     LearnerBegins,
     LearnerDied,
     LearnerGone,
+    LearnerParts,
     LearningChanged,
     MemberMessage,
     ResultReady,
     RoundDecoded,
+    RoundServed,
 )
 from meshwire.rounds.job_rounds import JobRounds
-from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.samples.grants import SampleGrants
 from meshwire.samples.pool import Batch
@@ -45,17 +53,17 @@ SPACE = SampleSpace(total=1000, batch=4, whole_batches=False, drop_last=False)
 
 
 class Member:
-    """Rank 0 of two, with s=1 and one bucket; rank 1 is what the test says."""
+    """Rank 0 of two, with one bucket; rank 1 is what the test says."""
 
-    def __init__(self) -> None:
-        sync = sync_settings("ssp:1")
+    def __init__(self, staleness: int = 1) -> None:
+        sync = sync_settings(f"ssp:{staleness}" if staleness else "bsp")
         settings = RoundSettings(
             ranks=(0, 1),
             rank=0,
             buckets=1,
             used_bytes=1,
             integers=0,
-            staleness=1,
+            staleness=staleness,
             straggler="carry",
             rtt_s=0.01,
         )
@@ -72,17 +80,33 @@ class Member:
 
     def steps(self, number: int) -> list[object]:
         """A whole step of the learner on its next batch; what it is told then."""
+        return self.told(*self.backward(number), ended(number))
+
+    def backward(self, number: int) -> list[JobInput]:
+        """The backward pass of a step on its next batch."""
         batch = self.batches.pop(0)
-        return self.told(
+        return [
             LearnerBucket(step=number, bucket=0, weight=4.0, samples=batch, claim=9),
             LearnerSealed(step=number, used=b"\x01", integers=()),
-            LearnerStepped(step=number, samples=4, step_s=1.0, exposed_s=0.0),
-        )
+        ]
+
+    def whole_round(self, number: int) -> RoundDone:
+        """With s=0: both contribute, and the learner waits in its backward pass for what is returned."""
+        self.effects(*self.backward(number))
+        self.other_decides(number, base=number - 1)
+        self.effects(result(number))
+        (done,) = self.told(RoundDecoded(number))
+        assert isinstance(done, RoundDone)
+        return done
 
     def other_decides(self, round_: int, batch: Batch = (), base: int = 0) -> None:
         bind = Bind(round=round_, step=round_, base=base, weight=4.0, samples=batch, claim=9)
         seal = Seal(round=round_, used=b"\x01", integers=())
         self.effects(MemberMessage(1, bind, behind=True), MemberMessage(1, seal, behind=True))
+
+
+def ended(step: int) -> LearnerStepped:
+    return LearnerStepped(step=step, samples=4, step_s=1.0, exposed_s=0.0)
 
 
 def result(round_: int) -> ResultReady:
@@ -171,3 +195,69 @@ def test_the_ledger_follows_those_who_compute(member: Member) -> None:
     assert isinstance(grant.notice, Grant)
     returned: list[SampleBlock] = [block for batch in held for block in batch]
     assert [block for batch in grant.notice.batches for block in batch][: len(returned)] == returned
+
+
+def test_with_s0_the_next_step_starts_with_the_round() -> None:
+    """R1, R7: the learner is told once a step, and its next one counts from the end of this one on."""
+    member = Member(staleness=0)
+    for step in (1, 2, 3):
+        assert member.whole_round(step).start == step + 1
+        assert member.effects(LearnerApplied(round=step)) == [DecodeRound(step + 1)]
+        assert member.rounds.machine.phase is Phase.BOUNDARY
+        assert member.told(ended(step)) == []
+        assert (member.rounds.machine.phase, member.rounds.machine.step) == (Phase.COMPUTING, step + 1)
+
+
+def test_with_a_bound_no_round_brings_a_promise(member: Member) -> None:
+    """R1: with s > 0 a learner is often told to start before its round is there."""
+    member.effects(*member.backward(1))
+    member.other_decides(1)
+    member.effects(result(1))
+    (done,) = member.told(RoundDecoded(1))
+    assert isinstance(done, RoundDone)
+    assert done.start == 0
+
+
+def test_a_learner_that_parts_is_promised_nothing() -> None:
+    """V2: it stays at its boundary. One that was promised its step before ends that first, which is in no round."""
+    member = Member(staleness=0)
+    assert member.whole_round(1).start == 2
+    member.effects(LearnerApplied(round=1), FenceRaised(), LearnerParts("it moves"))
+    assert member.told(ended(1)) == []
+    assert member.rounds.machine.step == 2
+    assert member.told(*member.backward(2)) == [StepLost(step=2, reason="it moves", retry=True)]
+    assert member.told(ended(2)) == []
+    assert member.rounds.machine.phase is Phase.ABSENT
+    other = Member(staleness=0)
+    other.effects(*other.backward(1))
+    other.other_decides(1)
+    other.effects(result(1), LearnerParts("it moves"))
+    (done,) = other.told(RoundDecoded(1))
+    assert isinstance(done, RoundDone)
+    assert done.start == 0
+
+
+def test_one_that_goes_idle_before_its_step_ends_is_told_anew() -> None:
+    """R5: others may go on without it meanwhile, and it applies their rounds before its next step."""
+    member = Member(staleness=0)
+    assert member.whole_round(1).start == 2
+    member.effects(LearnerIdle(reason="no samples", finished=False), LearnerBack(), LearnerApplied(round=1))
+    assert member.told(ended(1)) == [Start(step=2, decided=1)]
+
+
+def test_nothing_overtakes_a_promise() -> None:
+    """R1, G3: a round to which this member has not added its part is neither complete nor served, whatever generation
+    is entered between its round and the end of its step."""
+    member = Member(staleness=0)
+    assert member.whole_round(1).start == 2
+    bind = Bind(round=2, step=2, base=1, weight=4.0, claim=9)
+    later = RoundComplete(
+        round=2, void=False, reason="", binds={1: bind}, poisons={}, used=b"\x01", integers=(), squared_norm=1.0
+    )
+    (refused,) = member.effects(FenceRaised(), RoundServed(later))
+    assert isinstance(refused, ProtocolError)
+    assert "(G3)" in refused.text
+    member.effects(GenerationEntered((0, 1), 1, {0: 1, 1: 1}))
+    member.effects(MemberMessage(1, bind, behind=True), LearnerApplied(round=1))
+    assert not [effect for effect in member.effects(ended(1)) if isinstance(effect, ProtocolError | TellLearner)]
+    assert (member.rounds.machine.phase, member.rounds.machine.step) == (Phase.COMPUTING, 2)

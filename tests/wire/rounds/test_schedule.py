@@ -33,6 +33,7 @@ class Desk:
     machine: Machine = field(default_factory=Machine)
     started: list[int] = field(default_factory=list)
     resumed: int = 0
+    promises: bool = False
 
     def __post_init__(self) -> None:
         self.turn = LearnerSchedule(cast(Any, self.machine))
@@ -51,7 +52,7 @@ class Desk:
         said: list[Wire] = []
         if self.turn.comes_back():
             self._resume()
-        while (notice := self.turn.next_notice()) is not None:
+        while (notice := self.turn.next_notice(promises=self.promises)) is not None:
             said.append(notice)
             if isinstance(notice, BarrierPassed):
                 self._resume()
@@ -201,3 +202,66 @@ def test_a_round_that_was_applied_in_memory_is_not_given_again(desk: Desk) -> No
     desk.turn.returned(1)
     desk.turn.decoded(1)
     assert desk.told() == []
+
+
+def at_the_end_of_step(desk: Desk, step: int) -> None:
+    """It has begun, is sealed, and its round is complete and decoded."""
+    desk.turn.wants_to_start(step)
+    assert desk.told() == [Start(step=step, decided=desk.machine.decided)]
+    desk.machine.phase = Phase.BOUNDARY
+    desk.machine.decided = step
+    desk.complete(step)
+    desk.turn.decoded(step)
+
+
+def test_a_round_brings_the_promise_of_the_next_step(desk: Desk) -> None:
+    """R1: with s=0 nothing can come between a round and the step after it, so the learner is told once."""
+    desk.promises = True
+    at_the_end_of_step(desk, 1)
+    assert desk.told() == [done(1).model_copy(update={"start": 2})]
+    desk.machine.applied = 1
+    assert desk.turn.at_end(1)
+    assert desk.turn.begins_promised(2)
+    assert desk.turn.begun_step == 2
+    assert desk.told() == [], "it was told to start"
+    assert not desk.turn.begins_promised(2), "once"
+
+
+def test_only_the_newest_round_of_the_own_sealed_step_brings_a_promise(desk: Desk) -> None:
+    """R1: not one that others go on from, not one whose step is still computed, none without being asked for."""
+    at_the_end_of_step(desk, 1)
+    assert desk.told() == [done(1)]
+    assert not desk.turn.begins_promised(2)
+    for change in ({"decided": 2}, {"phase": Phase.GIVEN_UP}, {"phase": Phase.ABSENT}):
+        other = Desk(promises=True)
+        at_the_end_of_step(other, 1)
+        for name, value in change.items():
+            setattr(other.machine, name, value)
+        assert other.told() == [done(1)], change
+    elsewhere = Desk(promises=True)
+    at_the_end_of_step(elsewhere, 2)  # its step 2 is not in round 1
+    elsewhere.complete(1)
+    elsewhere.machine.decided = 1
+    elsewhere.turn.decoded(1)
+    assert elsewhere.told() == [done(1)]
+
+
+@pytest.mark.parametrize("ends", ["idle", "away", "end"])
+def test_a_promise_ends_where_the_learner_leaves_its_step(desk: Desk, ends: str) -> None:
+    """R5, J3: rounds may go on meanwhile, and the next step stands on them; another process was promised nothing."""
+    desk.promises = True
+    at_the_end_of_step(desk, 1)
+    assert desk.told() == [done(1).model_copy(update={"start": 2})]
+    getattr(desk.turn, ends)()
+    assert not desk.turn.begins_promised(2)
+
+
+def test_the_next_process_is_not_promised_what_the_last_one_was(desk: Desk) -> None:
+    """J3: its steps are others."""
+    desk.promises = True
+    at_the_end_of_step(desk, 1)
+    desk.told()
+    desk.turn.away()
+    desk.turn.returned(0)
+    desk.turn.decoded(1)
+    assert desk.told() == [done(1).model_copy(update={"step": 0})]
