@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.lab import PREFIX, Lab, LabError, lab_unavailable, remove_stale
+from tests.lab.lab import Lab, LabError, lab_unavailable
+from tests.lab.namespaces import PREFIX, remove_stale
 
 pytestmark = pytest.mark.skipif(lab_unavailable() is not None, reason=str(lab_unavailable()))
 
