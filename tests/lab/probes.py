@@ -4,6 +4,7 @@ Each end's socket is made inside its station; one clock times both.
 """
 
 import contextlib
+import json
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 
 from tests.lab.lab import Lab
+from tests.lab.namespaces import do
 
 CHUNK_BYTES = 1 << 18
 PORT = 5000
@@ -19,7 +21,7 @@ TIMEOUT_S = 30.0
 CONGESTION = b"cubic"  # what most machines have; where another is the default, the lab still measures this
 PING_BYTES = 64
 DATAGRAM_BYTES = 1000
-SETTLE_S = 0.3  # what is under way after the last one was sent
+SETTLE_S = 0.1  # what is under way after the last one was sent
 KNOWN = b"anybody there?"
 
 
@@ -110,6 +112,12 @@ def _connected(lab: Lab, sender: int, receiver: int, port: int) -> tuple[socket.
     return source, target
 
 
+def frames_passed(lab: Lab, station: int) -> int:
+    """How many frames a station has sent and received so far."""
+    (shown,) = json.loads(do("ip", "-n", lab.namespace(station), "-json", "-stats", "link", "show", "eth0"))
+    return int(shown["stats64"]["rx"]["packets"] + shown["stats64"]["tx"]["packets"])
+
+
 @contextlib.contextmanager
 def _datagram_ends(lab: Lab, first: int, second: int) -> Iterator[tuple[socket.socket, socket.socket]]:
     """Two sockets that are connected to each other."""
@@ -185,7 +193,7 @@ def lost_percent(lab: Lab, sender: int, receiver: int, count: int) -> float:
     return 100 * (1 - got / count)
 
 
-def reachable(lab: Lab, first: int, second: int, timeout_s: float = 0.3) -> bool:
+def reachable(lab: Lab, first: int, second: int, timeout_s: float = 2.0) -> bool:
     """Whether a datagram gets there."""
     with _datagram_ends(lab, first, second) as (near, far):
         far.settimeout(timeout_s)
