@@ -130,7 +130,7 @@ def test_what_a_killed_run_left_is_removed() -> None:
     assert not alive(sleeper)
 
 
-def goodputs_mbit(lab: Lab, flows: list[tuple[int, int]], seconds: float = 0.6) -> list[float]:
+def goodputs_mbit(lab: Lab, flows: list[tuple[int, int]], seconds: float = 0.5) -> list[float]:
     with lab, Flows(lab, flows) as running:
         time.sleep(0.4)  # what the buckets let through at first
         return running.goodput_mbit(seconds)
@@ -157,7 +157,6 @@ def test_two_stations_share_the_air() -> None:
     ("flows", "rate_mbit"),
     [
         pytest.param([(0, ACCESS_POINT)], 20, id="up"),
-        pytest.param([(ACCESS_POINT, 0)], 20, id="down"),
         pytest.param([(0, 1)], 40, id="station to station pays twice"),
         pytest.param([(2, 0)], 20, id="wired to wireless pays once"),
         pytest.param([(0, 2), (ACCESS_POINT, 1)], 40, id="up and down share"),
@@ -230,11 +229,11 @@ def test_a_delayed_station_takes_its_airtime_too() -> None:
 @in_the_air
 @pytest.mark.parametrize("lab", [Lab(1, cell=Cell(40)), Lab(1, 40)], ids=["cell", "cables"])
 def test_a_rate_varies_under_a_connection(lab: Lab) -> None:
-    with lab, Flows(lab, [(0, ACCESS_POINT)]) as flow, lab.varying(RateSchedule(((1.2, 40.0), (1.2, 10.0)))):
-        time.sleep(0.5)
-        assert flow.goodput_mbit(0.6) == [near(40)]
-        time.sleep(0.6)  # what waited in the queue has gone
-        assert flow.goodput_mbit(0.6) == [near(10)]
+    with lab, Flows(lab, [(0, ACCESS_POINT)]) as flow, lab.varying(RateSchedule(((1.0, 40.0), (2.0, 10.0)))):
+        time.sleep(0.4)
+        assert flow.goodput_mbit(0.4) == [near(40)]
+        time.sleep(0.4)
+        assert flow.goodput_mbit(0.4) == [near(10)]
 
 
 @in_the_air
@@ -259,7 +258,7 @@ def test_a_flap_is_silence_and_then_goes_on(delays: dict[int, Delay]) -> None:
     with Lab(1, cell=Cell(20), delays=delays) as lab, Flows(lab, [(0, ACCESS_POINT)]) as flow:
         time.sleep(0.3)
         lab.flap(0, 0.5)
-        time.sleep(1.0)
+        time.sleep(0.9)
         assert flow.goodput_mbit(0.5) == [near(20)]
     assert 0.45 < flow.longest_gap_s[0] < 1.4
 
