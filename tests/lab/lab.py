@@ -1,77 +1,94 @@
-"""Stations on rate-limited cables to one switch, made of network namespaces: every station sends and receives at R.
+"""Stations and an access point, made of network namespaces: on rate-limited cables, in a WiFi cell, or both.
 
-Rates are TCP goodput: the token buckets run at R * 1514/1448, so headers are not taken out of it. Nothing here is
-netem: HTB and a byte FIFO at both ends of every cable, a bridge in a namespace of its own.
+Nothing here is netem: token buckets (HTB) before byte queues, a bridge in a namespace of its own, frames dropped by
+nftables, and a process that holds frames for a while. The README has the physics.
 """
 
 import contextlib
-import ctypes
 import itertools
 import os
-import re
-import shutil
-import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-PREFIX = "meshlab"
-FRAME_PER_GOODPUT = 1514 / 1448  # Ethernet, IPv4 and TCP with timestamps around 1448 bytes
-QUEUE_BYTES = 256_000  # of a cable, each way: what home routers have, about 20 ms at 100 Mbit/s
-BURST_S = 0.001
-BURST_BYTES_MIN = 3100  # two frames: less than one would never be sent
-SINGLE_FRAMES_UP_TO_MBIT = 400  # all stations together; above it one packet a frame takes more CPU than there is
-COMMAND_TIMEOUT_S = 20.0
-STOP_TIMEOUT_S = 5.0
+from tests.lab.forwarder import DelayedLink, arguments
+from tests.lab.links import (
+    ACCESS_POINT,
+    AIR,
+    Cell,
+    Delay,
+    RateSchedule,
+    cable_rate_change,
+    cable_setup,
+    losses_down,
+    losses_up,
+    port_name,
+)
+from tests.lab.namespaces import (
+    PREFIX,
+    STOP_TIMEOUT_S,
+    LabError,
+    do,
+    entered,
+    lab_unavailable,
+    remove_namespaces,
+    remove_stale,
+)
 
-_CAPABILITIES = {12: "CAP_NET_ADMIN", 21: "CAP_SYS_ADMIN"}
-_CLONE_NEWNET = 0x40000000
+__all__ = ["ACCESS_POINT", "Cell", "Delay", "Lab", "LabError", "RateSchedule", "lab_unavailable"]
+
+SINGLE_FRAMES_UP_TO_MBIT = 400  # in the whole lab; above it one packet a frame takes more CPU than there is
+STATIONS_MAX = 200
+ROOT = Path(__file__).parents[2]
+
 _numbers = itertools.count()
-
-
-class LabError(Exception):
-    """A command of the lab failed; the text has the command and what it said."""
-
-
-def lab_unavailable() -> str | None:
-    """Why no lab can be made here, None when it can."""
-    if sys.platform != "linux":
-        return "network namespaces exist on Linux only"
-    if os.geteuid() != 0:
-        return "making network namespaces takes root"
-    effective = int(re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.M)[1], 16)  # type: ignore[index]
-    lacking = [name for bit, name in _CAPABILITIES.items() if not effective >> bit & 1]
-    if lacking:
-        return f"making network namespaces takes {' and '.join(lacking)}"
-    missing = [tool for tool in ("ip", "tc") if shutil.which(tool) is None]
-    if missing:
-        return f"{' and '.join(missing)} not found: install iproute2"
-    return None
 
 
 class Lab:
     """A context manager: the stations exist inside it, and nothing of them afterwards.
 
     Args:
-        stations: how many, at most 200.
-        rate_mbit: goodput of every station, each way, in Mbit/s.
+        stations: how many, at most STATIONS_MAX.
+        rate_mbit: goodput of every station's own link, each way, in Mbit/s; None: no limit.
+        cell: the air that the wireless stations share; None: there is none, all are on cables.
+        delays: of the links of some stations. These pass a process in user space, whose ceiling the README states.
+
+    The access point is a host as well: ACCESS_POINT in place of a station's number, on no cable and in no air.
 
     Names hold this process's id and a number, so that labs of several test runs do not meet; what a killed run left
     behind is removed when the next lab is made.
     """
 
-    def __init__(self, stations: int, rate_mbit: float) -> None:
-        assert 1 <= stations <= 200
-        assert rate_mbit > 0
+    def __init__(
+        self,
+        stations: int,
+        rate_mbit: float | None = None,
+        *,
+        cell: Cell | None = None,
+        delays: Mapping[int, Delay] | None = None,
+    ) -> None:
+        assert 1 <= stations <= STATIONS_MAX
+        assert rate_mbit is None or rate_mbit > 0
         self.stations = stations
         self.rate_mbit = rate_mbit
+        self.cell = cell
+        self.delays = dict(delays or {})
+        most_mbit = min(
+            stations * rate_mbit if rate_mbit is not None else float("inf"),
+            cell.rate_mbit if cell is not None else float("inf"),
+        )
+        self.single_frames = (
+            most_mbit <= SINGLE_FRAMES_UP_TO_MBIT
+        )  # else bursts of 64 KiB meet a queue of four times that
         self._name = f"{PREFIX}-{os.getpid()}-{next(_numbers)}"
         self._switch = f"{self._name}-switch"
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._forwarder: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Lab":
         remove_stale()
@@ -89,11 +106,18 @@ class Lab:
 
     def host(self, station: int) -> str:
         """The IPv4 address of a station."""
-        return f"10.77.0.{station + 1}"
+        return "10.77.0.254" if station == ACCESS_POINT else f"10.77.0.{station + 1}"
+
+    def namespace(self, station: int) -> str:
+        """The name of a station's namespace."""
+        if station == ACCESS_POINT:
+            return self._switch
+        assert 0 <= station < self.stations
+        return f"{self._name}-{station}"
 
     def command(self, station: int, argv: Sequence[str]) -> list[str]:
         """`argv` as a command that runs in a station's namespace."""
-        return ["ip", "netns", "exec", self._station(station), *argv]
+        return ["ip", "netns", "exec", self.namespace(station), *argv]
 
     def run(
         self,
@@ -114,112 +138,151 @@ class Lab:
         self._processes.append(process)
         return process
 
-    def plug(self, station: int, *, into: bool) -> None:
-        """Lets a station's cable lead into the switch, or nowhere: what it sends is lost, its interface stays up."""
-        attached = ("master", "br0") if into else ("nomaster",)
-        _do("ip", "-n", self._switch, "link", "set", f"port{station}", *attached)
-
     @contextlib.contextmanager
     def inside(self, station: int) -> Iterator[None]:
         """While this holds, what this thread makes is a station's: sockets, processes, threads."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open("/proc/thread-self/ns/net") as outside, open(f"/run/netns/{self._station(station)}") as namespace:
-            _enter(libc, namespace)
-            try:
-                yield
-            finally:
-                _enter(libc, outside)
+        with entered(self.namespace(station)):
+            yield
 
-    def _station(self, station: int) -> str:
-        assert 0 <= station < self.stations
-        return f"{self._name}-{station}"
+    def plug(self, station: int, *, into: bool) -> None:
+        """Lets a station's link lead into the switch, or nowhere: what it sends is lost, its interface stays up."""
+        attached = ("master", "br0") if into else ("nomaster",)
+        do("ip", "-n", self._switch, "link", "set", port_name(station), *attached)
+
+    def flap(self, station: int, down_s: float) -> None:
+        """Takes a station's link down and, after this time, up again; returns then.
+
+        Its interface has no carrier meanwhile, unless the link is a delayed one: then nothing comes through.
+        """
+        port = port_name(station)
+        do("ip", "-n", self._switch, "link", "set", port, "down")
+        time.sleep(down_s)
+        do("ip", "-n", self._switch, "link", "set", port, "up")
+
+    def lose(self, station: int, *, up_percent: float = 0.0, down_percent: float = 0.0) -> None:
+        """From now on so many of a station's frames are lost, at random, in each direction; 0 ends it.
+
+        Raises LabError in a lab that passes bursts of frames as one: a single loss would be up to 64 KiB.
+        """
+        if not self.single_frames and station not in self.delays:
+            raise LabError(f"losses take single frames, which are passed at up to {SINGLE_FRAMES_UP_TO_MBIT} Mbit/s")
+        self._nft(ACCESS_POINT, losses_up(station, up_percent))
+        self._nft(station, losses_down(down_percent))
+
+    def isolate(self, isolated: bool = True) -> None:
+        """Lets wireless stations reach only the access point and what is on its cables, as many guest networks do."""
+        assert self.cell is not None
+        for station in range(self.stations):
+            if self.cell.wireless(station):
+                flag = ("isolated", "on" if isolated else "off")
+                do("ip", "-n", self._switch, "link", "set", port_name(station), "type", "bridge_slave", *flag)
+
+    def set_rate(self, rate_mbit: float) -> None:
+        """Gives another rate to the cell if there is one, else to all cables; connections do not notice but for that.
+
+        Whether single frames are passed was decided by the first rate.
+        """
+        if self.cell is not None:
+            self._tc(ACCESS_POINT, [self.cell.rate_change("change", rate_mbit)])
+            return
+        assert self.rate_mbit is not None, "a lab without any limit has no rate to change"
+        stations = range(self.stations)
+        self._tc(ACCESS_POINT, [cable_rate_change(port_name(station), "change", rate_mbit) for station in stations])
+        for station in stations:
+            self._tc(station, [cable_rate_change("eth0", "change", rate_mbit)])
+
+    @contextlib.contextmanager
+    def varying(self, schedule: RateSchedule) -> Iterator[None]:
+        """While this holds, the rate follows a schedule, again and again; afterwards it is what it was at last."""
+        ended = threading.Event()
+        errors: list[Exception] = []
+
+        def follow() -> None:
+            start_s = time.monotonic()
+            left_s = 0.0
+            try:
+                while not ended.wait(left_s):
+                    rate_mbit, _ = schedule.at(time.monotonic() - start_s)
+                    self.set_rate(rate_mbit)
+                    _, left_s = schedule.at(time.monotonic() - start_s)
+            except Exception as error:  # belongs to who asked for this
+                errors.append(error)
+
+        follower = threading.Thread(target=follow, name="rate schedule of a lab")
+        follower.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            follower.join()
+        if errors:
+            raise errors[0]
 
     def _make(self) -> None:
-        _do("ip", "netns", "add", self._switch)
-        _do("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "mcast_snooping", "0")
-        _do("ip", "-n", self._switch, "link", "set", "br0", "up")
-        single_frames = self.stations * self.rate_mbit <= SINGLE_FRAMES_UP_TO_MBIT
+        switch = ("ip", "-n", self._switch)
+        do("ip", "netns", "add", self._switch)
+        do(*switch, "link", "add", "br0", "type", "bridge", "stp_state", "0", "mcast_snooping", "0")
+        do(*switch, "link", "set", "br0", "up", *self._single_frames())
+        do(*switch, "addr", "add", f"{self.host(ACCESS_POINT)}/24", "brd", "+", "dev", "br0")
+        if self.cell is not None:
+            do(*switch, "link", "add", AIR, "type", "ifb")
+            do(*switch, "link", "set", AIR, "up")
+            self._tc(ACCESS_POINT, self.cell.setup(self.stations))
+            self._nft(ACCESS_POINT, self.cell.classes_down(self.stations))
         for station in range(self.stations):
-            self._plug_in(station, single_frames)
+            do("ip", "netns", "add", self.namespace(station))
+        if self.delays:
+            self._start_forwarder()
+        for station in range(self.stations):
+            self._plug_in(station)
 
-    def _plug_in(self, station: int, single_frames: bool) -> None:
-        name, port = self._station(station), f"port{station}"
-        _do("ip", "netns", "add", name)
-        _do("ip", "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", self._switch)
-        _do("ip", "-n", self._switch, "link", "set", port, "master", "br0", "up")
-        _do("ip", "-n", name, "link", "set", "lo", "up")
-        _do("ip", "-n", name, "link", "set", "eth0", "address", f"02:00:00:00:00:{station + 1:02x}", "up")
-        _do("ip", "-n", name, "addr", "add", f"{self.host(station)}/24", "brd", "+", "dev", "eth0")
-        _do("ip", "-n", name, "route", "add", "224.0.0.0/4", "dev", "eth0")
+    def _plug_in(self, station: int) -> None:
+        name, port = self.namespace(station), port_name(station)
+        if station not in self.delays:
+            do("ip", "link", "add", "eth0", "netns", name, "type", "veth", "peer", "name", port, "netns", self._switch)
+        do("ip", "-n", self._switch, "link", "set", port, "master", "br0", "up", *self._single_frames())
+        do("ip", "-n", name, "link", "set", "lo", "up")
+        address = f"02:00:00:00:{(station + 1) >> 8:02x}:{(station + 1) & 0xFF:02x}"
+        do("ip", "-n", name, "link", "set", "eth0", "address", address, "up", *self._single_frames())
+        do("ip", "-n", name, "addr", "add", f"{self.host(station)}/24", "brd", "+", "dev", "eth0")
+        do("ip", "-n", name, "route", "add", "224.0.0.0/4", "dev", "eth0")
         # A connection must not begin with what an earlier one learned.
-        _do("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_no_metrics_save=1")
-        for namespace, device in ((name, "eth0"), (self._switch, port)):
-            if single_frames:  # else bursts of 64 KiB meet a queue of four times that
-                _do("ip", "-n", namespace, "link", "set", device, "gso_max_segs", "1")
-            self._limit(namespace, device)
+        do("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_no_metrics_save=1")
+        if self.rate_mbit is not None:
+            self._tc(station, cable_setup("eth0", self.rate_mbit))
+            self._tc(ACCESS_POINT, cable_setup(port, self.rate_mbit))
+        if self.cell is not None:
+            self._tc(ACCESS_POINT, self.cell.admission(station, port))
 
-    def _limit(self, namespace: str, device: str) -> None:
-        frame_mbit = self.rate_mbit * FRAME_PER_GOODPUT
-        burst = str(max(BURST_BYTES_MIN, int(frame_mbit * 1e6 / 8 * BURST_S)))
-        rate = f"{frame_mbit:.3f}mbit"
-        tc = ("tc", "-n", namespace)
-        _do(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "1")
-        _do(
-            *(*tc, "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb"),
-            *("rate", rate, "ceil", rate, "burst", burst, "cburst", burst, "quantum", "3028"),
-        )
-        _do(*tc, "qdisc", "add", "dev", device, "parent", "1:1", "bfifo", "limit", str(QUEUE_BYTES))
+    def _start_forwarder(self) -> None:
+        links = [
+            DelayedLink(
+                self.namespace(station), self._switch, port_name(station), delay.ms / 1e3, delay.jitter_ms / 1e3
+            )
+            for station, delay in sorted(self.delays.items())
+        ]
+        command = ["python", *arguments(links)]
+        self._forwarder = self.run(ACCESS_POINT, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        assert self._forwarder.stdout is not None
+        if self._forwarder.stdout.readline() != b"ready\n":
+            raise LabError(f"{' '.join(command[:3])} could not make its devices: see above")
+
+    def _single_frames(self) -> tuple[str, ...]:
+        return ("gso_max_segs", "1") if self.single_frames else ()
+
+    def _tc(self, station: int, lines: Sequence[str]) -> None:
+        if lines:
+            do("tc", "-n", self.namespace(station), "-batch", "-", text="\n".join(lines) + "\n")
+
+    def _nft(self, station: int, rules: str) -> None:
+        do(*self.command(station, ["nft", "-f", "-"]), text=rules)
 
     def _remove(self) -> None:
+        if self._forwarder is not None:
+            self._forwarder.communicate(timeout=STOP_TIMEOUT_S)  # the end of its input is its end
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
         for process in self._processes:
             process.wait(STOP_TIMEOUT_S)
-        _remove_namespaces(f"{self._name}-")
-
-
-def _enter(libc: ctypes.CDLL, namespace: IO[str]) -> None:
-    if libc.setns(namespace.fileno(), _CLONE_NEWNET) != 0:
-        raise LabError(f"cannot enter {namespace.name}: {os.strerror(ctypes.get_errno())}")
-
-
-def remove_stale() -> None:
-    """Removes the namespaces, and what runs in them, of labs whose process is gone."""
-    for name in _namespaces():
-        owner = re.fullmatch(rf"{PREFIX}-(\d+)-\d+-\w+", name)
-        if owner is not None and not Path(f"/proc/{owner[1]}").exists():
-            _remove_namespaces(name)
-
-
-def _namespaces() -> list[str]:
-    return [line.split()[0] for line in _do("ip", "netns", "list").splitlines() if line.strip()]
-
-
-def _remove_namespaces(prefix: str) -> None:
-    for name in _namespaces():
-        if not name.startswith(prefix):
-            continue
-        _kill(name)
-        _do("ip", "netns", "del", name)
-
-
-def _kill(namespace: str) -> None:
-    """Ends what runs in a namespace: a process would keep it, and its cables, beyond its name."""
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while pids := _do("ip", "netns", "pids", namespace).split():
-        if time.monotonic() > deadline:
-            raise LabError(f"processes {', '.join(pids)} in {namespace} survive SIGKILL")
-        for pid in pids:
-            try:
-                os.kill(int(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.01)
-
-
-def _do(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False)
-    if done.returncode:
-        raise LabError(f"{' '.join(argv)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+        remove_namespaces(f"{self._name}-")
