@@ -75,7 +75,7 @@ def _at_exit(session: LearnerSession) -> None:
     try:
         session.finish()
     except Exception:
-        # Python would print it and keep the script's exit code, which tells the daemon of a success.
+        # Whatever it is: Python would print it and keep the script's exit code, which tells the daemon of a success.
         sys.excepthook(*sys.exc_info())
         sys.stdout.flush()
         sys.stderr.flush()
