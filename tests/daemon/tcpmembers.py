@@ -18,8 +18,9 @@ from meshwire.collectives.exchange import Part
 from meshwire.frames.header import HEADER_BYTES, Flags, Header
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
-from tests.daemon.connectionpair import Recorder, pair, until
+from tests.daemon.connectionpair import Recorder, pair
 from tests.daemon.roundhost import Told
+from tests.daemon.waiting import until
 
 Values = NDArray[np.float32]
 

@@ -62,8 +62,9 @@ from tests.daemon.api.test_app import config
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.session.test_generation_edges import catch_up, generations, where
 from tests.daemon.session.test_learner_notices import PLAN, Desk, kinds, stepped, turns
-from tests.daemon.session.test_session_edges import MODEL, Script, until
+from tests.daemon.session.test_session_edges import MODEL, Script
 from tests.daemon.startup.test_checkpointing import Desk as Checkpoints
+from tests.daemon.waiting import until
 
 LOST = GivenUp(first=101, last=1100, samples=32000, made_by=(0,), kept=(1,))
 NAME = CheckpointName(1100, "ab12cd34")
