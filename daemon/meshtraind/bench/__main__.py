@@ -16,7 +16,7 @@ EXIT_FAILED = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs `meshtraind bench`, and returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
         report = _codecs(options) if options.command == "codecs" else _allreduce(options)
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _counts(text: str) -> list[int]:
-    """Raises BenchError."""
+    """Reads lengths of vectors, with commas between them. Raises BenchError."""
     try:
         return [int(float(count)) for count in text.split(",")]
     except (ValueError, OverflowError):

@@ -16,7 +16,7 @@ from meshtraind.parts.segments import RoundForm, Segment
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a part is made with.
+    """What a part of a shorter vector is made with.
 
     Attributes:
         area: where it is kept.

@@ -312,7 +312,7 @@ def _resubmit(
     detach: bool,
     json: bool,
 ) -> int:
-    """A job goes on as it was. Returns the exit code."""
+    """Submits a job that goes on as it was. Returns the exit code."""
     count, count_max = peers
     if resume is None:
         raise BadCommandLine("which script?", "meshtrain submit train.py")

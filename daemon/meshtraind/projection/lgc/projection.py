@@ -108,8 +108,8 @@ class LearnedGradients(Projection):
     # What a round is encoded and decoded with
 
     def places(self, number: int, bucket: int) -> Places:
-        """Of the chosen values of all blocks, within the bucket: (blocks, chosen). The rounds that they were announced
-        in are complete."""
+        """The places of the chosen values of all blocks, within the bucket: (blocks, chosen). The rounds that they were
+        announced in are complete."""
         made = self._places.setdefault(number, {})
         if bucket not in made:
             made[bucket] = self._make_places(number, bucket)
