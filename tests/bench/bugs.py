@@ -545,27 +545,27 @@ BUGS: tuple[Bug, ...] = (
     # What was left out, what strangers send, and what is kept.
     Bug(
         "residual-in-wrong-units",
-        "meshtraind.parts.error_feedback",
+        "meshtraind.contributions.error_feedback",
         "Residual._factor",
         "return np.float32(float(self._decay) * (weight / left_by))",
         "return self._decay",
-        f"{DAEMON}/test_feedback.py -k what_is_left",
+        f"{DAEMON}/test_error_feedback.py -k what_is_left",
     ),
     Bug(
         "void-round-keeps-residual",
-        "meshtraind.parts.error_feedback",
+        "meshtraind.contributions.error_feedback",
         "Residual.settle",
         "if void:",
         "if False:",
-        f"{DAEMON}/test_feedback.py -k void_round_in_lockstep",
+        f"{DAEMON}/test_error_feedback.py -k void_round_in_lockstep",
     ),
     Bug(
         "owner-not-rewound",
-        "meshtraind.parts.error_feedback",
+        "meshtraind.contributions.error_feedback",
         "Feedback.enter",
         "self.owner.rewind(cut)",
         "pass",
-        f"{DAEMON}/test_feedback.py -k runs_again_forgets",
+        f"{DAEMON}/test_error_feedback.py -k runs_again_forgets",
     ),
     Bug(
         "header-reserved-bytes",

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.executor import Executor
 from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
-from meshtraind.parts.segments import RoundForms
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.bench.codecreport import CodecFigures
+from meshtraind.contributions.contribution import HopContribution, compensation_of
+from meshtraind.contributions.error_feedback import feedback_of
+from meshtraind.contributions.results import Final, RoundResults
+from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.parts.contribution import HopContribution, compensation_of
-from meshtraind.parts.error_feedback import feedback_of
-from meshtraind.parts.results import Final, RoundResults
-from meshtraind.parts.segments import RoundForms
 from meshwire.codecs.registry import CodecSpec
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import Values
+from meshtraind.contributions.contribution import OwnContribution
+from meshtraind.contributions.received import MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.contributions.results import Final
+from meshtraind.contributions.segments import Segment
 from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import Arithmetic
-from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.received import MemberPart, mean_into, member_parts, payloads_of
-from meshtraind.parts.results import Final
-from meshtraind.parts.segments import Segment
 from meshwire.collectives.exchange import Work
 
 

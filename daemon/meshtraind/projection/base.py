@@ -5,9 +5,9 @@ from abc import ABC, abstractmethod
 from typing import Protocol
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.contribution import HopContribution, Retained, ZeroCopy
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Areas, RoundForm
+from meshtraind.contributions.contribution import HopContribution, Retained, ZeroCopy
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.segments import Areas, RoundForm
 from meshtraind.projection.expansion import Expansion, InPlace
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 

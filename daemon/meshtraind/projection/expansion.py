@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.segments import Segment
 from meshwire.model.plan import Plan
 
 

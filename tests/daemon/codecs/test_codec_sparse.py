@@ -14,7 +14,7 @@ from meshtraind.codecs.keptvalues import FORMS
 from meshtraind.codecs.randomk import drawn_places
 from meshtraind.codecs.selection import largest, largest_of_each
 from meshtraind.codecs.sidco import exponential, gamma, pareto
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import SIDCO_EXCESS, kept_values, values_bytes

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.segments import Areas, RoundForms
 from meshtraind.executor.projections import Projections
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import Areas, RoundForms
 from meshtraind.projection.lgc.latents import Basis, Convolved
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshwire.codecs.registry import parse_codec

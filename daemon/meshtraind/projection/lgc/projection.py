@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Areas, RoundForm, RoundForms, values_in
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, values_in
 from meshtraind.projection.base import Projection
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion

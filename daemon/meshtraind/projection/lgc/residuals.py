@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved
 from meshtraind.projection.lgc.leader import Places
 from meshwire.layout.lgc import PIECE_BLOCKS, Chosen

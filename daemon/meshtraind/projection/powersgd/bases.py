@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import RoundForms, values_in
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import RoundForms, values_in
 from meshtraind.projection.orthonormal import orthonormal
 from meshwire.layout.powersgd import Factors, lag
 

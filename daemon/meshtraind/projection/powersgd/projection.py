@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Areas, RoundForm, RoundForms
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms
 from meshtraind.projection.base import Projection
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion

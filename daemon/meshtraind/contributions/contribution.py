@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.parts.byte_budget import ByteBudget
-from meshtraind.parts.error_feedback import Feedback, Residual
-from meshtraind.parts.momentum import MomentumCorrection, correction_of
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Segment, Segments
+from meshtraind.contributions.byte_budget import ByteBudget
+from meshtraind.contributions.error_feedback import Feedback, Residual
+from meshtraind.contributions.momentum import MomentumCorrection, correction_of
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Segment, Segments
 from meshwire.codecs.spec import CodecSpec
 from meshwire.collectives.exchange import Part
 from meshwire.layout.budget import Budget

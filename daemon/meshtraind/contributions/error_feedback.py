@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.segments import Segment
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.manifest import Momentum
 

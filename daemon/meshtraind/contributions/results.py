@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshtraind.parts.segments import RoundForm
+from meshtraind.contributions.segments import RoundForm
 from meshwire.collectives.exchange import BucketExchange
 
 

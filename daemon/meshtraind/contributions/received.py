@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.segments import Segment, each_payload
+from meshtraind.contributions.contribution import OwnContribution
+from meshtraind.contributions.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work
 
 

@@ -1,6 +1,6 @@
 """Hands out a budget of bytes to segments that are encoded one after the other."""
 
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.segments import Segment
 from meshwire.layout.budget import Budget
 
 

@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.error_feedback import Feedback, Velocity
+from meshtraind.contributions.error_feedback import Feedback, Velocity
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.manifest import Momentum
 from meshwire.model.plan import Plan, Span

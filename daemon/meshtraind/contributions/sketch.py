@@ -10,10 +10,10 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.codecs.homomorphic import Homomorphic, Recovered
-from meshtraind.parts.contribution import Compensation, Retained
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Segment, Segments
+from meshtraind.contributions.contribution import Compensation, Retained
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Segment, Segments
 
 FILL = 0.95
 GROWTH_MAX = 1.25  # in a round
