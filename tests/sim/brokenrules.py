@@ -7,8 +7,8 @@ import pytest
 
 from meshtraind.rounds.effects import Stage
 from meshwire.membership import proposals as proposing
-from meshwire.membership.entitled import electorate_of
 from meshwire.membership.inputs import CannotCatchUp
+from meshwire.membership.quorum import electorate_of
 from meshwire.membership.requests import Kind, OwnRequest, Seat
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Standing, Where

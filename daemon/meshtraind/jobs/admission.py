@@ -23,9 +23,9 @@ from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.lifecycle import EXIT_CODES, JobEvent, JobRecord, JobState, job_number
-from meshwire.membership.checks import list_wrong
 from meshwire.membership.invitations import invitation_wrong
 from meshwire.membership.lineage import rank_of
+from meshwire.membership.proposal_checks import list_wrong
 from meshwire.messages.generation import Invite, Where
 from meshwire.messages.job import (
     Commit,

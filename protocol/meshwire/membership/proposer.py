@@ -2,7 +2,7 @@
 
 After every input `consider` asks, in this order: does the own proposal still lead anywhere (`_watch`)? Is there a
 reason for another generation (`_reasons`)? Whom would it list (`_roll`)? Are those entitled to go on without the others
-(`_judge`, `entitled.py`)? And is it this member's turn (`_propose_at_s`)? All members ask the same with what they know,
+(`_judge`, `quorum.py`)? And is it this member's turn (`_propose_at_s`)? All members ask the same with what they know,
 and mostly come to the same answer; the turns keep them from proposing all at once.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from meshwire.membership.effects import MembershipPhase
-from meshwire.membership.entitled import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.proposals import Roll, enter_message, worst_linked
+from meshwire.membership.quorum import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.requests import Kind
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Electorate, Enter, Standing, Where
@@ -359,7 +359,7 @@ class Proposer:
             turns += 2  # the many that this member does not reach may reach the few that it does
         return max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
 
-    # Who is entitled (`meshwire.membership.entitled`).
+    # Who is entitled (`meshwire.membership.quorum`).
 
     def _judge(self, roll: Roll) -> bool:
         """Whether those on the roll are entitled, as far as is known here; their promises tell (`_misjudged`)."""
