@@ -12,8 +12,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
+from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.link.environment import Environment
-from meshtrain.train.measure import MeasuringProcess
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
 

@@ -62,9 +62,9 @@ from meshwire.rounds.inputs import (
     RoundServed,
     TimeReached,
 )
-from meshwire.rounds.job_rounds import JobRounds
 from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.samples.grants import SampleGrants
 from tests.sim.clusterexchange import Exchange, Part, Result
 from tests.sim.clusterlearner import BUCKETS

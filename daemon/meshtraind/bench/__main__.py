@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from meshtraind.bench.allreduce import compare
-from meshtraind.bench.codecreport import CodecReport
+from meshtraind.bench.codec_report import CodecReport
 from meshtraind.bench.report import Report
 from meshtraind.bench.settings import BenchError, Settings, loopback
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.bench.codecreport import CodecFigures, CodecReport
+from meshtraind.bench.codec_report import CodecFigures, CodecReport
 from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import transform_figures
 from meshtraind.codecs import codec_named

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.bench.codecreport import CodecFigures
+from meshtraind.bench.codec_report import CodecFigures
 from meshtraind.contributions.contribution import HopContribution, compensation_of
 from meshtraind.contributions.error_feedback import feedback_of
 from meshtraind.contributions.results import Final, RoundResults

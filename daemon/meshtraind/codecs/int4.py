@@ -1,7 +1,7 @@
 """int4: whole steps of 1/7 of a block's largest magnitude, two a byte."""
 
+from meshtraind.codecs.bit_packing import Bytes, pack_nibbles, unpack_nibbles
 from meshtraind.codecs.blocks import BlockCodec
-from meshtraind.codecs.packing import Bytes, pack_nibbles, unpack_nibbles
 from meshwire.codecs.quantizers import INT4_LEVELS
 from meshwire.codecs.registry import CodecSpec
 

@@ -15,8 +15,8 @@ import struct
 import numpy as np
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.bit_packing import Bytes, pack_quads
 from meshtraind.codecs.moments import root_mean_square
-from meshtraind.codecs.packing import Bytes, pack_quads
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 

@@ -12,8 +12,8 @@ from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, sho
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.peers import peers_wanted
 from meshtrain.cli.submission.resume import check_alone, resume_from
+from meshtrain.cli.submission.send_and_follow import send, started
 from meshtrain.cli.submission.shipping import DATA_FOLDER, data_place, pack, relative_script, write
-from meshtrain.cli.submission.started import send, started
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.indices import Form
-from meshtraind.codecs.keptvalues import FORMS
+from meshtraind.codecs.kept_values import FORMS
 from meshtraind.codecs.randomk import drawn_places
 from meshtraind.codecs.selection import largest, largest_of_each
 from meshtraind.codecs.sidco import exponential, gamma, pareto

@@ -34,9 +34,9 @@ from meshwire.rounds.inputs import (
     ResultReady,
     RoundDecoded,
 )
-from meshwire.rounds.job_rounds import JobRounds
 from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.samples.grants import SampleGrants
 from meshwire.samples.pool import Batch
 from meshwire.sync.mode import sync_settings

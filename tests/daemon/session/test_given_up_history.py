@@ -18,8 +18,8 @@ from meshtraind import cli
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.recovery import checkpointer as checkpointing
-from meshtraind.recovery import parting
-from meshtraind.recovery.parting import TOO_LATE
+from meshtraind.recovery import given_up_history as parting
+from meshtraind.recovery.given_up_history import TOO_LATE
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_host as passage
 from meshtraind.session.membership_driver import MembershipDriver
