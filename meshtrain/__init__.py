@@ -25,7 +25,7 @@ from meshtrain.errors import (
 if TYPE_CHECKING:
     import torch
 
-    from meshtrain.train.model.progressive import Progressive
+    from meshtrain.train.partial.progressive import Progressive
 
 __all__ = [
     "ConnectionLost",
@@ -63,7 +63,7 @@ if not TYPE_CHECKING:  # a type checker would let any name pass
     def __getattr__(name: str) -> Any:
         """What needs torch is imported when it is asked for."""
         if name == "Progressive":
-            from meshtrain.train.model.progressive import Progressive
+            from meshtrain.train.partial.progressive import Progressive
 
             return Progressive
         raise AttributeError(f"module 'meshtrain' has no attribute {name!r}")

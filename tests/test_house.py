@@ -218,11 +218,69 @@ def test_what_is_made_of_many_things_is_made_of_few_objects() -> None:
     long = [
         f"{path}: {node.name} takes {count}"
         for path, node in classes()
-        for made in node.body
-        if isinstance(made, ast.FunctionDef) and made.name == "__init__"
+        for made in constructors(node)
         if (count := len(made.args.posonlyargs + made.args.args + made.args.kwonlyargs) - 1) > 8
     ]
     assert not long
+
+
+@cache
+def names_of_functions() -> frozenset[str]:
+    """The names that our modules give to types of functions, and `Callable` itself."""
+    nodes = (node for package in PACKAGES for _, tree in modules(package) for node in tree.body)
+    given = ((node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign))
+    named = {ast.unparse(name) for name, value in given if ast.unparse(value).startswith("Callable[")}
+    return frozenset({"Callable", *named})
+
+
+def constructors(node: ast.ClassDef) -> list[ast.FunctionDef]:
+    """Its `__init__`, if it has one."""
+    return [made for made in node.body if isinstance(made, ast.FunctionDef) and made.name == "__init__"]
+
+
+def functions_given(node: ast.ClassDef) -> list[str]:
+    """The parameters of a class's constructor, a dataclass's fields included, that are functions."""
+    parameters = [
+        (each.arg, each.annotation)
+        for made in constructors(node)
+        for each in ast.walk(made.args)
+        if isinstance(each, ast.arg)
+    ]
+    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        fields = (field for field in node.body if isinstance(field, ast.AnnAssign))
+        parameters += [(ast.unparse(field.target), field.annotation) for field in fields]
+    words = {name: set(re.findall(r"\w+", ast.unparse(kind))) for name, kind in parameters if kind is not None}
+    return [name for name, kind in words.items() if kind & names_of_functions()]
+
+
+# What these are made of is arithmetic: entries of a table, each with its formulas.
+TABLES_OF_FORMULAS = {"Family", "Topology"}
+# Of a job's way from one generation into the next, where hosts have no names yet.
+STILL_TO_BE_NAMED = {"RoundsFactory", "Sources", "JoinRequests", "Parting", "StateDonor", "Pacer"}
+
+
+def test_who_is_asked_for_several_things_has_a_name() -> None:
+    """Two functions for one object are somebody's methods: a Protocol names them, and a class implements it."""
+    several = {node.name: (path, given) for path, node in classes() if len(given := functions_given(node)) > 1}
+    assert not STILL_TO_BE_NAMED - several.keys(), "named meanwhile: take it off the list"
+    assert not {name: what for name, what in several.items() if name not in TABLES_OF_FORMULAS | STILL_TO_BE_NAMED}
+
+
+def test_nothing_is_made_of_what_is_made_later() -> None:
+    """A lambda in a constructor that names an attribute which is not there yet hides a wrong order."""
+    early = []
+    for path, node in classes():
+        for made in constructors(node):
+            own = [
+                each for each in ast.walk(made) if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "self"
+            ]
+            stored = {each.attr: each.lineno for each in own if isinstance(each.ctx, ast.Store)}
+            for function in ast.walk(made):
+                if isinstance(function, ast.Lambda):
+                    named = [each for each in ast.walk(function) if each in own]
+                    late = [each for each in named if stored.get(each.attr, 0) > function.lineno]
+                    early += [f"{path}:{each.lineno} {node.name} names {ast.unparse(each)}" for each in late]
+    assert not early
 
 
 def imported_modules() -> dict[str, set[str]]:
@@ -290,6 +348,22 @@ def test_rooms_import_only_what_lies_below(package: str, folder: str) -> None:
         if (here := floor(module)) is not None and (there := floor(needed)) is not None and there > here
     ]
     assert not wrong
+
+
+def test_who_catches_everything_passes_it_on_or_says_why() -> None:
+    """A bug that is caught is a bug that nobody finds. Cleaning up and raising needs no reason."""
+    silent = []
+    for path, tree in (found for package in PACKAGES for found in modules(package)):
+        lines = (ROOT / path).read_text("utf-8").splitlines()
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.ExceptHandler):
+                continue
+            caught = "BaseException" if node.type is None else ast.unparse(node.type)
+            broad = re.search(r"\b(Base)?Exception\b", caught)
+            why = "#" in lines[node.lineno - 1] + lines[node.lineno]
+            if broad and not isinstance(node.body[-1], ast.Raise) and not why:
+                silent.append(f"{path}:{node.lineno}")
+    assert not silent
 
 
 RULES_NOT_BUILT = {"R6"}  # several learners on one machine

@@ -76,7 +76,7 @@ class LocalDaemon:
             )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Waits until it answers."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while True:
             try:
@@ -97,7 +97,7 @@ class LocalDaemon:
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-15:])
 
     def ask_to_stop(self) -> None:
-        """Begins its end."""
+        """Asks it to end, and does not wait for that."""
         if self.client is not None:
             with contextlib.suppress(RequestError, ConnectionLost, TimeoutError, OSError):
                 self.client.request(Shutdown(), timeout_s=REQUEST_TIMEOUT_S, name="stop of the daemon")
@@ -107,7 +107,7 @@ class LocalDaemon:
             self.process.terminate()
 
     def stop(self) -> None:
-        """Returns when it is gone."""
+        """Ends it, and returns when it is gone."""
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -123,7 +123,6 @@ class LocalMesh:
     Args:
         names: of the devices.
         say: gets a line for each thing that happens.
-        prefix: makes `LocalDaemon`'s prefix for the daemon of a data folder.
         patience_s: of every daemon.
 
     Raises:
@@ -134,13 +133,11 @@ class LocalMesh:
         self,
         names: Sequence[str],
         say: Say,
-        prefix: Callable[[Path], Sequence[str]] = lambda _data_dir: (),
         patience_s: float | None = None,
     ) -> None:
         self.daemons: list[LocalDaemon] = []
         self._names = names
         self._say = say
-        self._prefix = prefix
         self._patience_s = patience_s
         self.folder = Path()
         self._lock = -1
@@ -153,7 +150,7 @@ class LocalMesh:
             self._say(f"starting {len(self._names)} daemons, as {len(self._names)} laptops would")
             for name in self._names:
                 data_dir = self.folder / name
-                prefix = self._prefix(data_dir)
+                prefix = self.prefix(data_dir)
                 self.daemons.append(LocalDaemon(name, data_dir, prefix, self._patience_s, inherits=[self._lock]))
             for daemon in self.daemons:
                 daemon.wait()
@@ -173,6 +170,10 @@ class LocalMesh:
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._stop()
+
+    def prefix(self, data_dir: Path) -> Sequence[str]:
+        """`LocalDaemon`'s prefix for the daemon of a data folder: none, but in meshes that are built on this one."""
+        return ()
 
     def log_tails(self) -> str:
         """What daemons that died have said."""
@@ -205,7 +206,8 @@ def remove_left_behind(parent: Path) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """Its lock, as a descriptor. It appears when it is held: one that can be had is nobody's."""
+    """Makes the folder's lock, and returns it as a descriptor. It appears when it is held: one that can be had is
+    nobody's."""
     hidden = folder / f"{LOCK}.new"
     descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -51,7 +51,7 @@ class DemoSettings:
 
     @property
     def rounds(self) -> int:
-        """That many make the steps, of which the last period has all."""
+        """How many rounds it takes to take `steps` steps; the last period is a whole one."""
         return -(-self.steps // max(1, sync_settings(self.sync).period))
 
     @property
@@ -62,7 +62,7 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class PeerResult:
-    """One peer's part.
+    """One peer's part of the demo.
 
     Attributes:
         step_s: median of its last steps.

@@ -3,7 +3,7 @@
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from meshtrain.train.model.progressive import Progressive
+from meshtrain.train.partial.progressive import Progressive
 
 WIDTHS = (16, 32, 64)
 

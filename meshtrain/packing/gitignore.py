@@ -16,7 +16,7 @@ class IgnoreError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One line. It is matched level by level, as git does, where pathspec would match whole paths.
+    """One line of a .gitignore. It is matched level by level, as git does, where pathspec would match whole paths.
 
     pathspec's patterns also match what lies below a folder that they name, and mark where that folder ends. Such
     matches do not count here: with "*", "!*/", "!*.py" they would let a folder's name decide about its files.

@@ -41,7 +41,7 @@ class SecretNames:
         self._files: Ignored = glob_rules(_IN_CODE if in_code else (), "")
 
     def names(self, path: str, is_folder: bool) -> bool:
-        """Whether this is one.
+        """Whether a file has such a name.
 
         Args:
             path: relative to the folder that is shipped, POSIX.
@@ -53,7 +53,7 @@ class SecretNames:
 
 
 def left_out(paths: Sequence[str], where: str) -> str:
-    """One line for a person."""
+    """One line that tells a person what was left out."""
     looks, ships = ("it looks like a secret", "it") if len(paths) == 1 else ("they look like secrets", "them")
     return f"left out{where}, {looks}: {_listed(paths)}; --include PATTERN ships {ships}"
 

@@ -35,7 +35,7 @@ class PackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far a scan is. While files are still being found, nothing has been read."""
+    """How far the reading of a folder is. While files are still being found, nothing has been read."""
 
     files_done: int
     files_found: int

@@ -12,8 +12,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from meshtrain.errors import JobStopped, UsageError
+from meshtrain.train.dry_run import MeasuringProcess
 from meshtrain.train.link.environment import Environment
-from meshtrain.train.measure import MeasuringProcess
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
 
@@ -75,7 +75,7 @@ def _at_exit(session: LearnerSession) -> None:
     try:
         session.finish()
     except Exception:
-        # Python would print it and keep the script's exit code, which tells the daemon of a success.
+        # Whatever it is: Python would print it and keep the script's exit code, which tells the daemon of a success.
         sys.excepthook(*sys.exc_info())
         sys.stdout.flush()
         sys.stderr.flush()

@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from meshtrain.train.device import best_device, device_of
-from meshtrain.train.model.progressive import find
+from meshtrain.train.partial.progressive import find
 from meshwire.memory.shared_slots import SCRIPT_DATA_VARIABLE
 
 M = TypeVar("M", bound=torch.nn.Module)

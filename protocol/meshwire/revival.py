@@ -10,9 +10,9 @@ Pure: inputs change the machine, `due` says when this device is to propose the g
 from collections.abc import Collection, Mapping
 
 from meshwire import limits
-from meshwire.membership.checks import list_wrong, number_wrong
-from meshwire.membership.entitled import electorate_of, has_quorum
 from meshwire.membership.lineage import rank_of
+from meshwire.membership.proposal_checks import list_wrong, number_wrong
+from meshwire.membership.quorum import electorate_of, has_quorum
 from meshwire.messages.generation import Where
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts

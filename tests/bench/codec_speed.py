@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 
-from meshtraind.bench.codecreport import CodecFigures, CodecReport
+from meshtraind.bench.codec_report import CodecFigures, CodecReport
 from meshwire.codecs.registry import parse_codec
 
 COMMAND = "python -m tests.bench.codec_speed > tests/bench/results/codec_speed.md"

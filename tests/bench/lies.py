@@ -49,11 +49,12 @@ class Ending:
 def run(lie: str, number: int, codec: str) -> Ending:
     """Raises LocalMeshError, or what requests raise."""
 
-    def prefix(data_dir: Path) -> Sequence[str]:
-        lying = [sys.executable, "-m", "tests.bench.lyingdaemon", lie, str(number)]
-        return lying if data_dir.name == NAMES[LIAR] else ()
+    class WithALiar(LocalMesh):
+        def prefix(self, data_dir: Path) -> Sequence[str]:
+            lying = [sys.executable, "-m", "tests.bench.lyingdaemon", lie, str(number)]
+            return lying if data_dir.name == NAMES[LIAR] else ()
 
-    with LocalMesh(NAMES, lambda _line: None, prefix, PATIENCE_S) as mesh:
+    with WithALiar(NAMES, lambda _line: None, PATIENCE_S) as mesh:
         anna = mesh.daemons[0]
         with tempfile.TemporaryDirectory() as folder:
             submitted = jobs.submit(anna, Path(folder), SCRIPT, args=(str(EPOCHS),), codec=codec, on=NAMES)

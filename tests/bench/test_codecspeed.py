@@ -1,6 +1,6 @@
 """The page of `codec_speed`."""
 
-from meshtraind.bench.codecreport import CodecFigures, CodecReport
+from meshtraind.bench.codec_report import CodecFigures, CodecReport
 from meshwire.codecs.registry import FAMILIES, parse_codec
 from tests.bench.codec_speed import REASONS, page
 

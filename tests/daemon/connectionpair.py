@@ -21,6 +21,7 @@ from meshwire.frames.header import Header, Kind
 from meshwire.message_base import Wire
 from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
+from tests.daemon.waiting import until
 
 if os.name == "posix":
     import uvloop
@@ -77,12 +78,6 @@ class Recorder:
 
     def lost(self, _conn: Connection, reason: str) -> None:
         self.losses.append(reason)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 @cache

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshwire.codecs.registry import Reduction, parse_codec
 from meshwire.frames.header import Header
 from meshwire.layout.by_round import RoundLayouts

@@ -9,17 +9,18 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.executor import Executor
 from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
-from meshtraind.parts.segments import RoundForms
 from meshtraind.transport.connection import Connection
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part
 from meshwire.frames.header import HEADER_BYTES, Flags, Header
 from meshwire.model.manifest import ModelManifest, Momentum, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
-from tests.daemon.connectionpair import Recorder, pair, until
+from tests.daemon.connectionpair import Recorder, pair
 from tests.daemon.roundhost import Told
+from tests.daemon.waiting import until
 
 Values = NDArray[np.float32]
 

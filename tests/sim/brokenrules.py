@@ -7,8 +7,8 @@ import pytest
 
 from meshtraind.rounds.effects import Stage
 from meshwire.membership import proposals as proposing
-from meshwire.membership.entitled import electorate_of
 from meshwire.membership.inputs import CannotCatchUp
+from meshwire.membership.quorum import electorate_of
 from meshwire.membership.requests import Kind, OwnRequest, Seat
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Standing, Where
@@ -18,8 +18,8 @@ from meshwire.rounds.effects import Effect, RoundComplete
 from meshwire.rounds.inputs import GenerationEntered
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.open_rounds import OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets
-from meshwire.rounds.table import RoundTable
 from meshwire.samples.pool import SamplePool
 from tests.sim.cluster import Cluster
 from tests.sim.clusterdaemon import Daemon
@@ -172,9 +172,9 @@ def laggards_not_served(patch: pytest.MonkeyPatch) -> None:
 
 def rounds_not_forgotten(patch: pytest.MonkeyPatch) -> None:
     """G6: what others had said of rounds above the cut counts on."""
-    entered = RoundTable.entered
+    entered = OpenRounds.entered
 
-    def kept(self: RoundTable, settings: RoundSettings, promised: Mapping[int, int]) -> RoundTable:
+    def kept(self: OpenRounds, settings: RoundSettings, promised: Mapping[int, int]) -> OpenRounds:
         table = entered(self, settings, promised)
         for round_, state in self._rounds.items():
             if round_ > self.complete:
@@ -183,13 +183,13 @@ def rounds_not_forgotten(patch: pytest.MonkeyPatch) -> None:
                         table._round(round_).binds[rank] = bind
         return table
 
-    patch.setattr(RoundTable, "entered", kept)
+    patch.setattr(OpenRounds, "entered", kept)
 
 
 def freed_too_early(patch: pytest.MonkeyPatch) -> None:
     """G5: what a laggard lacks is freed once the generation is entered."""
-    entered = RoundTable.entered
-    patch.setattr(RoundTable, "entered", lambda self, settings, _: entered(self, settings, {}))
+    entered = OpenRounds.entered
+    patch.setattr(OpenRounds, "entered", lambda self, settings, _: entered(self, settings, {}))
 
 
 def calls_remembered(patch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,12 @@ results are decoded, when memory is free. What a part holds is the name of its c
 """
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meshtraind.contributions.results import EncodedRound
 from meshtraind.executor.host import BindsOfRounds, RoundHost
-from meshtraind.parts.results import EncodedRound
 from meshtraind.transport.round_link import RoundLink
 from meshwire.collectives.exchange import Part
 from meshwire.frames.header import Flags, Header, Kind
@@ -355,7 +355,7 @@ class Exchange:
         place = self._places[number, 0, self._rank] = bytearray(size_bytes)
         return memoryview(place)
 
-    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
+    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> None:
         place = self._places.pop((number, 0, self._rank), None)
         results: list[Result] = []
         if poisoned is not None:
@@ -363,7 +363,9 @@ class Exchange:
             results = pickle.loads(place)
             assert poisoned_bitmap(results) == poisoned
             for result in results:
-                assert result.poisoned or (result.contributors, result.weight) == (contributors, weight), "of its binds"
+                assert result.poisoned or (result.contributors, result.weight) == (contributors, sum(weights)), (
+                    "of its binds"
+                )
         self._results[number] = dict(enumerate(results))
         self._whole.add(number)
         for bucket in range(BUCKETS):

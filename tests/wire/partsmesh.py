@@ -5,7 +5,7 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from meshwire.codecs.registry import CodecSpec, Reduction
+from meshwire.codecs.registry import FP32, CodecSpec, Family, Reduction
 from meshwire.collectives.direct import PartsExchange
 from meshwire.collectives.exchange import Part, Work
 from meshwire.collectives.strategy import collective_for
@@ -16,6 +16,12 @@ from tests.wire.onebucket import make_plan
 
 Runs = dict[int, list[float]]
 """What lies in an area, by offset of a run: one number for each segment."""
+
+
+def codecs_of(reduction: Reduction) -> tuple[CodecSpec, CodecSpec]:
+    """Codecs of so many bytes a segment as fp32 takes: always, and at most."""
+    some = Family("some", reduction, lambda _, count: 4 * count, "", "", fixed=False)
+    return CodecSpec(replace(FP32.family, reduction=reduction), ()), CodecSpec(some, ())
 
 
 @dataclass

@@ -50,7 +50,7 @@ class Endpoint:
         self._other_version = 0  # that a command or a script here spoke last
 
     async def start(self, handler: Handler) -> None:
-        """Listens from now on.
+        """Begins to listen.
 
         Args:
             handler: gets what arrives once a connection has attached; its first request is the `Attach` itself.
@@ -84,7 +84,8 @@ class Endpoint:
         return connection
 
     def _speaks(self, version: int) -> str:
-        """W6: meshtrain was installed anew while this daemon runs. Told once; a command may ask again and again."""
+        """Warns once when meshtrain was installed anew while this daemon runs (W6); a command may ask again and
+        again."""
         told = (
             f"a command or a script here speaks wire version {version}, this daemon {WIRE_VERSION}: meshtrain was "
             "installed anew while it runs; meshtrain down, then meshtrain up"
@@ -151,7 +152,7 @@ class _Guard:
         return await handler.request(conn, header, body, emit)
 
     def lost(self, conn: Connection, reason: str) -> None:
-        """It never attached: nobody has heard of it."""
+        """Nothing to do: a connection that never attached is known to nobody."""
 
 
 class _LearnerGuard:

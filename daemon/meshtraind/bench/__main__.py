@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from meshtraind.bench.allreduce import compare
-from meshtraind.bench.codecreport import CodecReport
+from meshtraind.bench.codec_report import CodecReport
 from meshtraind.bench.report import Report
 from meshtraind.bench.settings import BenchError, Settings, loopback
 
@@ -16,7 +16,7 @@ EXIT_FAILED = 1
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs `meshtraind bench`, and returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
         report = _codecs(options) if options.command == "codecs" else _allreduce(options)
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _counts(text: str) -> list[int]:
-    """Raises BenchError."""
+    """Reads lengths of vectors, with commas between them. Raises BenchError."""
     try:
         return [int(float(count)) for count in text.split(",")]
     except (ValueError, OverflowError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.bench.codecreport import CodecFigures, CodecReport
+from meshtraind.bench.codec_report import CodecFigures, CodecReport
 from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import transform_figures
 from meshtraind.codecs import codec_named
@@ -130,7 +130,7 @@ def _error(codec: Codec, area: memoryview, lengths: Sequence[int], values: Value
 
 
 def _memory_bytes(text: str, values: Values) -> int:
-    """Of a codec that takes its first segments: scratch that stays, and what is allocated on the way."""
+    """How much memory a codec takes with its first segments: scratch that stays, and what is allocated on the way."""
     few = values[: 2 * SEGMENT_VALUES_MAX].copy()
     spec = parse_codec(text)
     area = memoryview(bytearray(sum(spec.segment_bytes_max(len(part)) for part in _segments(few))))

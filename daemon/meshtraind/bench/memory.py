@@ -15,7 +15,8 @@ def resident_bytes() -> int:
 
 
 def peak_bytes() -> int:
-    """The most there ever was. getrusage would count what the parent had before this process was made from it."""
+    """The most memory that this process ever had. getrusage would count what the parent had before this process was
+    made from it."""
     if _STATUS.exists():
         lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         return int(lines["VmHWM"].split()[0]) * 1024

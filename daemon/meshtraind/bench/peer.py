@@ -175,7 +175,7 @@ class Peer:
         return {}
 
     async def do_ready(self) -> dict[str, Any]:
-        """Before every round."""
+        """Gets ready, before every round."""
         if self.complete >= ROUNDS_KEPT:
             self.executor.forget(self.complete + 1 - ROUNDS_KEPT)
         self.executor.open_result(self.complete + 1)

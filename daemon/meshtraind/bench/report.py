@@ -30,7 +30,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of the peer process that took most, in bytes.
+    """The memory of the peer process that took most, in bytes.
 
     Attributes:
         before: resident with everything imported and linked, before there was a vector.

@@ -53,7 +53,7 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """Length of the vector."""
+        """The length of the vector."""
         return self.mb * 1_000_000 // VALUE_BYTES
 
     @property
@@ -76,7 +76,7 @@ class Station:
 
 
 def loopback(peers: int) -> list[Station]:
-    """All ranks on this machine."""
+    """The stations where all ranks run on this machine."""
     return [Station("127.0.0.1")] * peers
 
 

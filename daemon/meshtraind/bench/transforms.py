@@ -13,14 +13,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.bench.codecreport import CodecFigures
+from meshtraind.bench.codec_report import CodecFigures
+from meshtraind.contributions.contribution import HopContribution, compensation_of
+from meshtraind.contributions.error_feedback import feedback_of
+from meshtraind.contributions.results import Final, RoundResults
+from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.parts.contribution import HopContribution, compensation_of
-from meshtraind.parts.error_feedback import feedback_of
-from meshtraind.parts.results import Final, RoundResults
-from meshtraind.parts.segments import RoundForms
 from meshwire.codecs.registry import CodecSpec
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
@@ -88,7 +88,7 @@ class OneMember:
 
     @property
     def error(self) -> float:
-        """Of the last round: the norm of what is lost, as a part of the gradient's."""
+        """The error of the last round: the norm of what is lost, as a part of the gradient's."""
         return float(np.linalg.norm(self.raw - self.mean) / np.linalg.norm(self.raw))
 
     def settle(self, number: int) -> None:
@@ -145,7 +145,8 @@ def resnet_shapes(count: int) -> list[tuple[int, ...]]:
 
 
 def _resnet18() -> Iterator[tuple[int, ...]]:
-    """As torchvision has them: each convolution, and weight and bias of the normalisation behind it."""
+    """The tensors of a ResNet-18 as torchvision has them: each convolution, and weight and bias of the normalisation
+    behind it."""
 
     def convolution(channels_in: int, channels: int, side: int) -> Iterator[tuple[int, ...]]:
         yield channels, channels_in, side, side
@@ -174,7 +175,7 @@ def _without_warmup(spec: CodecSpec) -> CodecSpec:
 
 
 def _memory_bytes(spec: CodecSpec, values: Values) -> int:
-    """All but vectors as long as the model's."""
+    """The memory of everything but vectors as long as the model's."""
     OneMember(spec, values[:1])  # imports are no memory of its own
     tracemalloc.start()
     try:

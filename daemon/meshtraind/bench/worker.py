@@ -16,7 +16,7 @@ Answer = Mapping[str, Any]
 
 
 class Worker:
-    """One process. Its standard error is kept, and shown when it fails."""
+    """One process of the benchmark. Its standard error is kept, and shown when it fails."""
 
     def __init__(self, name: str, argv: Sequence[str]) -> None:
         self.name = name
@@ -87,7 +87,7 @@ class Worker:
 
 
 async def ask_all(workers: Sequence[Worker], timeout_s: float = WORKER_TIMEOUT_S, **command: object) -> list[Answer]:
-    """The same command to all at once; the answers by rank."""
+    """Gives the same command to all at once; the answers by rank."""
     for worker in workers:
         worker.tell(**command)
     return [await worker.answer(timeout_s, str(command["do"])) for worker in workers]

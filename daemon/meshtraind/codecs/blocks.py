@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.bit_packing import Bytes
 from meshtraind.codecs.dither import add_dither
-from meshtraind.codecs.packing import Bytes
 from meshwire import limits
 from meshwire.codecs import quantizers as quantcodecs
 from meshwire.codecs.registry import CodecSpec

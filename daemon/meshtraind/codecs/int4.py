@@ -6,8 +6,8 @@ less than 15 steps do, in as many bytes.
 """
 
 from meshtraind.codecs.base import Bits, CodecError, Values
+from meshtraind.codecs.bit_packing import Bytes, pack_nibbles, unpack_nibbles
 from meshtraind.codecs.blocks import BlockCodec, signed_step_sizes
-from meshtraind.codecs.packing import Bytes, pack_nibbles, unpack_nibbles
 from meshwire.codecs.quantizers import INT4_LEVELS
 from meshwire.codecs.registry import CodecSpec
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from meshtraind.codecs.bit_packing import Bytes
 from meshtraind.codecs.blocks import BlockCodec
-from meshtraind.codecs.packing import Bytes
 from meshwire.codecs.quantizers import INT8_LEVELS
 from meshwire.codecs.registry import CodecSpec
 

@@ -9,8 +9,8 @@ Of the largest values alone, as sparse codecs send them, it leaves out twice as 
 import numpy as np
 
 from meshtraind.codecs.base import INFINITY_FP32, Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.bit_packing import Bytes, pack_nibbles, unpack_nibbles
 from meshtraind.codecs.blocks import block_peaks, by_block, read_steps, step_sizes, write_steps
-from meshtraind.codecs.packing import Bytes, pack_nibbles, unpack_nibbles
 from meshwire import limits
 from meshwire.codecs.quantizers import STEP_BYTES, blocks
 from meshwire.codecs.registry import CodecSpec

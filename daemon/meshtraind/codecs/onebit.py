@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.bit_packing import Bytes, pack_planes, unpack_planes
 from meshtraind.codecs.blocks import by_block, starts
-from meshtraind.codecs.packing import Bytes, pack_planes, unpack_planes
 from meshwire import limits
 from meshwire.codecs.quantizers import ONEBIT_COLUMN, SCALE_BYTES, blocks
 from meshwire.codecs.registry import CodecSpec

@@ -5,8 +5,8 @@ import math
 import numpy as np
 
 from meshtraind.codecs.base import Bits, Values
+from meshtraind.codecs.bit_packing import Bytes, pack_planes, unpack_planes
 from meshtraind.codecs.blocks import BlockCodec, starts
-from meshtraind.codecs.packing import Bytes, pack_planes, unpack_planes
 from meshwire.codecs.quantizers import QSGD_BUCKET, qsgd_bits
 from meshwire.codecs.registry import CodecSpec
 

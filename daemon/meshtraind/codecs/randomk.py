@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Indices
-from meshtraind.codecs.keptvalues import FORMS
+from meshtraind.codecs.kept_values import FORMS
 from meshtraind.codecs.mixing import mixed
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.sparsifiers import SEED_BYTES, most_kept

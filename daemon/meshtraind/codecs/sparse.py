@@ -1,6 +1,6 @@
 """What the codecs have in common that send some values of a segment with their indices.
 
-A segment is a header, indices (`indices.py`), and values (`keptvalues.py`). Values that are written as zero are not
+A segment is a header, indices (`indices.py`), and values (`kept_values.py`). Values that are written as zero are not
 sent, but in int4. When all values of the segment take no more bytes than those chosen with their indices, all are sent.
 """
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import FIRST, Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.indices import Form, Indices, read_indices, smallest_form, write_indices
-from meshtraind.codecs.keptvalues import FORMS
+from meshtraind.codecs.kept_values import FORMS
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.sparsifiers import HEADER_BYTES, bitmap_bytes, kept_within

@@ -14,9 +14,9 @@ import struct
 import numpy as np
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.bit_packing import Bytes, pack_trits, unpack_trits
 from meshtraind.codecs.dither import add_dither
 from meshtraind.codecs.moments import root_mean_square
-from meshtraind.codecs.packing import Bytes, pack_trits, unpack_trits
 from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 

@@ -3,7 +3,7 @@
 With `chunk=` the largest of each run of so many neighbours (SparseLoCo: 64 of each 4096). That keeps a tensor of small
 values from waiting behind one of large values that lies in the same segment.
 
-What dgc is besides, the worker's momentum, lies in `meshtraind.parts.momentum`.
+What dgc is besides, the worker's momentum, lies in `meshtraind.contributions.momentum`.
 """
 
 import numpy as np

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
+from meshtraind.codecs.bit_packing import FOURS, Bytes, either_sign, pack_quads
 from meshtraind.codecs.blocks import by_block, read_steps, step_sizes, write_steps
 from meshtraind.codecs.moments import root_mean_square
-from meshtraind.codecs.packing import FOURS, Bytes, either_sign, pack_quads
 from meshwire import limits
 from meshwire.codecs.quantizers import QUAD_LEVELS, STEP_BYTES, TWOBIT_COLUMN, blocks
 from meshwire.codecs.registry import CodecSpec

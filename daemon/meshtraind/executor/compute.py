@@ -1,13 +1,13 @@
 """What a round's work computes on this member: the arithmetic of each form, the result slot, and who is told."""
 
 from meshtraind.codecs.base import Values
+from meshtraind.contributions.results import Final, RoundResults
+from meshtraind.contributions.segments import RoundForms
 from meshtraind.executor.host import RoundHost
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
 from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.parts.results import Final, RoundResults
-from meshtraind.parts.segments import RoundForms
 from meshwire.collectives.exchange import Work
 
 

@@ -5,7 +5,7 @@ What that is says `meshwire.collectives.exchange`.
 Every piece of arithmetic is one chunk long, well under a millisecond, so it runs on the event loop between two reads:
 handing it to a thread would cost more than it takes. On the ring with s=0 own parts are encoded only when the link can
 take them; where encoding changes nothing they leave the learner's slot as they lie there. Otherwise they are encoded as
-soon as they are ready, and leave from there (`../parts/contribution.py`).
+soon as they are ready, and leave from there (`../contributions/contribution.py`).
 
 Every member decodes a round's result from the same final bytes, early or late (`result_slot.py`), and its squared norm
 (O4) is computed once, by the owner of each shard, and travels with them: so both are bit-equal everywhere.
@@ -20,18 +20,18 @@ from itertools import chain
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.contributions.contribution import compensation_of
+from meshtraind.contributions.error_feedback import Run, feedback_of
+from meshtraind.contributions.received import BrokenPartError
+from meshtraind.contributions.results import EncodedRound, RoundResults
+from meshtraind.contributions.seeds import member_seed
+from meshtraind.contributions.segments import RoundForm, RoundForms, Segment
 from meshtraind.executor.compute import Calculation
 from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers, ExchangeSettings, RoundHost
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Materials, reducer_for
 from meshtraind.executor.round_buffers import RoundMemory
 from meshtraind.executor.send_queue import Sending
-from meshtraind.parts.contribution import compensation_of
-from meshtraind.parts.error_feedback import Run, feedback_of
-from meshtraind.parts.received import BrokenPartError
-from meshtraind.parts.results import EncodedRound, RoundResults
-from meshtraind.parts.seeds import member_seed
-from meshtraind.parts.segments import RoundForm, RoundForms, Segment
 from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
 from meshtraind.transport.round_link import RoundLink

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.executor.ring_and_sharded import Arithmetic
-from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.received import (
+from meshtraind.contributions.contribution import OwnContribution
+from meshtraind.contributions.received import (
     MemberPart,
     mean_into,
     member_parts,
@@ -18,8 +16,10 @@ from meshtraind.parts.received import (
     senders_mean_into,
     squared_norm_by_halves,
 )
-from meshtraind.parts.results import Final
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.results import Final
+from meshtraind.contributions.segments import Segment
+from meshtraind.executor.result_slot import ResultSlot
+from meshtraind.executor.ring_and_sharded import Arithmetic
 from meshwire.collectives.exchange import Work
 
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import RoundForm, RoundForms
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.segments import RoundForm, RoundForms
 from meshtraind.projection.base import AsItIs, LearnerHelp, Projection
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshtraind.projection.powersgd.projection import LowRankProjection

@@ -12,14 +12,14 @@ from types import MappingProxyType
 import numpy as np
 
 from meshtraind.codecs.base import Values
+from meshtraind.contributions.contribution import Compensation, OwnContribution, WithErrorFeedback
+from meshtraind.contributions.error_feedback import Feedback
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms
+from meshtraind.contributions.sketch import Shares, SketchPart
 from meshtraind.executor.gather import GatherArithmetic
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.ring_and_sharded import Arithmetic, HopArithmetic, ShardedArithmetic
 from meshtraind.executor.sketch import SketchArithmetic
-from meshtraind.parts.contribution import Compensation, OwnContribution, WithErrorFeedback
-from meshtraind.parts.error_feedback import Feedback
-from meshtraind.parts.segments import Areas, RoundForm, RoundForms
-from meshtraind.parts.sketch import Shares, SketchPart
 from meshwire.codecs.spec import Reduction
 from meshwire.layout.budget import Budget
 

@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from meshtraind.codecs.base import CodecError, Values
+from meshtraind.contributions.results import Final
+from meshtraind.contributions.segments import RoundForms, Segment
 from meshtraind.executor.host import RoundHost
 from meshtraind.executor.projections import Projections
-from meshtraind.parts.results import Final
-from meshtraind.parts.segments import RoundForms, Segment
 from meshtraind.projection.expansion import Expansion
 from meshtraind.runtime.timeslice import Slices
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
+from meshtraind.contributions.byte_budget import ByteBudget
+from meshtraind.contributions.contribution import HopContribution, OwnContribution, WithErrorFeedback
+from meshtraind.contributions.error_feedback import Feedback
+from meshtraind.contributions.received import BrokenPartError, MemberPart, mean_into, member_parts, payloads_of
+from meshtraind.contributions.results import Final
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Segment, each_payload
 from meshtraind.executor.result_slot import ResultSlot
-from meshtraind.parts.byte_budget import ByteBudget
-from meshtraind.parts.contribution import HopContribution, OwnContribution, WithErrorFeedback
-from meshtraind.parts.error_feedback import Feedback
-from meshtraind.parts.received import BrokenPartError, MemberPart, mean_into, member_parts, payloads_of
-from meshtraind.parts.results import Final
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work
 from meshwire.layout.budget import Budget
 

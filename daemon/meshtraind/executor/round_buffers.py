@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshtraind.codecs.base import CodecError
+from meshtraind.contributions.contribution import OwnContribution
+from meshtraind.contributions.results import EncodedRound, Final, RoundResults
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, Segment
 from meshtraind.executor.projections import Projections
 from meshtraind.executor.reducers import Reducer
-from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.results import EncodedRound, Final, RoundResults
-from meshtraind.parts.segments import Areas, RoundForm, RoundForms, Segment
 from meshwire.collectives.exchange import BucketExchange
 from meshwire.model.plan import Shard
 

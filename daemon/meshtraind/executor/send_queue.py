@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.segments import RoundForm
 from meshtraind.executor.compute import Calculation
 from meshtraind.executor.host import ChunkTrace, ExchangeMembers, RoundHost
 from meshtraind.executor.outbox import Frame, Outbox
 from meshtraind.executor.round_buffers import RoundMemory
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import RoundForm
 from meshwire.collectives.exchange import Work
 from meshwire.collectives.strategy import Strategy
 from meshwire.frames.header import Flags, Header, Kind

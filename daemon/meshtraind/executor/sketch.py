@@ -9,12 +9,12 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.codecs.homomorphic import Homomorphic
+from meshtraind.contributions.contribution import OwnContribution
+from meshtraind.contributions.results import Final
+from meshtraind.contributions.segments import Segment, each_payload
+from meshtraind.contributions.sketch import SketchPart
 from meshtraind.executor.result_slot import ResultSlot
 from meshtraind.executor.ring_and_sharded import HopArithmetic, check_norm
-from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.results import Final
-from meshtraind.parts.segments import Segment, each_payload
-from meshtraind.parts.sketch import SketchPart
 from meshwire import limits
 from meshwire.collectives.exchange import Work
 

@@ -23,9 +23,9 @@ from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.jobs.lifecycle import EXIT_CODES, JobEvent, JobRecord, JobState, job_number
-from meshwire.membership.checks import list_wrong
 from meshwire.membership.invitations import invitation_wrong
 from meshwire.membership.lineage import rank_of
+from meshwire.membership.proposal_checks import list_wrong
 from meshwire.messages.generation import Invite, Where
 from meshwire.messages.job import (
     Commit,
@@ -119,7 +119,7 @@ class Admission:
         return self.may_return(job) and time.monotonic() < self._began_s + RETURNS_WITHIN_S
 
     def is_under_way(self, job: str) -> bool:
-        """Whether it is about to begin, or its files are being deleted again."""
+        """Whether the job is about to begin here, or its files are being deleted again."""
         return job in self._registry.jobs or job in self._joining
 
     def call_off(self, job: str) -> None:
@@ -169,7 +169,8 @@ class Admission:
                 await asyncio.to_thread(discard, *place)
 
     async def _lay_down(self, job: Job) -> None:
-        """It did not begin again: it lies here as before, if nobody has ended it."""
+        """Puts a job that did not begin again back where it was, on the list of those that wait for their devices;
+        unless somebody has ended it meanwhile."""
         id_ = job.spec.job
         await asyncio.to_thread(remove_inputs, job.folder)
         before = self._before.pop(id_, None)
@@ -190,7 +191,7 @@ class Admission:
             log.error("job %s is not recorded: %s", record.id, error)
 
     async def _let_go(self, id_: str, *, succeeded: bool) -> None:
-        """This device neither returns to it nor begins it again."""
+        """Forgets a job that lay here: this device neither returns to it nor begins it again."""
         self._left.pop(id_, None)
         self.revivals.drop(id_)
         folder = self._node.job_folder(id_)
@@ -198,7 +199,7 @@ class Admission:
         await asyncio.to_thread(clean_up, id_, folder, self._node.blobs, succeeded=succeeded)
 
     def give_up(self, id_: str, outcome: Outcome, reason: str, *, left: bool = False) -> None:
-        """A job that lies here to begin again is over: a person, or a device that was in it, says so. `left`: here
+        """Ends a job that lies here to begin again, because a person or a device that was in it says so. `left`: here
         alone."""
         if not self.revivals.waits(id_) or id_ in self._registry.jobs:
             return
@@ -234,7 +235,7 @@ class Admission:
     # An offer
 
     def offered(self, offer: Offer, submitter: str) -> OfferReply:
-        """A job is proposed to this device."""
+        """Answers a proposed job: begins to fetch its files, or says why it is refused."""
         spec, node = offer.spec, self._node
         rank = next((rank for rank, member in enumerate(offer.members) if member.device == node.device), None)
         known = self._registry.jobs.get(spec.job)
@@ -367,7 +368,8 @@ class Admission:
         await Intake(job.spec, job.folder, self._node.blobs, source, on_progress, begins=begins).run()
 
     async def _fetch_from_any(self, job: Job, device: str, on_progress: OnFileProgress) -> None:
-        """For a device that comes later: links may break, others have the files as well, and nobody waits for it."""
+        """Fetches the files for a device that comes to a job later, from any member: links may break, all members have
+        the files, and nobody waits for this one."""
         loop = asyncio.get_running_loop()
         heard_s, heard_bytes = loop.time(), 0
 
@@ -410,7 +412,8 @@ class Admission:
             submission.files_progress(device, report)
 
     def prepared(self, generation: Generation) -> Promise:
-        """First phase: promises to enter, unless this member could not work in it (G7)."""
+        """Answers the first phase of a start: promises to enter the generation, unless this member could not work in it
+        (G7)."""
         job = self._registry.jobs.get(generation.job)
         if job is None or job.state is not JobState.READY:
             return Promise(refusal=f"job {generation.job} is not ready there")
@@ -454,7 +457,7 @@ class Admission:
             await job.news(1.0)
 
     def committed(self, commit: Commit) -> None:
-        """Second phase: the generation is entered."""
+        """Takes the second phase of a start: the generation is entered."""
         generation = self._promised.get(commit.job)
         if generation is not None and generation.hash64() == commit.generation:
             self.begin(commit.job)
@@ -526,13 +529,13 @@ class Admission:
         self._tasks.spawn(self._come_later(job, device, where), f"return to {where.job}")
 
     def _goes_on(self, id_: str) -> None:
-        """With this device, or it asks in."""
+        """Forgets that the job lay here: it goes on with this device, or this device asks in."""
         self._left.pop(id_, None)
         self._before.pop(id_, None)
         self._where.pop(id_, None)
         self.revivals.drop(id_)
 
-    # JoinRequests a job that others have begun
+    # Joining a job that others have begun
 
     async def invited(self, invite: Invite, device: str) -> OfferReply:
         """A member asks this device to join. Several may: they get the same answer, once the files are here."""
@@ -578,7 +581,8 @@ class Admission:
         return not job.ended or job.spec.job in self._joining
 
     def _join(self, invite: Invite, device: str) -> Job:
-        """Its rank is the next one for now, and for good when the others take it in."""
+        """Makes the job that this device is to join, and begins to fetch its files. Its rank is the next free one, for
+        good once the others have taken it in."""
         spec, members = invite.spec, invite.generation.members
         log.info("job %s: this device joins it, which others have begun", spec.job)
         self._goes_on(spec.job)

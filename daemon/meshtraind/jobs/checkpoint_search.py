@@ -39,7 +39,7 @@ READ_TIMEOUT_S = 300.0  # a slow disk reads some gigabytes
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a job begins from.
+    """The checkpoint that a job begins from.
 
     Attributes:
         spec: of the job that has written the checkpoint.
@@ -82,7 +82,7 @@ class CheckpointSearch:
         self._emit = emit
 
     async def bring(self, resume: ResumeFrom) -> Resumed:
-        """Raises RequestFailed with a text for the person."""
+        """Finds the newest usable checkpoint and brings it here. Raises RequestFailed with a text for the person."""
         self._emit(SubmitProgress(text=f"looking for checkpoints of job {resume.job}"))
         places, unasked = await self._places(resume.job)
         wanted = [
@@ -109,7 +109,7 @@ class CheckpointSearch:
         raise RequestFailed(f"no checkpoint of {what} can be used: " + "; ".join(facts))
 
     async def bring_files(self, resumed: Resumed) -> None:
-        """The files that the job ran from. Raises RequestFailed when they are not to be had."""
+        """Brings the files that the checkpoint's job ran from. Raises RequestFailed when they are not to be had."""
         spec = resumed.spec
         trees = [(spec.files, limits.SOURCE_BYTES_MAX)]
         if spec.data is not None:
@@ -124,7 +124,8 @@ class CheckpointSearch:
             ) from error
 
     async def _places(self, job: str) -> tuple[list[_Place], list[str]]:
-        """The newest first, those of this device before others; and who was asked in vain."""
+        """Where checkpoints of the job lie, the newest first, those of this device before others; and who was asked in
+        vain."""
         folder = self._node.job_folder(job)
         try:
             here = await in_thread(lambda check: list_checkpoints(folder, job, 0, check))
@@ -193,7 +194,7 @@ class CheckpointSearch:
 
 
 def ship(job_folder: Path, job: str, wanted: CheckpointName, store: BlobStore, owner: str) -> BlobRef:
-    """A checkpoint as blobs, held for the owner: the packed FileManifest of its folder. Blocking.
+    """Stores a checkpoint as blobs, held for the owner, and returns the packed FileManifest of its folder. Blocking.
 
     Raises:
         RequestFailed: there is none, or it cannot be used.

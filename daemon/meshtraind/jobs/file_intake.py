@@ -181,7 +181,7 @@ async def fetch_manifest(
 
 
 def hold_files(store: BlobStore, owner: str, manifest: FileManifest, *, passing: bool = False) -> None:
-    """As `BlobStore.hold`."""
+    """Holds all files of a manifest, and the manifest, as `BlobStore.hold` does."""
     store.hold(owner, (entry.sha256 for entry in manifest.entries), passing=passing)
 
 

@@ -41,7 +41,7 @@ class Housekeeper:
         self._cleaned = tasks.spawn(asyncio.to_thread(clean_up_all, past), "remove files of past jobs")
 
     def keep_clean(self) -> None:
-        """From now on, until `close`, what has expired is deleted."""
+        """Starts to delete, until `close`, what has expired."""
         self._tasks.spawn(self._clean_up_regularly(), "delete what has expired")
 
     async def _clean_up_regularly(self) -> None:
@@ -78,7 +78,7 @@ class Housekeeper:
         return job is None or job.ended
 
     def _ended_s(self, folder: Path, changed_s: float, now_s: float) -> float | None:
-        """When a job whose folder lies here has ended, Unix time; None: it may go on."""
+        """When the job whose folder lies here has ended, Unix time; None where it may go on."""
         id_ = folder.name
         if (job := self._registry.jobs.get(id_)) is not None:
             return job.ended_at_s if self._registry.session(id_) is None else None

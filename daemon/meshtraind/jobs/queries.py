@@ -82,15 +82,15 @@ class JobQueries:
         return _newest(live)
 
     async def known_here(self, prefix: str) -> tuple[JobSummary, ...]:
-        """The same for a peer. One list at a time, and whatever else waits goes between two: each takes some 50 ms of
-        a daemon that remembers a thousand jobs, and a peer may ask for 64 at once."""
+        """The jobs known here, newest first, for a peer. One list at a time, and whatever else waits goes between two:
+        each takes some 50 ms of a daemon that remembers a thousand jobs, and a peer may ask for 64 at once."""
         async with self._listing:
             await asyncio.sleep(0)
             return self.summaries(prefix)
 
     def _past(self, summary: JobSummary) -> JobSummary:
-        """A job of before this daemon's start. Others may be in the middle of it: if so they tell as soon as there is a
-        link, and before nobody knows that it is lost."""
+        """The summary of a job that ended before this daemon was started. Others may be in the middle of it: if so they
+        tell as soon as there is a link, and before that nobody knows that it is lost."""
         admission = self._admission
         waiting = admission.revivals.waiting(summary.job)
         if waiting is None and (summary.state != JobState.LOST or not admission.returns_soon(summary.job)):
@@ -187,7 +187,7 @@ class JobQueries:
         await session.closed.wait()
 
     async def _cancel_elsewhere(self, body: Cancel, summary: JobSummary) -> None:
-        """Of the members, one that is in the job now is asked first: it can save what the job has learned."""
+        """Asks a member to end the job; first one that is in it now, for it can save what the job has learned."""
         error = RequestFailed(f"no device of job {body.job} is linked now; see `meshtrain peers`")
         ranks = (*summary.present, *(rank for rank in range(len(summary.members)) if rank not in summary.present))
         for member in (summary.members[rank] for rank in ranks):
@@ -331,7 +331,7 @@ def _newest(jobs: dict[str, JobSummary]) -> tuple[JobSummary, ...]:
 
 
 def _bounded(files: list[OutputFile], omitted: int) -> Outputs:
-    """As many files as one message holds, and how many more there are; `omitted` were left out already."""
+    """Cuts a list of files to what one message holds, and counts those that are left out, `omitted` included."""
     kept_bytes, count = 0, 0
     for file in files:
         kept_bytes += len(file.path.encode()) + OUTPUT_FILE_OVERHEAD_BYTES

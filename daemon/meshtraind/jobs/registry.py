@@ -58,7 +58,7 @@ class JobRegistry:
 
     @property
     def running(self) -> int:
-        """Jobs that have not ended."""
+        """How many jobs have not ended."""
         return sum(1 for job in self._jobs.values() if not job.ended)
 
     @property
@@ -72,7 +72,7 @@ class JobRegistry:
 
     @property
     def sessions(self) -> tuple[JobSession, ...]:
-        """Those of all jobs that run here."""
+        """The sessions of all jobs that run here."""
         return tuple(self._sessions.values())
 
     def id_of(self, number: int) -> str | None:
@@ -80,7 +80,7 @@ class JobRegistry:
         return self._ids.get(number)
 
     def add(self, job: Job) -> None:
-        """A job that this device takes part in from now on. The oldest ended ones are forgotten."""
+        """Adds a job that this device takes part in from now on. The oldest ended ones are forgotten."""
         ended = [id_ for id_, known in self._jobs.items() if known.ended]
         for id_ in ended[: -limits.ENDED_JOBS_IN_MEMORY_MAX]:
             del self._ids[job_number(id_)]
@@ -91,16 +91,16 @@ class JobRegistry:
         self._ids[job_number(job.spec.job)] = job.spec.job
 
     def drop(self, job: Job) -> None:
-        """It has not begun, and is as it was before it was added."""
+        """Removes a job that has not begun, as if it had never been added."""
         del self._jobs[job.spec.job]
         del self._ids[job_number(job.spec.job)]
 
     def start(self, job: Job, generation: Generation, links: dict[int, Connection]) -> None:
-        """The job begins."""
+        """Opens the job's session, in which it begins."""
         self._open_session(job, generation, links).start()
 
     async def come_back(self, job: Job, device: str, where: Where | None) -> None:
-        """This device comes into a job that others have begun; `device` may have told where they are."""
+        """Opens the session of a job that others have begun, and asks in; `device` may have told where they are."""
         session = self._open_session(job, None, {})
         await session.come_back()
         if where is not None:

@@ -67,7 +67,7 @@ class Revivals:
         }
 
     def start(self, tasks: TaskSet, beginner: Beginner) -> None:
-        """From now on they are begun as soon as enough of their devices are there."""
+        """Starts to begin them again, each as soon as enough of its devices are there."""
         if self._machines:
             tasks.spawn(self._run(beginner), "begin lost jobs again")
 
@@ -76,14 +76,14 @@ class Revivals:
         return job in self._machines
 
     def waiting(self, job: str) -> str | None:
-        """For people: what it waits for. None: it is none of them."""
+        """What the job waits for, for people; None where it is not one that is to begin again."""
         if job not in self._machines:
             return None
         why_not = self._why_not.get(job)
         return self._machines[job].waiting() + (f" (tried, and tries again: {why_not})" if why_not else "")
 
     def devices(self, job: str) -> tuple[str, ...]:
-        """All that were ever in it."""
+        """The devices of all that were ever in the job."""
         return tuple(member.device for member in self._machines[job].entered.members)
 
     def is_now(self, job: str, device: str) -> bool:
@@ -92,29 +92,29 @@ class Revivals:
         return rank_of(entered, device) in entered.ranks
 
     def drop(self, job: str) -> None:
-        """It goes on, or is over."""
+        """Takes a job off the list: it goes on, or is over."""
         self._machines.pop(job, None)
         self._why_not.pop(job, None)
 
     def link_made(self, device: str) -> None:
-        """Tells a device that was in it."""
+        """Tells a newly linked device of the jobs that both have lost."""
         for job, machine in self._machines.items():
             if rank_of(machine.entered, device) is not None:
                 remains = Remains(job=job, generation=machine.entered)
                 self._node.links[device].connection.notify(remains, job=job_number(job))
 
     def link_lost(self, device: str) -> None:
-        """It is not there any more."""
+        """Counts no more on a device whose link has ended."""
         for machine in self._machines.values():
             machine.lost(device, asyncio.get_running_loop().time())
 
     def goes_on(self, job: str, device: str) -> None:
-        """The device has the job again."""
+        """Counts no more on a device that has the job again."""
         if job in self._machines:
             self._machines[job].lost(device, asyncio.get_running_loop().time())
 
     def told(self, device: str, body: Remains) -> str | None:
-        """A device has lost the job, too. Returns what is wrong with what it says, or None."""
+        """Hears from a device that it has lost the job, too. Returns what is wrong with what it says, or None."""
         machine, link = self._machines.get(body.job), self._node.links.get(device)
         if machine is None or link is None:
             return None
@@ -131,7 +131,8 @@ class Revivals:
             await asyncio.sleep(POLL_S)
 
     async def _begin(self, machine: Revival, generation: Generation, beginner: Beginner) -> None:
-        """As the one that proposes it. Others may do so, too: then they refuse, and it tries again."""
+        """Tries to begin one as the member that proposes it. Others may do so, too: then they refuse, and it tries
+        again."""
         job = generation.job
         names = ", ".join(member.name for member in generation.live.values())
         log.info("job %s: all of its daemons had ended; it begins again on %s", job, names)

@@ -58,14 +58,14 @@ class JobRouter:
         self.housekeeper = Housekeeper(node, self.registry, self.admission, self._tasks, past)
 
     def start(self) -> None:
-        """From now on, until `close`, what has expired is deleted, and jobs that all of their daemons have lost are
-        begun again (J5)."""
+        """Starts what goes on until `close`: what has expired is deleted, and jobs that all of their daemons have lost
+        are begun again (J5)."""
         self.housekeeper.keep_clean()
         self.admission.revivals.start(self._tasks, self.submissions)
 
     async def close(self) -> None:
-        """Leaves every job whose others can go on. The rest begins again with this daemon, from a checkpoint of now; or
-        it ends."""
+        """Leaves every job whose others can go on. Each of the rest begins again with this daemon, from a checkpoint of
+        now; or it ends."""
         self.registry.closing = True
         reason = f"meshtraind on {self._node.name} was stopped"
         sessions = self.registry.sessions
@@ -117,14 +117,14 @@ class JobRouter:
         return None
 
     def _session_of(self, device: str, id_: str) -> JobSession | None:
-        """For what a member says of a running job. It may have been told to begin sooner than this one, or the
-        submitter was lost before it had told all: who has promised and hears of the job knows that all have."""
+        """The session that a member's message is for. The member may have been told to begin sooner than this one, or
+        the submitter was lost before it had told all: who has promised and hears of the job knows that all have."""
         if self.admission.promised(id_) and self.registry.jobs[id_].rank_of(device) is not None:
             self.admission.begin(id_)
         return self.registry.session(id_)
 
     def _of_generations(self, device: str, header: Header, body: Message) -> None:
-        """What concerns the membership of a job."""
+        """Hands on a message about a job's membership: to its session, or to who knows what became of the job."""
         id_ = self.registry.id_of(header.job) or ""
         session = self._session_of(device, id_)
         if session is not None:
@@ -139,7 +139,8 @@ class JobRouter:
             self._tell_of_before(device, body.job)
 
     def _answer_remains(self, device: str, body: Remains) -> str | None:
-        """A device that was in a job has lost it. If it is over, it is told so. Returns what is wrong with that."""
+        """Answers a device that has lost a job it was in; if the job is over, that device is told so. Returns what is
+        wrong with the message."""
         job = self.registry.jobs.get(body.job)
         if job is not None and job.ended:
             if job.rank_of(device) is not None:
@@ -160,7 +161,8 @@ class JobRouter:
             self.registry.send_end(device, id_, OUTCOMES.get(record.state, "failed"), record.error)
 
     def _tell_of_before(self, device: str, id_: str) -> None:
-        """Who asks to be taken into a job that succeeded before this daemon was restarted would wait for ever."""
+        """Tells a device that asks into a job that it has succeeded, before this daemon was restarted: it would wait
+        for ever."""
         try:
             succeeded = self._node.history.find(id_).state is JobState.SUCCEEDED
         except HistoryError:
@@ -169,7 +171,7 @@ class JobRouter:
             self.registry.send_end(device, id_, "succeeded", None)
 
     def _answer_late(self, device: str, job: Job, report: RankReport) -> None:
-        """A job that ended here just before it began there would wait for this member."""
+        """Tells a member that a job has ended here, just before it began there: it would wait for this one."""
         if job.state in (JobState.FAILED, JobState.CANCELLED) and report.state in UNDER_WAY:
             self.registry.tell_end(device, job)
 
@@ -188,14 +190,14 @@ class JobRouter:
         return None
 
     async def answer_member(self, device: str, body: Asked) -> Wire:
-        """What a member needs that lacks rounds, or loads. Raises RequestFailed."""
+        """Answers a member that lacks rounds, or loads a state. Raises RequestFailed."""
         session = self.registry.session(body.job)
         if session is None or not session.passage.is_member(device):
             raise RequestFailed(f"job {body.job} does not run there")
         return await session.passage.asked(device, body)
 
     def chunk_announced(self, device: str, header: Header) -> memoryview | str | None:
-        """Where a chunk belongs; None: nowhere any more."""
+        """Where a chunk is to be written; None where nobody needs it any more; a text where it breaks the rules."""
         session = self.registry.session(self.registry.id_of(header.job) or "")
         if session is None:
             return None
@@ -206,7 +208,7 @@ class JobRouter:
         return session.members.chunk_announced(rank, header)
 
     def chunk_received(self, device: str, header: Header) -> None:
-        """A chunk is in its place."""
+        """Tells the job that a chunk lies in its place."""
         session = self.registry.session(self.registry.id_of(header.job) or "")
         if session is not None and (rank := session.job.rank_of(device)) is not None:
             session.members.chunk_received(rank, header)
@@ -214,33 +216,34 @@ class JobRouter:
     # What links tell
 
     def link_made(self, link: Link) -> None:
-        """There is a new link: the jobs of its device may go on with it."""
+        """Tells all jobs of a new link: those of its device may go on with it."""
         self.admission.revivals.link_made(link.device)
         for session in self.registry.sessions:
             if not session.job.ended:
                 session.passage.link_made(link.device, link.hello.incarnation)
 
     def was_away(self) -> None:
-        """This machine slept, stood still or changed networks: others may have gone on without it."""
+        """Tells all jobs that this machine slept, stood still or changed networks: others may have gone on without
+        it."""
         for session in self.registry.sessions:
             if not session.job.ended:
                 session.passage.was_away()
 
     def peer_gone(self, device: str, incarnation: int) -> None:
-        """The daemon of a lost link is known to have ended: it is not elsewhere."""
+        """Tells all jobs that the daemon of a lost link is known to have ended: it is not elsewhere."""
         for session in self.registry.sessions:
             if not session.job.ended:
                 session.passage.peer_gone(device, incarnation)
 
     def violated(self, device: str, reason: str) -> None:
-        """What came on this device's link is no message, or no payload: the jobs that it is in go on without it."""
+        """Has the jobs that a device is in go on without it: what came on its link is no message, or no payload."""
         for session in self.registry.sessions:
             rank = session.job.rank_of(device)
             if rank is not None and not session.job.ended:
                 session.passage.refuse(rank, reason)
 
     def peer_lost(self, device: str, reason: str) -> None:
-        """A link is gone; there may be a newer one. Jobs that have not begun end with it."""
+        """Tells all jobs that a link is gone; there may be a newer one. Jobs that have not begun end with it."""
         for session in self.registry.sessions:
             if not session.job.ended:
                 session.passage.link_lost(device, reason)

@@ -1,4 +1,4 @@
-"""From what a person typed to what all members know: the job's specification, and its files as blobs."""
+"""Makes a job's specification, which all members know, of what a person typed, and its files into blobs."""
 
 import asyncio
 import hashlib
@@ -25,7 +25,8 @@ from meshwire.sync.mode import SyncSettings, sync_settings
 
 
 def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:
-    """How the members keep in step. Raises RequestFailed for settings that do not exist or do not go together."""
+    """Reads the settings by which members keep in step. Raises RequestFailed for some that do not exist or do not go
+    together."""
     try:
         sync = sync_settings(
             body.sync, body.straggler, body.visibility, body.own, body.shares, unequal_peers=unequal_peers
@@ -46,7 +47,7 @@ def make_spec(
     data: BlobRef | None,
     resumed: Resumed | None = None,
 ) -> JobSpec:
-    """The job as all members will know it. `resumed`: what it begins from."""
+    """Makes the job's specification. `resumed`: the checkpoint that it begins from."""
     now_s = time.time()
     codec = codec_of(sync, body.codec)
     seed = body.seed if resumed is None else resumed.spec.seed  # the order of the samples goes on
@@ -79,7 +80,7 @@ def make_spec(
 
 
 def spec_again(resumed: Resumed, device: str) -> JobSpec:
-    """A job that goes on as the one was that has written the checkpoint."""
+    """The specification of a job that goes on as the one was that has written the checkpoint."""
     now_s = time.time()
     changes = {
         "job": new_job_id(secrets.token_bytes(8)),
@@ -159,7 +160,7 @@ async def ingest_all(body: Submit, node: Node, owner: str, emit: Emit) -> tuple[
 
 
 def describe_size(body: Submit) -> list[str]:
-    """For --dry-run: what would be sent to each member."""
+    """What would be sent to each member, for --dry-run."""
     notes = []
     for what, manifest_path in (("working directory", body.manifest), ("data", body.data_manifest)):
         if manifest_path is not None:

@@ -1,4 +1,4 @@
-"""The submitter's part: from what a person typed to a running job, by two phases (G2)."""
+"""The submitter's part of a job's start: from what a person typed to a running job, in two phases (G2, entering)."""
 
 import asyncio
 import logging
@@ -86,7 +86,7 @@ class Submission:
         return Submitted(job=spec.job, members=members, notes=tuple(notes))
 
     async def revive(self, owner: str, generation: Generation) -> None:
-        """The same for a job that goes on under its own id, in this generation, from its newest checkpoint (J5).
+        """Begins a job again under its own id, in this generation, from its newest checkpoint (J5).
 
         Raises:
             RefusedError, RequestFailed: it could not begin, and is called off.
@@ -116,7 +116,7 @@ class Submission:
             raise
 
     async def _new(self, body: Submit, owner: str, members: tuple[Member, ...], notes: list[str]) -> JobSpec:
-        """Adds to the notes what the person should know."""
+        """Makes the job's specification of what was typed, and adds to the notes what the person should know."""
         node, emit = self._node, self._emit
         sync = self._settings(body, members, notes)  # before anything is copied
         resumed = await self._bring(body.resume, owner, notes) if body.resume is not None else None
@@ -128,7 +128,7 @@ class Submission:
         return make_spec(body, sync, node.device, files_ref, data_ref, resumed)
 
     def _settings(self, body: Submit, members: tuple[Member, ...], notes: list[str]) -> SyncSettings:
-        """Adds to the notes what the person should know. Raises RequestFailed."""
+        """Reads what was typed, and adds to the notes what the person should know. Raises RequestFailed."""
         cores = {self._cores(member) for member in members}
         sync = check_settings(body, unequal_peers=len(cores) > 1)
         if (note := cost_note(collective_for(codec_of(sync, body.codec), body.topology), len(members))) is not None:
@@ -183,7 +183,7 @@ class Submission:
         return answer
 
     async def _await_files(self, spec: JobSpec, generation: Generation) -> None:
-        """Until every member has the files; shows the slowest."""
+        """Waits until every member has the files; shows the slowest."""
         names = {member.device: member.name for member in generation.live.values()}
         loop = asyncio.get_running_loop()
         heard_s = offered_s = loop.time()
@@ -219,7 +219,7 @@ class Submission:
         return device in self.progress and self.progress[device].ready
 
     async def _agree(self, spec: JobSpec, generation: Generation) -> None:
-        """G2: a promise from all, then commit."""
+        """Enters the first generation: a promise from all, then commit (G2, entering)."""
         members = generation.live.values()
         prepare = Prepare(generation=generation)
         commit = Commit(job=spec.job, generation=generation.hash64())
@@ -269,7 +269,7 @@ class Submissions:
         self._tasks = tasks
 
     async def submit(self, body: Submit | Resubmit, emit: Emit) -> Submitted:
-        """From a person's command to a running job. Raises RequestFailed with a text for the person."""
+        """Takes a person's command as far as a running job. Raises RequestFailed with a text for the person."""
         blobs = self._node.blobs
         with blobs.holding() as owner:
             submitted = await Submission(self._node, self._admission, body, emit).run(owner)
@@ -277,11 +277,11 @@ class Submissions:
         return submitted
 
     def is_under_way(self, job: str) -> bool:
-        """As `Admission.is_under_way`."""
+        """Whether the job is about to begin here; see `Admission.is_under_way`."""
         return self._admission.is_under_way(job)
 
     async def begin_again(self, generation: Generation) -> None:
-        """As `Submission.revive`."""
+        """Begins a lost job again; see `Submission.revive`."""
         body = Resubmit(resume=ResumeFrom(job=generation.job))
         with self._node.blobs.holding() as owner:
             await Submission(self._node, self._admission, body, _tell_nobody).revive(owner, generation)

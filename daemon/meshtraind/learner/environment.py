@@ -11,7 +11,7 @@ from meshwire.messages.job import JobSpec
 
 
 def learner_environment(spec: JobSpec, *, threads: int) -> dict[str, str]:
-    """All variables but those of the endpoint and the shared memory.
+    """The learner's environment variables, but for those of the endpoint and the shared memory.
 
     Args:
         threads: how many the learner may use (M3).
@@ -25,5 +25,5 @@ def learner_environment(spec: JobSpec, *, threads: int) -> dict[str, str]:
 
 
 def learner_threads(learners_here: int) -> int:
-    """M3: a fair share of this machine's cores."""
+    """How many threads a learner may use: a fair share of this machine's cores (M3)."""
     return max(1, (os.cpu_count() or 1) // learners_here)

@@ -59,7 +59,7 @@ class LearnerProcess:
 
     @property
     def running(self) -> bool:
-        """Started and not ended."""
+        """Whether it has started and not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self, environment: Mapping[str, str]) -> None:

@@ -52,7 +52,7 @@ class ScriptError:
 
     @classmethod
     def of(cls, error: BaseException, root: Path) -> "ScriptError":
-        """Reads an exception.
+        """Describes an exception.
 
         Args:
             root: the folder that was submitted, as the script sees it; paths are shown relative to it.
@@ -74,7 +74,7 @@ class ScriptError:
         return cls(kind, what, place, code, hopeless, ours and kind in OF_THE_MESH)
 
     def text(self) -> str:
-        """For a person: where, what, and the line of code."""
+        """The error in a person's words: where, what, and the line of code."""
         lines = (f"{self.place}: {self.what}" if self.place else self.what).splitlines()
         text = "\n".join(lines[:LINES_MAX])
         if len(lines) > LINES_MAX or len(text) > CHARS_MAX:
@@ -93,13 +93,13 @@ class ScriptError:
         return other is not None and (self.kind, self.place) == (other.kind, other.place)
 
     def pack(self) -> bytes:
-        """As `unpack` reads it; what is too long is cut."""
+        """The bytes that `unpack` reads; what is too long is cut."""
         cut = {name: value[:CHARS_MAX] if isinstance(value, str) else value for name, value in asdict(self).items()}
         return json.dumps(cut).encode("utf-8", "backslashreplace")
 
     @classmethod
     def unpack(cls, record: bytes) -> "ScriptError | None":
-        """None for what `pack` has not made: a process that was killed may have written half of it."""
+        """Reads what `pack` has made; None for anything else: a process that was killed may have written half of it."""
         try:
             values = json.loads(record)
             made = cls(**values)

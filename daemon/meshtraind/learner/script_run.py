@@ -54,7 +54,7 @@ class Reporting:
         self._record.write_bytes(ScriptError.of(error, self._root).pack())
 
     def hook(self, kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-        """As `sys.excepthook`: all of it goes into the log, of a stop the message alone."""
+        """Takes the place of `sys.excepthook`: the whole traceback goes into the log, of a stop the message alone."""
         self.tell(error)
         if _is_stop(error):
             text = f"{error}\n"
@@ -64,7 +64,7 @@ class Reporting:
 
 
 def write_framed(text: str) -> None:
-    """Into the log, as the error that ends the script."""
+    """Writes a text into the log, as the error that ends the script."""
     sys.stdout.flush()
     sys.stderr.write(f"{ERROR_BEGINS}\n{text.rstrip()}\n{ERROR_ENDS}\n")
     sys.stderr.flush()
@@ -93,7 +93,7 @@ def run(script: Path, reporting: Reporting) -> None:
 
 
 def refuse_process_groups() -> None:
-    """From now on torch's `init_process_group` raises `NoProcessGroup`; torch is not imported for that."""
+    """Makes torch's `init_process_group` raise `NoProcessGroup` from now on; torch is not imported for that."""
     sys.meta_path.insert(0, _Refusing())
 
 
@@ -130,7 +130,7 @@ def _is_stop(error: BaseException) -> bool:
 
 
 def _without_this_file(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """Of a traceback what is below the frames that run the script."""
+    """The part of a traceback that is below the frames that run the script."""
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     return trace

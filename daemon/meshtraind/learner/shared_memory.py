@@ -78,7 +78,7 @@ class SharedMemory:
 
 
 class KeptMemory:
-    """J3: where a learner keeps its base and its optimizer's state for the process after it.
+    """Memory where a learner keeps its base and its optimizer's state for the process after it (J3).
 
     An anonymous file that learners make as large as they need; here only its beginning is read, and only while no
     learner runs. Where such a file cannot grow (beyond Linux) there is none, and nothing is kept.
@@ -95,7 +95,7 @@ class KeptMemory:
             self.descriptor = os.memfd_create(KEPT_MEMORY_NAME, os.MFD_CLOEXEC)
 
     def round(self) -> int | None:
-        """After which round the base is that it holds; None: there is none that could be used. Blocks for some ms."""
+        """The round after which the base is that lies there; None where none could be used. Blocks for some ms."""
         descriptor = self.descriptor
         if descriptor is None or not self.trusted:
             return None

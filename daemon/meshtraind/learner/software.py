@@ -30,7 +30,7 @@ def memory_bytes() -> int:
 
 
 def _traits() -> tuple[int, ...]:
-    """Of the file that names the wire version, as it lies there now; empty: there is none."""
+    """What tells apart the file that names the wire version, as it lies there now; empty where there is none."""
     try:
         about = os.stat(header.__file__)
     except OSError:

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -31,7 +30,8 @@ class Ending(Enum):
 
 
 def after_exit(code: int, restarts: int, *, hopeless: bool) -> Ending:
-    """Decides. A script that is wrong fails everywhere, and with the last learner ends the job.
+    """Decides what follows from the end of a process. A script that is wrong fails everywhere, and with the last
+    learner ends the job.
 
     Args:
         code: as `LearnerProcess.wait` returns it; negative also where it was not the script's fault.
@@ -44,7 +44,7 @@ def after_exit(code: int, restarts: int, *, hopeless: bool) -> Ending:
 
 
 def pause_s(kills: int) -> float:
-    """J3: how long to wait before the process after so many is started that were killed one after the other."""
+    """How long to wait before a process is started, after so many that were killed one after the other (J3)."""
     return 0.0 if kills < 2 else min(PAUSE_S_MAX, 2.0 ** (kills - 2))
 
 
@@ -70,7 +70,6 @@ class LearnerSupervisor:
 
     Args:
         threads: how many a learner may use (M3).
-        memory: that the next process shares with this daemon.
 
     Attributes:
         restarts: after errors of the script's own, since they were earned again.
@@ -81,11 +80,10 @@ class LearnerSupervisor:
         run: of processes that follow each other; whoever raises it ends the one before.
     """
 
-    def __init__(self, node: Node, job: Job, threads: int, memory: Callable[[], SharedMemory]) -> None:
+    def __init__(self, node: Node, job: Job, threads: int) -> None:
         self._node = node
         self._job = job
         self._threads = threads
-        self._memory = memory
         self._learner: LearnerProcess | None = None
         self._ended = False
         self._token = ""
@@ -106,8 +104,11 @@ class LearnerSupervisor:
         """A process has started and not ended."""
         return self._learner is not None and self._learner.running
 
-    async def start(self, run: int) -> bool:
+    async def start(self, run: int, memory: SharedMemory) -> bool:
         """Starts a process, unless there shall be none any more, or none of this run. Returns whether it has.
+
+        Args:
+            memory: that the process shares with this daemon.
 
         Raises OSError when it cannot be started.
         """
@@ -120,7 +121,7 @@ class LearnerSupervisor:
                 return False
             self.starts += 1
             self.given_up = False
-            self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, self._memory())
+            self._learner = LearnerProcess(job.folder / SOURCE, job.spec, log, memory)
             environment = learner_environment(job.spec, threads=self._threads)
             self._revoke()
             self._token = self._node.entrance.learners.issue(job.spec.job)
@@ -139,7 +140,7 @@ class LearnerSupervisor:
         return code
 
     def after(self, code: int, rounds: int, steps: int, round_: int | None = None) -> Ending:
-        """What follows from the exit code.
+        """Decides what follows from the exit code.
 
         Args:
             rounds: that this device's learners were in.
@@ -167,7 +168,7 @@ class LearnerSupervisor:
         return ending
 
     async def pause(self) -> None:
-        """Before another process is started."""
+        """Waits as long as another process must not be started yet."""
         await asyncio.sleep(max(0.0, self._not_before_s - time.monotonic()))
 
     async def kill(self) -> None:
@@ -188,6 +189,6 @@ class LearnerSupervisor:
         self._node.entrance.learners.revoke(self._token)
 
     async def _started(self) -> LearnerProcess | None:
-        """The newest process, of which there is one to end."""
+        """The newest process, if there is one, once it is not being started any more."""
         async with self._starting:
             return self._learner

@@ -34,7 +34,7 @@ class LinkMaker(Protocol):
         """A verified peer speaks another wire version (W6). Returns what to tell it."""
 
     def left(self, connection: Connection) -> None:
-        """A connection that may have been told to end has ended."""
+        """Hears that a connection which may have been told to end has ended."""
 
 
 class Greeting:
@@ -114,7 +114,7 @@ class Greeting:
         raise RequestFailed("the first message must be a hello")
 
     def _speaks(self, version: int) -> str:
-        """W6: which wire version the other end speaks, before any hello of it could be read."""
+        """Compares wire versions (W6), before any hello of the other end could be read."""
         self.other_version = True
         try:
             self._links.verify_peer(self.connection)

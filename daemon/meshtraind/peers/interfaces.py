@@ -55,7 +55,7 @@ def reachable_addresses(interfaces: Iterable[Interface], listen_host: str) -> tu
 
 
 def likely_addresses(named: Sequence[str], listen_host: str) -> tuple[str, ...]:
-    """Where another device would reach this one, the likeliest first, for a person to type there.
+    """The addresses where another device would reach this one, the likeliest first, for a person to type there.
 
     That on the default route comes first. Container bridges, VPNs and loopback only where there is nothing better; IPv6
     only without IPv4.
@@ -81,7 +81,7 @@ def likely_addresses(named: Sequence[str], listen_host: str) -> tuple[str, ...]:
 
 
 def own_addresses() -> frozenset[str]:
-    """All that this machine has now, whatever for: they change where it comes into another network."""
+    """All addresses that this machine has now, whatever for: they change where it comes into another network."""
     return frozenset(address for interface in _interfaces_up().values() for address in interface.addresses)
 
 
@@ -111,7 +111,7 @@ def _interfaces_up() -> dict[str, Interface]:
 
 
 def _usable_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """None for hardware addresses (psutil lists them among the others) and for addresses of no use to a peer."""
+    """The address, or None if it is of no use to a peer; psutil lists hardware addresses among the others."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

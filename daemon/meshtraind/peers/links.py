@@ -75,16 +75,17 @@ class LinkUser(Handler, Protocol):
     """
 
     def link_made(self, link: Link) -> None:
-        """There is a new link."""
+        """Hears of a new link."""
 
     def was_away(self) -> None:
-        """This machine slept, stood still or changed networks. Told before links that were lost by that."""
+        """Hears that this machine slept, stood still or changed networks; before it hears of links that were lost by
+        that."""
 
     def peer_gone(self, device: str, incarnation: int) -> None:
-        """The daemon at the other end of a lost link has ended: nobody listens there any more."""
+        """Hears that the daemon at the other end of a lost link has ended: nobody listens there any more."""
 
     def violated(self, device: str, reason: str) -> None:
-        """A linked device has sent what is no frame, no message or no payload."""
+        """Hears that a linked device has sent what is no frame, no message or no payload."""
 
 
 class Links:
@@ -177,12 +178,12 @@ class Links:
         await self._tasks.close()  # those of a link that was made just before
 
     def dial_now(self) -> None:
-        """The address book has changed."""
+        """Dials at once what the address book says now."""
         self._dial_wanted.set()
         self._book_changed.set()
 
     def await_devices(self, devices: Collection[str]) -> None:
-        """Jobs wait for these devices: they are dialled often."""
+        """Dials these devices often from now on: jobs wait for them."""
         self._book.awaits(devices, time.monotonic())
         self.dial_now()
 
@@ -347,7 +348,8 @@ class Links:
         self._book.connected(connection.device, now_s, dialled)
 
     def _link(self, connection: Connection, hello: Hello, dialled: Address | None) -> None:
-        """W4: of two connections the lower device id's dial stays, on both sides."""
+        """Makes the link, or keeps the older one: of two connections the lower device id's dial stays, on both sides
+        (W4)."""
         device = connection.device
         assert device is not None
         dialled_by = self._device if dialled is not None else device
@@ -380,20 +382,21 @@ class Links:
         self.user.link_made(link)
 
     def _let_leave(self, device: str, connection: Connection) -> None:
-        """This one is ending, and has CLOSE_TIMEOUT_S for its last words. Of each device one has, beside its link: else
-        who comes back at once and never closes its own end could take every descriptor."""
+        """Lets a connection end that has CLOSE_TIMEOUT_S for its last words. Each device has one such, beside its link:
+        else who comes back at once and never closes its own end could take every descriptor."""
         before = self._leaving.get(device)
         if before is not None and before is not connection:
             before.cut_short()
         self._leaving[device] = connection
 
     def left(self, connection: Connection) -> None:
-        """It has ended."""
+        """Forgets a connection that was told to end, and has."""
         if connection.device is not None and self._leaving.get(connection.device) is connection:
             del self._leaving[connection.device]
 
     def _give_up_dials(self, device: str, winner: Address | None) -> None:
-        """There is a link now. No other dial has one: this end has not said hello there."""
+        """Ends the other dials to a device that is linked now. None of them has become a link: this end has not said
+        hello there."""
         for task, dial in self._dials.items():
             if dial.device == device and dial.address != winner:
                 task.cancel("another dial was quicker")
@@ -405,7 +408,8 @@ class Links:
             link.connection.notify(Addresses(peers=known))
 
     async def _gossip_changes(self) -> None:
-        """Who moves is announced where its network carries that; others hear of it here, though no link is made."""
+        """Passes on where a device has moved to. mDNS announces that where its network carries it; others hear of it
+        here, though no link is made."""
         while True:
             await self._book_changed.wait()
             self._book_changed.clear()
@@ -414,7 +418,7 @@ class Links:
             await asyncio.sleep(GOSSIP_INTERVAL_S)
 
     def learn(self, gossip: Addresses) -> None:
-        """Another daemon's word on where devices are."""
+        """Takes another daemon's word on where devices are."""
         now_s = time.monotonic()
         for peer in gossip.peers:
             for address in peer.addresses:
@@ -451,7 +455,8 @@ class Links:
                 connection.close(f"silent for {silent_s:.1f} s", now=True)
 
     async def _measure(self, link: Link) -> None:
-        """One round trip. The median of three counts: one late answer, as after a stutter, says nothing of the next."""
+        """Measures one round trip. The median of three counts: one late answer, as after a stutter, says nothing of the
+        next."""
         began_s = time.monotonic()
         try:
             # A peer too busy for one more request says so, which measures the round trip as well.
@@ -481,7 +486,8 @@ class Links:
             self._tasks.spawn(self._see_whether_gone(link, now_s), f"look for {link.hello.name}")
 
     async def _see_whether_gone(self, link: Link, ended_s: float) -> None:
-        """Who was there a moment ago, and where nobody listens any more, has ended and is not elsewhere.
+        """Finds out whether the daemon of a lost link has ended: where nobody listens who did a moment ago, it has, and
+        is not elsewhere.
 
         Known only where this machine itself was there all the time: elsewhere others have these addresses. What is said
         here may still be wrong: a firewall on the way may refuse for everybody behind it.
@@ -539,5 +545,5 @@ class _Linked:
 
 
 def _places(known: tuple[KnownPeer, ...]) -> set[tuple[str, Address]]:
-    """In no order: which of a device's addresses is tried first changes often."""
+    """A device's addresses in no order: which is tried first changes often."""
     return {(peer.device, address) for peer in known for address in peer.addresses}

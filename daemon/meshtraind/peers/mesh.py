@@ -32,7 +32,7 @@ LINK_AFTER_PAIRING_S = 5.0  # how long a person waits to see the new peer linked
 
 @dataclass(frozen=True)
 class MeshSettings:
-    """How this daemon looks for others."""
+    """Where this daemon listens, and how it looks for others."""
 
     listen_host: str
     interfaces: tuple[str, ...]
@@ -101,17 +101,17 @@ class Mesh:
 
     @property
     def listen(self) -> str:
-        """Where peers connect."""
+        """The address where peers connect."""
         return f"{self._settings.listen_host}:{self._links.port}"
 
     @property
     def up_s(self) -> float:
-        """Since the start."""
+        """Seconds since the daemon was started."""
         return time.monotonic() - self._started_s
 
     @property
     def paired(self) -> int:
-        """Pinned devices."""
+        """How many devices are pinned."""
         return len(self._pins.all())
 
     @property
@@ -194,14 +194,11 @@ class Mesh:
                 raise RequestFailed("this device itself shows that code: type it on the other one")
             guest = Guest(self._identity, code, self._links.port)
             if body.at is None:
-                return await self._pin(await PairingSearch(guest, self._devices_pairing, say).run())
+                return await self._pin(await PairingSearch(guest, self._sightings, say).run())
             at = Address.parse(body.at)
             return await self._pin(await pair_at(guest, Target(at.host, at.port), say))
         except (PairingError, CodeError, ValueError) as error:
             raise RequestFailed(str(error)) from error
-
-    def _devices_pairing(self) -> list[Sighting]:
-        return [sighting for sighting in self._sightings.values() if sighting.pairing]
 
     async def _pin(self, device: PairedDevice) -> Paired:
         pin = Pin(

@@ -14,7 +14,7 @@ from meshwire.messages.link import Software
 
 
 class LearnerEntrance(Protocol):
-    """Where this daemon's learners call."""
+    """The door for this daemon's learners: where they call, and what lets them in."""
 
     @property
     def address(self) -> str:
@@ -53,5 +53,5 @@ class Node:
         return Member(device=self.device, incarnation=self.incarnation, name=self.name)
 
     def job_folder(self, job: str) -> Path:
-        """DATA/jobs/ID."""
+        """The folder of a job: DATA/jobs/ID."""
         return self.data_dir / "jobs" / job

@@ -8,7 +8,7 @@ more; and of those that answer, PAIRING_GUESSES_MAX may guess the code, few of t
 import asyncio
 import heapq
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 
 from meshtraind.peers.mdns import Sighting
 from meshtraind.runtime.tasks import TaskSet, told_elsewhere
@@ -29,13 +29,13 @@ class PairingSearch:
 
     Args:
         guest: what this device brings along, with the code.
-        seen: what mDNS tells now; asked again and again.
+        announced: the devices that mDNS shows, pairing or not, by any key; live.
         say: tells the person what is going on.
     """
 
-    def __init__(self, guest: Guest, seen: Callable[[], Iterable[Sighting]], say: Callable[[str], None]) -> None:
+    def __init__(self, guest: Guest, announced: Mapping[str, Sighting], say: Callable[[str], None]) -> None:
         self._guest = guest
-        self._seen = seen
+        self._announced = announced
         self._say = say
         self._known: set[AnnouncedAddress] = set()
         self._waiting: list[
@@ -80,7 +80,7 @@ class PairingSearch:
             await tasks.close()
 
     def _look(self) -> None:
-        for sighting in self._seen():
+        for sighting in [sighting for sighting in self._announced.values() if sighting.pairing]:
             for number, host in enumerate(sighting.addresses[: limits.PAIRING_ADDRESSES_MAX]):
                 place = (host, sighting.port)
                 if place not in self._known and len(self._known) < limits.PAIRING_PLACES_MAX:

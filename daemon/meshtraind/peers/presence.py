@@ -17,7 +17,7 @@ AWAY_LOOKS = 4  # of them missed, asleep or not: others have given it up, or soo
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a look finds.
+    """What one look at this machine's clocks and addresses has found.
 
     Attributes:
         now_s: of the clock that may stop while the machine sleeps.

@@ -1,4 +1,5 @@
-"""Whether nobody listens at an address: a fresh dial is refused. Silence, and any other answer, tell nothing."""
+"""Finds out whether nobody listens at an address: a fresh dial is refused. Silence, and any other answer, tell
+nothing."""
 
 import asyncio
 

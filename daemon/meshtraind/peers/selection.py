@@ -1,4 +1,4 @@
-"""Who takes part in a job."""
+"""Chooses the devices that take part in a job that is submitted."""
 
 from collections.abc import Iterable
 
@@ -12,7 +12,7 @@ from meshwire.messages.link import Software
 def choose_members(
     node: Node, on: Iterable[str], count: int | None, count_max: int | None = None
 ) -> tuple[tuple[Member, ...], list[str]]:
-    """Who takes part, in ring order, and notes for the person. Raises RequestFailed naming who cannot.
+    """The members, in ring order, and notes for the person. Raises RequestFailed naming who cannot take part.
 
     Args:
         on: exactly these, by names or ids; empty: all that are linked, or as many as the counts say.
@@ -65,7 +65,7 @@ def _one_named(name: str, devices: dict[str, tuple[Member, Software]]) -> str:
 
 
 def _differences(first: tuple[Member, Software], other: tuple[Member, Software]) -> list[str]:
-    """What can break a run: other torch or Python versions."""
+    """Notes on what can break a run: other torch or Python versions."""
     notes = []
     for what, ours, theirs in (
         ("torch", first[1].torch, other[1].torch),

@@ -1,12 +1,13 @@
-"""From the model's vector to the shorter one that a job's rounds send, and back: what its codecs have in common."""
+"""A projection turns the model's vector into the shorter one that a job's rounds send, and back: what all of them have
+in common."""
 
 from abc import ABC, abstractmethod
 from typing import Protocol
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.contribution import HopContribution, Retained, ZeroCopy
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Areas, RoundForm
+from meshtraind.contributions.contribution import HopContribution, Retained, ZeroCopy
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.segments import Areas, RoundForm
 from meshtraind.projection.expansion import Expansion, InPlace
 from meshwire.messages.learner import EncoderTask, LearnerEncoder
 
@@ -15,18 +16,18 @@ class LearnerHelp(Protocol):
     """What a projection has its learner compute, which has torch: a sample goes there, weights come back."""
 
     def task(self) -> EncoderTask | None:
-        """What the learner is to do; None while it is at it, or where there is nothing to do."""
+        """What the learner is to do next; None while it is at it, or where there is nothing to do."""
 
     def answered(self, body: LearnerEncoder) -> None:
-        """The learner's answer. One that nobody waits for was for a process of before."""
+        """Takes the learner's answer. One that nobody waits for was to a question of an earlier process."""
 
     def learner_lost(self) -> None:
-        """Another process will be asked anew."""
+        """Forgets what was asked: another process will be asked anew."""
 
 
 class Projection(ABC):
-    """One member's, of one job. What it makes of a round follows from the results of earlier ones alone, never from the
-    generation: a round that runs again has it again (C1).
+    """One member's way to the shorter vector and back, in one job. What it makes of a round follows from the results of
+    earlier ones alone, never from the generation: a round that runs again has it again (C1).
 
     Attributes:
         encoder: what the learner learns for it; None, but with LGC's autoencoder.
@@ -38,7 +39,7 @@ class Projection(ABC):
 
     @abstractmethod
     def enter(self, place: int | None, learners: int) -> None:
-        """A generation begins, in which this member's learner is at `place`, from 0, among so many that compute; None:
+        """Begins a generation, in which this member's learner is at `place`, from 0, among so many that compute; None:
         it does not."""
 
     @abstractmethod
@@ -52,11 +53,11 @@ class Projection(ABC):
 
     @abstractmethod
     def expansion(self, form: RoundForm, number: int, values: Values) -> Expansion:
-        """Of the round that has the result slot, `values`. Every round before it is complete."""
+        """What turns the results of a round back, into `values`, the result slot. Every round before it is complete."""
 
     @abstractmethod
     def settled(self, round_: RoundResults, *, contributed: bool) -> None:
-        """A round that this transforms is complete, before residuals hear of it. Called in the order of rounds. What
+        """Hears that a round is complete that this projects, before residuals do. Called in the order of rounds. What
         takes longer is left to `settle_one`.
 
         Args:
@@ -69,7 +70,7 @@ class Projection(ABC):
 
     @abstractmethod
     def forget(self, number: int) -> None:
-        """A round is needed no more, but as the source of later ones."""
+        """Forgets a round that is needed no more, but as the source of later ones."""
 
     @property
     @abstractmethod
@@ -78,7 +79,7 @@ class Projection(ABC):
 
 
 class AsItIs(Projection):
-    """The model's own vector is sent: nothing is turned into anything.
+    """The projection of codecs without one: the model's own vector is sent.
 
     Args:
         staleness: the bound s; with s=0 what is added stays in the learner's slot.
@@ -90,7 +91,7 @@ class AsItIs(Projection):
         self._staleness = staleness
 
     def enter(self, place: int | None, learners: int) -> None:
-        """It has no part in it."""
+        """Nothing to do: it is no other in another generation."""
 
     def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> HopContribution:
         return Retained(form.segments, areas.take(), scratch) if self._staleness else ZeroCopy(form.segments)
@@ -99,10 +100,10 @@ class AsItIs(Projection):
         return InPlace(form.layout.plan, values, values)
 
     def settled(self, round_: RoundResults, *, contributed: bool) -> None:
-        """Nothing is made of it."""
+        """Nothing to do: nothing is made of results."""
 
     def forget(self, number: int) -> None:
-        """Nothing was made of it."""
+        """Nothing to do: nothing was made of it."""
 
     @property
     def reaches_back(self) -> int:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.contribution import Retained
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import RoundForm, Segment
+from meshtraind.contributions.contribution import Retained
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.segments import RoundForm, Segment
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a part is made with.
+    """What a part of a shorter vector is made with.
 
     Attributes:
         area: where it is kept.

@@ -1,16 +1,16 @@
-"""The means of a round that sends a shorter vector, from what has arrived to the vector that the learner reads."""
+"""Turns the means of a round that sends a shorter vector into the vector that the learner reads, as they arrive."""
 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.segments import Segment
 from meshwire.model.plan import Plan
 
 
 class Expansion(ABC):
-    """Of one round, once every round before it is complete.
+    """The expansion of one round, once every round before it is complete.
 
     Args:
         plan: of the vector that is sent.
@@ -26,11 +26,11 @@ class Expansion(ABC):
         self._work: deque[Callable[[], None]] = deque()
 
     def place(self, segment: Segment) -> Values:
-        """Where a segment of the round is to be decoded."""
+        """The place where a segment of the round is to be decoded."""
         return self._sent[segment.start : segment.start + segment.count]
 
     def took(self, bucket: int, segment_count: int, *, void: bool) -> None:
-        """So many more segments of a bucket lie in their places, or are void."""
+        """Hears that so many more segments of a bucket lie in their places, or are void."""
         self._left[bucket] -= segment_count
         if void:
             self._void.add(bucket)
@@ -38,7 +38,7 @@ class Expansion(ABC):
             self._work.extend(self._expand(bucket))
 
     def expand_one(self) -> bool:
-        """Does a little. Returns False if there was nothing to do."""
+        """Does one piece of what is to be done. Returns False if there was nothing to do."""
         if not self._work:
             return False
         self._work.popleft()()
@@ -46,7 +46,7 @@ class Expansion(ABC):
 
     @property
     def finished(self) -> bool:
-        """All that has arrived lies in the result slot."""
+        """Whether all that has arrived lies in the result slot."""
         return not self._work
 
     @abstractmethod
@@ -55,10 +55,10 @@ class Expansion(ABC):
 
 
 class InPlace(Expansion):
-    """Of the model's own vector: what arrives lies where the learner reads it."""
+    """The expansion of the model's own vector: what arrives lies where the learner reads it."""
 
     def took(self, bucket: int, segment_count: int, *, void: bool) -> None:
-        """There is nothing to be done with it."""
+        """Nothing to do."""
 
     def _expand(self, bucket: int) -> Iterator[Callable[[], None]]:
         return iter(())

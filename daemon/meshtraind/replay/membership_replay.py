@@ -51,7 +51,7 @@ class MembershipFile:
             raise TraceError(1, str(error)) from None
 
     def decide_again(self) -> Iterator[DecidedAgain]:
-        """Input by input. Raises TraceError and, at the first one, DifferenceError."""
+        """Decides the record again, input by input. Raises TraceError and, at the first one, DifferenceError."""
         while (entry := self._next()) is not None:
             now_s, recorded = entry.get("now_s"), entry.get("effects")
             if entry.get("what") != "input" or type(now_s) is not float or not isinstance(recorded, list):
@@ -106,7 +106,8 @@ def is_membership(path: Path) -> bool:
 
 
 def run(path: Path, *, as_json: bool, out: TextIO, errors: TextIO) -> int:
-    """The command. Returns its exit code: 0 same, 1 different, 2 the record cannot be read (to its end)."""
+    """Runs `meshtraind replay` for a membership. Returns its exit code: 0 same, 1 different, 2 the record cannot be
+    read (to its end)."""
     story: MembershipStory | None = None
     difference: DifferenceError | None = None
     unreadable = ""

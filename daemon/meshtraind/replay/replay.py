@@ -58,7 +58,7 @@ class Replayed:
 
 
 def replay(trace: TraceFile) -> Iterator[Replayed]:
-    """Input by input. Raises TraceError and, at the first one, DifferenceError."""
+    """Decides a trace again, input by input. Raises TraceError and, at the first one, DifferenceError."""
     machine = RoundMachine(trace.settings, complete=trace.complete)
     decisions = Decisions(machine)
     for told in trace.inputs():
@@ -88,7 +88,8 @@ def _compare(told: RecordedInput, lines: list[tuple[str, dict[str, Any]]]) -> No
 
 
 def run(path: Path, *, as_json: bool, out: TextIO, errors: TextIO) -> int:
-    """The command. Returns its exit code: 0 same, 1 different, 2 the trace cannot be read (to its end)."""
+    """Runs `meshtraind replay` for rounds. Returns its exit code: 0 same, 1 different, 2 the trace cannot be read (to
+    its end)."""
     summary: Summary | None = None
     difference: DifferenceError | None = None
     unreadable = ""

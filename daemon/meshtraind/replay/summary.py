@@ -132,7 +132,8 @@ class Summary:
                 pass
 
     def values(self) -> dict[str, Any]:
-        """For `--json`. Rounds are those that were complete; a rank's nulls and ages are counted in these."""
+        """The story as plain values, for `--json`. Rounds are those that were complete; a rank's nulls and ages are
+        counted in these."""
         longest = self._longest()
         return {
             "rank": self._settings.rank,
@@ -160,7 +161,7 @@ class Summary:
         }
 
     def text(self) -> str:
-        """Some lines for a terminal."""
+        """The story in some lines, for a terminal."""
         return "".join(f"{printable(line)}\n" for line in self._lines())
 
     def _lines(self) -> Iterator[str]:

@@ -54,8 +54,8 @@ class RecordedInput:
 
 
 class TraceFile:
-    """Use as a context. `settings` and `complete`, with which the machine began, come from the first line, `inputs`
-    from the others, each read as it is asked for.
+    """A trace that is open for reading; use it as a context. `settings` and `complete`, with which the machine began,
+    come from the first line, `inputs` from the others, each read as it is asked for.
 
     Raises:
         OSError: the file cannot be opened.
@@ -79,7 +79,7 @@ class TraceFile:
         self._file.close()
 
     def inputs(self) -> Iterator[RecordedInput]:
-        """In the order in which the machine had them. Lines of others are passed over."""
+        """The inputs, in the order in which the machine had them. Lines of others are passed over."""
         while (entry := self._next()) is not None:
             if entry["what"] == "input":
                 yield self._input(entry)

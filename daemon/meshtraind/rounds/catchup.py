@@ -22,7 +22,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.messages.startup import Model
 
 if TYPE_CHECKING:  # numpy, which an idle daemon does not need
-    from meshtraind.parts.results import EncodedRound
+    from meshtraind.contributions.results import EncodedRound
 
 REQUEST_TIMEOUT_S = 10.0
 

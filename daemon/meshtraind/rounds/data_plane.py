@@ -3,7 +3,7 @@
 The daemon's is `meshtraind.executor.executor.Executor`. Another one can stand in its place, as that of the simulator.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.transport.round_link import RoundLink
@@ -12,8 +12,8 @@ from meshwire.frames.header import Header
 from meshwire.messages.job import Generation
 
 if TYPE_CHECKING:  # numpy, which nothing here needs
+    from meshtraind.contributions.results import EncodedRound
     from meshtraind.executor.host import BindsOfRounds, RoundHost
-    from meshtraind.parts.results import EncodedRound
     from meshtraind.projection.base import LearnerHelp
 
 
@@ -86,9 +86,9 @@ class DataPlane(Protocol):
         """Where the bytes of a round belong that others hold completely. Raises CodecError when they cannot be so
         many."""
 
-    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weight: float) -> None:
-        """The bytes lie in `place_for(number)`; None for `poisoned`: the round is void, and nobody needs any. Raises
-        CodecError when they are not such a round's."""
+    def take_served(self, number: int, poisoned: bytes | None, contributors: int, weights: Sequence[float]) -> None:
+        """The bytes lie in `place_for(number)`; None for `poisoned`: the round is void, and nobody needs any. `weights`
+        are the contributors', in the order of ranks. Raises CodecError when the bytes are not such a round's."""
 
     def enter(
         self,

@@ -32,8 +32,8 @@ from meshwire.rounds.inputs import (
     RoundTripMeasured,
     SpeedMeasured,
 )
-from meshwire.rounds.job_rounds import JobRounds
 from meshwire.rounds.learner import RoundSettings
+from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.rounds.stall import StallWatch
 from meshwire.samples.grants import SampleGrants
 

@@ -36,7 +36,7 @@ from meshwire.rounds.effects import (
     TellLearner,
 )
 from meshwire.rounds.inputs import JobInput, TimeReached
-from meshwire.rounds.job_rounds import JobRounds
+from meshwire.rounds.rounds_and_learner import JobRounds
 
 log = logging.getLogger(__name__)
 

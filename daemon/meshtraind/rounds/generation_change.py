@@ -1,7 +1,7 @@
 """How the rounds of one job pass from one generation into the next: fenced, brought to the cut, begun anew above it."""
 
 from meshtraind.codecs.base import CodecError
-from meshtraind.parts.results import EncodedRound
+from meshtraind.contributions.results import EncodedRound
 from meshtraind.rounds.catchup import FalseRoundError
 from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
 from meshtraind.rounds.history import completion

@@ -52,7 +52,7 @@ def read_format(data_dir: Path) -> int:
 
 
 def write_format(data_dir: Path, meshtrain: str) -> None:
-    """From now on the folder is of today's format. `meshtrain`: the version that says so. Raises OSError."""
+    """Marks the folder as of today's format. `meshtrain`: the version that says so. Raises OSError."""
     path = data_dir / NAME
     part = path.with_name(f"{NAME}.part")
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

@@ -80,7 +80,7 @@ class DiskThreads:
 
 
 class _Work:
-    """What a caller waits for."""
+    """One piece of work that a caller waits for."""
 
     def __init__(
         self, work: Callable[[Check], Any], loop: asyncio.AbstractEventLoop, result: "asyncio.Future[Any]"
@@ -96,7 +96,7 @@ class _Work:
         try:
             self._check()
             value = self._work(self._check)
-        except BaseException as error:
+        except BaseException as error:  # whatever it is, it is for the caller, who gets it
             failure = error
         with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended
             self._loop.call_soon_threadsafe(self._tell, value, failure)

@@ -23,7 +23,7 @@ _SOURCE = "caused_by"
 
 
 def caused_by(source: str | None) -> dict[str, str | None]:
-    """For `extra` of a log call: whose doing the line is, an IP address say."""
+    """Marks a log call, as its `extra`, with whose doing the line is: an IP address, say."""
     return {_SOURCE: source}
 
 
@@ -114,11 +114,11 @@ class LimitedHandler(logging.Handler):
         try:
             if record.levelno < logging.INFO or self._limit.admits(record, self._clock()):
                 self._target.handle(record)
-        except Exception:
+        except Exception:  # as every handler of `logging`: a line that cannot be written ends no program
             self.handleError(record)
 
     async def keep_telling(self) -> None:
-        """For ever."""
+        """Tells from time to time, for ever, how many lines were left out."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             self.tell()

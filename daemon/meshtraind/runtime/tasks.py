@@ -13,7 +13,8 @@ STOP_TIMEOUT_S = 10.0
 
 
 def told_elsewhere(name: str, error: BaseException) -> None:
-    """For `on_error`: whoever awaits the task gets its error; of tasks that nobody awaits any more it is unwanted."""
+    """The `on_error` of tasks whose errors somebody else gets: whoever awaits them; of those that nobody awaits any
+    more they are unwanted."""
 
 
 class TaskSet:

@@ -38,13 +38,13 @@ class Slices:
             self._running = False
 
     def run_later(self) -> None:
-        """Begins at the loop's next turn."""
+        """Begins at the event loop's next turn."""
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._run_again)
 
     def stop(self) -> None:
-        """For good: `piece` is called no more."""
+        """Stops for good: `piece` is called no more."""
         self._stopped = True
 
     def _run_again(self) -> None:

@@ -104,14 +104,14 @@ class LearnerHandler:
         self.rounds: Rounds | None = None
 
     def begin_anew(self, rounds: "Rounds | None", preparation: Preparation | JoinRequests) -> None:
-        """Another process will call, and load its state from a member that computes; before round 1, prepare with the
-        others."""
+        """Serves another process, which will call and load its state from a member that computes; or, before round 1,
+        prepare with the others."""
         self.let_go("another learner takes its place")
         self.preparation = preparation
         self.rounds = rounds
 
     def let_go(self, reason: str) -> None:
-        """The process of now is heard no more, however much of what it said is still to be read."""
+        """Hears the process of now no more, however much of what it said is still to be read."""
         self.states.learner_lost()
         self._agreement.learner_lost()
         if self._in_barrier is not None:
@@ -124,7 +124,7 @@ class LearnerHandler:
         self.attached = False
 
     def attach(self, connection: Connection) -> LearnerWelcome:
-        """The learner has called. Raises RequestFailed when there is one already."""
+        """Lets the learner in, which has called. Raises RequestFailed when there is one already."""
         job = self._job
         if self.attached:
             raise RequestFailed("this job's learner is attached already: call meshtrain.prepare in one process only")
@@ -143,7 +143,7 @@ class LearnerHandler:
         return connection is self._connection
 
     def lost(self, connection: Connection) -> bool:
-        """A socket has closed. Returns whether it was the learner's."""
+        """Hears that a socket has closed. Returns whether it was the learner's."""
         if connection is not self._connection:
             return False
         self._connection = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from meshtraind.peers.node import Node
 from meshtraind.recovery.checkpointer import Written
-from meshtraind.recovery.parting import Parting
+from meshtraind.recovery.given_up_history import Parting
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.membership_recorder import RecordedMembership, membership_trace

@@ -46,15 +46,15 @@ class MetricsKeeper:
 
     @property
     def step(self) -> int:
-        """Steps that this learner's process has taken."""
+        """How many steps this learner's process has taken."""
         return self._step
 
     def begin_anew(self) -> None:
-        """Another process counts its steps from 1."""
+        """Counts from 0: another process counts its steps from 1."""
         self._step = 0
 
     def stepped(self, message: LearnerStepped) -> None:
-        """A step has ended."""
+        """Takes the figures of a step that has ended."""
         self._step = message.step
         self._exposed_s += message.exposed_s
         self._step_times_s.append(message.step_s)
@@ -118,7 +118,7 @@ class MetricsKeeper:
         return sent_bytes, payload_bytes, counter
 
     def _look_at_links(self) -> None:
-        """Links come and go; those that have gone keep their count."""
+        """Notes which links there are. They come and go; those that have gone keep their count."""
         now = set(self._links.values())
         for link in [link for link in self._before if link not in now]:
             sent_before, payload_before = self._before.pop(link)

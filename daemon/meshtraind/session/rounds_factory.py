@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RoundsFactory:
-    """Makes the rounds of one job, and made anew where this device's history is not kept; holds their trace.
+    """Makes the rounds of one job, and makes them anew where this device's history is not kept; holds their trace.
 
     Args:
         links: the way to each other member, by rank; live.
@@ -73,12 +73,13 @@ class RoundsFactory:
         generation: Generation,
         entry: Entry | None = None,
     ) -> "Rounds":
-        """In the generation that begins the job. `entry`: after which round, if not before the first."""
+        """Makes rounds in the generation that begins the job. `entry`: after which round, if not before the first."""
         begins = entry or Entry()
         return self._make(manifest, plan, samples, memory, generation, begins, loading=False, trace_name="trace.jsonl")
 
     def loading(self, generation: Generation, beginning: "Beginning", memory: SharedMemory) -> "Rounds":
-        """At the cut of a later one. Raises RequestFailed when the plan of the others is not computed here."""
+        """Makes rounds at the cut of a later generation. Raises RequestFailed when the plan of the others is not
+        computed here."""
         model = beginning.model
         check_travel(self._job.spec, model.manifest)
         plan = plan_buckets(model.manifest, self._job.spec.bucket_bytes, parse_codec(self._job.spec.codec))
@@ -143,11 +144,11 @@ class RoundsFactory:
         self._fail(reason)
 
     def refuse(self, rank: int, text: str, /) -> None:
-        """A member has broken the rules."""
+        """Refuses a member that has broken the rules."""
         self._refuse(rank, text)
 
     def round_complete(self, rounds: "Rounds", round_: int, /) -> None:
-        """The next round is complete."""
+        """Passes on that the next round is complete."""
         self._on_round(rounds, round_)
 
     def model(self) -> Model:

@@ -25,6 +25,7 @@ from meshwire.jobs.lifecycle import JobEvent, JobState, job_number
 from meshwire.message_base import Wire
 from meshwire.messages.job import BaseHash, End, Generation, Outcome
 from meshwire.messages.learner import LearnerHash, LearnerWelcome
+from meshwire.messages.startup import Model
 
 if TYPE_CHECKING:
     from meshtraind.rounds.driver import Rounds
@@ -75,15 +76,15 @@ class JobSession:
         self._over: set[int] = set()  # ranks that say that the job has succeeded
         self._failed_elsewhere: dict[int, str] = {}  # ranks whose daemons have given the job up, and why
         self._why_ended: str | None = None  # where it was this daemon that ended the learner
-        self._learners = LearnerSupervisor(node, job, threads, lambda: self.passage.memory)
-        self._agreement = Agreement(job, self._send, lambda: job.gone)
+        self._learners = LearnerSupervisor(node, job, threads)
+        self._agreement = Agreement(job, self._send)
         self._metrics = MetricsKeeper(links)
         self._tasks = TaskSet(f"job {job.spec.job}", self._task_failed)
         memory = SharedMemory()
         preparation = Preparation(job, links, memory, self._agreement, node.blobs)
         self.learner = LearnerHandler(job, self._agreement, self._metrics, preparation, self, self._tasks)
         states = self.learner.states
-        checkpointing = Checkpointer(job, node.software, states, self._tasks, lambda: self.passage.model())
+        checkpointing = Checkpointer(job, node.software, states, self._tasks, self._model)
         self._donor = StateDonor(job, node.blobs, states, lambda: checkpointing.newest, self._chain_after, self._tasks)
         place = JobPlace(node, job, links, rtt_s, self._tasks)
         self.passage = MembershipHost(place, self.learner, self._agreement, self._donor, checkpointing, memory, self)
@@ -107,13 +108,13 @@ class JobSession:
         await self.passage.come_back()
 
     async def _run(self, run: int) -> None:
-        """The learner's processes, one after the other, when the one of before has ended."""
+        """Runs the learner's processes, one after the other, once an earlier run's last one has ended."""
         job = self.job
         await self._learners.kill()
         await self._learners.pause()
         try:
             going_on = True
-            while going_on and await self._learners.start(run):
+            while going_on and await self._learners.start(run, self.passage.memory):
                 self._metrics.begin_anew()
                 if job.state is JobState.STARTING:
                     job.advance(JobEvent.LEARNER_STARTED)
@@ -139,7 +140,7 @@ class JobSession:
         self._metrics.part = "forwards"
 
     def _goes_on_after(self, code: int) -> bool:
-        """A process has ended. Returns whether another takes its place."""
+        """Decides what follows from the end of a process. Returns whether another takes its place."""
         job, rounds = self.job, self.rounds
         if job.state is not JobState.RUNNING:
             self._metrics.exit_code = code
@@ -200,7 +201,7 @@ class JobSession:
         self.end("cancelled", reason, now=True, tell=False)
 
     def generation_changed(self) -> None:
-        """Another generation was entered."""
+        """Hears that another generation was entered."""
         self.tell_report()
         self._check_all_done()
 
@@ -222,12 +223,12 @@ class JobSession:
         self._tasks.spawn(self._stop(now), "stop")
 
     def member_reported(self) -> None:
-        """A member has told how it stands."""
+        """Looks whether all are done, for a member has told how it stands."""
         self._check_all_done()
 
     def member_ended(self, rank: int, end: End) -> None:
-        """A member says that the job has ended. It speaks for itself alone, but where a person cancels it, and before
-        round 1, which needs all."""
+        """Hears a member say that the job has ended. It speaks for itself alone, but where a person cancels it, and
+        before round 1, which needs all."""
         if end.outcome == "cancelled" or (end.outcome == "failed" and self.passage.founding):
             self.end(end.outcome, end.reason, now=end.now, tell=False)
         elif end.outcome == "failed" and rank not in self._failed_elsewhere:
@@ -241,9 +242,9 @@ class JobSession:
             self._tasks.spawn(self._check_over_later(), "hear whether others go on")
 
     def _check_over(self, *, waited: bool = False) -> None:
-        """The job has succeeded without this device where all others that it counts on say so, each for itself: those
-        that compute in its generation, unless it computes there with them; or, while it is in none, all that are
-        linked. After a while those do who do not say that they go on."""
+        """Ends the job where it has succeeded without this device: all others that it counts on say so, each for
+        itself. These are those that compute in its generation, unless it computes there with them; or, while it is in
+        none, all that are linked. After a while those do who do not say that they go on."""
         job, generations = self.job, self.passage.generations
         if job.ending or not self._over or generations is None or self.passage.computes_now:
             return
@@ -273,7 +274,7 @@ class JobSession:
             self.end("failed", next(iter(self._failed_elsewhere.values())), now=True, tell=False)
 
     def _succeed(self) -> None:
-        """The others' learners have all ended well."""
+        """Ends the job well: the others' learners have all ended well."""
         log.info("job %s: it ends before this peer has caught up", self.job.spec.job)
         if self.job.state is JobState.STARTING:
             self.job.advance(JobEvent.LEARNER_STARTED)
@@ -343,18 +344,19 @@ class JobSession:
     # The learner's process and connection
 
     def attach(self, connection: Connection) -> LearnerWelcome:
-        """The learner has called. Raises RequestFailed when there is one already, or none is expected."""
+        """Lets the learner in, which has called. Raises RequestFailed when there is one already, or none is
+        expected."""
         if not self._learners.running:
             raise RequestFailed(f"job {self.job.spec.job} runs no learner here any more")
         return self.learner.attach(connection)
 
     def learner_lost(self, connection: Connection) -> None:
-        """Its socket has closed; the process tells how it ended."""
+        """Hears that the learner's socket has closed; the process tells how it ended."""
         if self.learner.lost(connection) and not self.job.ended:
             self._tasks.spawn(self._kill_unless_finished(self._learners.starts), "learner lost")
 
     async def _kill_unless_finished(self, start: int) -> None:
-        """A script that has lost its daemon and goes on would let all others wait for its next step."""
+        """Ends a script that has lost its daemon and goes on: all others would wait for its next step."""
         await asyncio.sleep(LEARNER_LOST_GRACE_S)
         finished = self.rounds is not None and self.rounds.finished
         same = start == self._learners.starts and self._learners.running
@@ -367,21 +369,25 @@ class JobSession:
         return self.passage.first_rounds()
 
     def begin_rounds(self) -> None:
-        """All members are ready: round 1."""
+        """Begins round 1: all members are ready."""
         self.passage.begin()
 
     def tell_hash(self, body: LearnerHash) -> None:
-        """The base has this hash here after this round (O9)."""
+        """Compares the base's hash after this round with the others' (O9, drift guard)."""
         message = BaseHash(job=self.job.spec.job, rank=self.job.rank, round=body.round, sha256=body.sha256)
         self.job.take_hash(message)
         self._tell_all(message)
+
+    def _model(self) -> Model:
+        """What is trained, once there are rounds."""
+        return self.passage.model()
 
     def _chain_after(self, round_: int) -> bytes | None:
         return self.rounds.chain_after(round_) if self.rounds is not None else None
 
     @property
     def rounds(self) -> "Rounds | None":
-        """None before the learner is ready, and while this member has no history."""
+        """The rounds; None before the learner is ready, and while this member has no history."""
         return self.learner.rounds
 
     # Other members
@@ -424,7 +430,8 @@ class JobSession:
             await asyncio.sleep(REPORT_INTERVAL_S)
 
     async def _end_if_it_hangs(self) -> None:
-        """All others would wait for it: it is lost like one that has failed, and may be started again (J3)."""
+        """Ends a learner that hangs, for all others would wait for it: it is lost like one that has failed, and may be
+        started again (J3)."""
         hangs = self.rounds.learner.hangs() if self.rounds is not None and self._learners.running else None
         if hangs is not None and self.job.state is JobState.RUNNING:
             log.error("job %s: %s", self.job.spec.job, self._named(hangs))
@@ -444,7 +451,7 @@ class JobSession:
         self.end("failed", reason, now=False)
 
     def _task_failed(self, name: str, error: BaseException) -> None:
-        """A bug here, or what this machine lacks: it concerns nobody else."""
+        """Leaves the job after an error of a task: a bug here, or what this machine lacks. It concerns nobody else."""
         log.error("%s failed", name, exc_info=error)
         if not name.rpartition("/")[2].startswith(SIDE_TASKS) and not self.job.ending and not self._dropping_out:
             self._dropping_out = True  # once: leaving may be what fails

@@ -38,20 +38,13 @@ class Agreement:
 
     Args:
         send: sends a message to one other rank.
-        gone: the ranks whose scripts have ended, so that nobody waits for them.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        send: Callable[[int, Wire], None],
-        gone: Callable[[], set[int]],
-    ) -> None:
+    def __init__(self, job: Job, send: Callable[[int, Wire], None]) -> None:
         self._of = job
         self._job = job.spec.job
         self._members = job.members
         self._send = send
-        self._gone = gone
         self._models: dict[int, Model] = {}
         self._indexes: dict[int, StateIndex] = {}  # by giver
         self._wants: dict[int, tuple[int, ...]] = {}  # of the own state
@@ -74,19 +67,19 @@ class Agreement:
 
     @property
     def _others(self) -> list[int]:
-        """The other members of now."""
+        """The other members of the generation of now."""
         assert self._of.generation is not None
         return [rank for rank in self._of.generation.ranks if rank != self._of.rank]
 
     @property
     def _computing(self) -> tuple[int, ...]:
-        """The members of now whose learners take part."""
+        """The members of the generation of now whose learners take part."""
         assert self._of.generation is not None
         return self._of.generation.learning
 
     @property
     def _giver(self) -> int:
-        """Whose state all start from; rank 0 stands for a checkpoint, which all have."""
+        """The member whose state all start from; rank 0 stands for a checkpoint, which all have."""
         return 0 if self._of.spec.resume is not None else min(self._computing, default=self._rank)
 
     def news(self, message: News) -> str | None:
@@ -186,7 +179,7 @@ class Agreement:
         store: BlobStore,
         emit: Emit,
     ) -> StateTask | None:
-        """None: there is another giver now."""
+        """What this learner is to load of the giver's state; None where another member has become the giver."""
         await self._until(lambda: self._not_from(giver, self._indexes), "to describe its start", emit)
         if self._giver != giver:
             return None
@@ -208,11 +201,11 @@ class Agreement:
         return StateTask(units=wanted, folder=str(folder), write=False)
 
     def _not_from(self, giver: int, told: Mapping[int, object]) -> list[int]:
-        """The giver, while it is the one, and has not told."""
+        """The giver, as a list, as long as it is the one and has not told; else nobody."""
         return [] if giver in told or self._giver != giver else [giver]
 
     async def ready(self, folder: Path, store: BlobStore, emit: Emit) -> None:
-        """The learner has done its state task. Returns when every member's has."""
+        """Tells the others that the own learner has done its state task. Returns when every member's has."""
         if self._exported:
             refs = await asyncio.to_thread(ingest, self._job, folder, self._exported, store)
             for rank, wanted in self._wants.items():
@@ -226,7 +219,8 @@ class Agreement:
             await self._until(self._unready, "to be ready", emit)
 
     def _unready(self) -> list[int]:
-        """Who is waited for. Nobody finds all ready after its promise: that says whether it has (G9)."""
+        """The ranks that are waited for. Nobody finds all ready after its promise: the promise says whether it has
+        (G9)."""
         if not self.founded:
             away = [rank for rank in self._computing if self._ready.get(rank) != self._giver]
             if away or self._fenced:
@@ -235,13 +229,13 @@ class Agreement:
         return []
 
     def found(self) -> None:
-        """All that compute are ready."""
+        """Round 1 may begin: all that compute are ready."""
         self.founded = True
         self._said.clear()
         self.wake()
 
     def fence(self) -> None:
-        """This member has promised a generation (G2)."""
+        """Finds nobody ready until the next generation: this member has promised one (G2, fence)."""
         self._fenced = True
 
     @property
@@ -268,7 +262,8 @@ class Agreement:
     # Barriers
 
     async def barrier(self, number: int, reached: int, emit: Emit) -> int:
-        """Returns when every member's learner has entered this barrier: the newest round that any contributed to.
+        """Waits until every member's learner has entered this barrier. Returns the newest round that any contributed
+        to.
 
         Args:
             reached: the last round that this member has contributed to.
@@ -283,22 +278,19 @@ class Agreement:
         self._reached = BarrierReached(job=self._job, rank=rank, number=number, round=reached)
         self._tell_all(self._reached)
 
-        def ended() -> set[int]:
-            return self._gone() | {rank for other, rank in self._barriers if other == 0}
-
         def missing() -> list[int]:
             away = [rank for rank in self._computing if (number, rank) not in self._barriers]
-            return [rank for rank in away if rank not in self._gone()] if number == 0 else away
+            return [rank for rank in away if rank not in self._of.gone] if number == 0 else away
 
         what = f"to reach barrier {number}" if number else "to finish"
-        await self._until(missing, what, emit, BARRIER_TIMEOUT_S, ended if number else self._gone)
+        await self._until(missing, what, emit, BARRIER_TIMEOUT_S)
         reached_by = [key for key in self._barriers if key[0] == number]
         self.passed = max(self.passed, number)
         return max((self._barriers.pop(key) for key in reached_by), default=0)
 
     def entered(self) -> None:
-        """In a new generation: what was said last may not have reached everybody, and learners that compute no more
-        have left their barriers."""
+        """Says again, in a new generation, what may not have reached everybody, and forgets the barriers of learners
+        that compute no more."""
         self._fenced = False
         for to, message in self._said:
             self._say_again(to, message)
@@ -309,7 +301,7 @@ class Agreement:
         self.wake()
 
     def learner_lost(self) -> None:
-        """This member's learner has ended: the next one prepares, and enters its barriers, itself."""
+        """Forgets what the own learner has done: the next one prepares, and enters its barriers, itself."""
         self._said.clear()
         self._starts_from = None
         self._exported = ()
@@ -324,6 +316,11 @@ class Agreement:
         for other in self._others:
             self._send(other, message)
 
+    @property
+    def _ended(self) -> set[int]:
+        """The ranks whose scripts do nothing more that others could wait for: they have ended, or are about to."""
+        return self._of.gone | {rank for number, rank in self._barriers if number == 0}
+
     def _missing(self, have: Mapping[int, object]) -> list[int]:
         return [rank for rank in self._computing if rank not in have]
 
@@ -333,17 +330,13 @@ class Agreement:
         what: str,
         emit: Emit,
         timeout_s: float = START_TIMEOUT_S,
-        ended: Callable[[], set[int]] | None = None,
     ) -> None:
-        """Waits until nobody is missing; tells the learner once a second for whom it waits.
-
-        Args:
-            ended: ranks that will never come; else those whose scripts have ended.
-        """
+        """Waits until nobody is missing; tells the learner once a second for whom it waits. Raises RequestFailed when
+        one of them will never come."""
         deadline_s = time.monotonic() + timeout_s
         while absent := missing():
             names = ", ".join(f"rank {rank} ({self._of.members[rank].name})" for rank in absent)
-            if lost := (ended or self._gone)().intersection(absent):
+            if lost := self._ended.intersection(absent):
                 gone = min(lost)
                 raise RequestFailed(
                     f"rank {gone} ({self._of.members[gone].name}) ended its script; waiting {what} is in vain"

@@ -35,22 +35,24 @@ class Founding:
         self._crossing: GenerationChange | None = None
 
     def made(self, rounds: "Rounds") -> None:
-        """The learner has described its model: there are rounds, until round 1 or until another learner begins."""
+        """Leads the rounds, which there are now, through all that was passed without them; until round 1 or until
+        another learner begins."""
         self._crossing = rounds.crossing
         for step in self._passed:
             step(rounds.crossing)
 
     def dropped(self) -> None:
-        """The rounds are no more."""
+        """Leads nothing any more: the rounds are gone."""
         self._crossing = None
 
     def fence(self) -> None:
-        """G2."""
+        """Takes part in no more rounds of the old generation (G2, fence)."""
         self._agreement.fence()
         self._lead(lambda crossing: crossing.fence())
 
     def standing(self) -> Standing:
-        """G4: nothing but the beginning, unless others are in round 1."""
+        """What this member brings into the next generation (G4, cut): nothing but the beginning, unless others are in
+        round 1."""
         if self._crossing is not None:
             held = self._crossing.standing()
         else:
@@ -67,14 +69,14 @@ class Founding:
         return held.model_copy(update={"founded": self._agreement.founded})
 
     def enter(self, generation: Generation, enter: Enter) -> None:
-        """If one of its members has seen that all are ready, that stands: it may have begun."""
+        """Enters a generation. If one of its members has seen that all are ready, that stands: it may have begun."""
         if enter.founded:
             self._agreement.found()
         self._count(enter.counted, enter.learning)
         self._lead(lambda crossing: crossing.enter(generation, enter))
 
     def resume(self, generation: Generation) -> None:
-        """All have entered."""
+        """Goes on: all members have entered."""
         self._count(generation.number, generation.learning)
         self._lead(lambda crossing: crossing.resume(generation))
 

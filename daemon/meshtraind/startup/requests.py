@@ -32,8 +32,8 @@ PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
 
 
 def check_travel(spec: JobSpec, manifest: ModelManifest) -> None:
-    """T1: whose vector changes its length, and what it does not go with. The learner has looked, too; a model may also
-    come from another member. Raises RequestFailed."""
+    """Refuses what does not go with a model whose vector changes its length (T1, travel). The learner has looked, too;
+    a model may also come from another member. Raises RequestFailed."""
     why = refusal(spec.sync, parse_codec(spec.codec)) if manifest.travel is not None else None
     if why is not None:
         raise RequestFailed(f"not all of this model's values travel in every round, which does not go with {why}")
@@ -91,8 +91,8 @@ class Preparation:
         await self._agreement.agree_on_model(own, emit)
 
     def _check_fits(self, body: LearnerModel, plan: Plan) -> None:
-        """M1. Raises RequestFailed when this machine cannot hold it: it would swap, and all others wait for it. So it
-        does for a budget of the codec's that is too small for the model."""
+        """Refuses a job that this machine cannot hold (M1, memory): it would swap, and all others wait for it; and a
+        budget of the codec's that is too small for the model. Raises RequestFailed."""
         spec = self._job.spec
         codec, staleness = parse_codec(spec.codec), spec.sync.staleness
         try:

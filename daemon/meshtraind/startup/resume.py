@@ -40,7 +40,8 @@ class Resuming:
             raise RequestFailed(f"{self._name} cannot be read: {error}") from error
 
     def entry(self, body: LearnerModel) -> Entry:
-        """Where rounds and ledger begin, if the script prepares what the checkpoint was written of."""
+        """The round after which the rounds and the ledger begin, if the script prepares what the checkpoint was written
+        of."""
         saved = self._manifest
         if body.samples != saved.space:
             raise RequestFailed(f"the script's loader reads {body.samples}, that of {self._name} read {saved.space}")
@@ -50,7 +51,7 @@ class Resuming:
         return Entry(complete, chain, saved.samples, saved.deal)
 
     def task(self, body: LearnerState) -> StateTask:
-        """What the learner loads."""
+        """What the learner is to load."""
         count = len(self._manifest.units)
         if len(body.units) != count:
             raise RequestFailed(f"{self._name} has {count} units of state, the script {len(body.units)}")

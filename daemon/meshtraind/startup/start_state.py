@@ -22,7 +22,7 @@ RELINK_POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class GiverLink:
-    """How the giver is reached.
+    """The way to the member that gives its start state, for as long as it is the giver.
 
     Attributes:
         links: to each other member, by rank; live.
@@ -66,7 +66,7 @@ async def fetch_units(
 
 
 async def _fetch(job: str, unit: BlobRef, giver: GiverLink, store: BlobStore) -> bool:
-    """Over one link after the other, if need be."""
+    """Fetches one unit, over one link after the other if need be."""
     while giver.still():
         link = giver.links.get(giver.rank)
         with contextlib.suppress(ConnectionEnded):  # the next generation has another link to it, or another giver
@@ -78,7 +78,8 @@ async def _fetch(job: str, unit: BlobRef, giver: GiverLink, store: BlobStore) ->
 
 
 def clear(folder: Path, units: Sequence[int]) -> None:
-    """Before the learner writes these units: what came of another giver's are links into the store. Blocking."""
+    """Deletes these units before the learner writes them: what came of another giver's are links into the store.
+    Blocking."""
     for unit in units:
         (folder / f"{unit}.safetensors").unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""How a state is fetched beside rounds that go on: with their delay as the price, and a twelfth of the time to spend.
+"""Fetches a state beside rounds that go on, at the price of a twelfth of their time.
 
 Nothing here knows how fast the network is. One small piece at a time is under way, so that what a round sends never
 queues behind more than that, and each piece is paid for by a pause. How long it must be is measured: rounds during
@@ -48,11 +48,11 @@ class DutyCycle:
 
     @property
     def share(self) -> float:
-        """Of the time, for pieces."""
+        """The part of the time that pieces may take now."""
         return min(1.0, PRICE_MAX / max(PRICE_MAX, self._all_cost_s / self._all_busy_s))
 
     def round_complete(self, now_s: float) -> None:
-        """Another round is complete here."""
+        """Measures what pieces have cost the round that is complete now."""
         if self._begun_s is not None:
             self._busy_s += now_s - self._begun_s
             self._begun_s = now_s
@@ -83,12 +83,13 @@ class DutyCycle:
         return now_s >= self._rest_s or carried_bytes >= self._rest_carried
 
     def begins(self, now_s: float, carried_bytes: int) -> None:
-        """A piece is asked for."""
+        """Notes that a piece is asked for."""
         self._begun_s = self._piece_began_s = now_s
         self._piece_carried = carried_bytes
 
     def ended(self, size_bytes: int, now_s: float, carried_bytes: int) -> None:
-        """It is here, or will not come."""
+        """Notes that the piece has come, or will not: how long to rest, and how large the next one may be, follows from
+        it."""
         assert self._begun_s is not None, "no piece is under way"
         self._busy_s += now_s - self._begun_s
         self._begun_s = None
@@ -102,7 +103,7 @@ class DutyCycle:
 
 
 class Pacer:
-    """The pace (`fetch.Pace`) of one state, or of a job's files for a device that takes part in no round yet.
+    """Paces (`fetch.Pace`) the fetching of one state, or of a job's files for a device that takes part in no round yet.
 
     Args:
         carried_bytes: the chunks that this device has passed on so far.
@@ -119,22 +120,22 @@ class Pacer:
         self._loop = asyncio.get_running_loop()
 
     def round_complete(self) -> None:
-        """Another round is complete here."""
+        """Tells of another round that is complete here."""
         self._share.round_complete(self._loop.time())
 
     @property
     def pieces(self) -> int:
-        """That may be asked for at once."""
+        """How many pieces may be asked for at once."""
         return PIECES_IN_FLIGHT if self._waited_for() else 1
 
     @property
     def piece_bytes(self) -> int:
-        """Of the next one, at most."""
+        """How large the next piece may be."""
         return limits.FETCH_BYTES_MAX if self._waited_for() else self._share.piece_bytes
 
     @asynccontextmanager
     async def piece(self, size_bytes: int) -> AsyncIterator[None]:
-        """Waits until it may be asked for; ends when it is here."""
+        """Waits until a piece may be asked for; ends when it is here."""
         async with self._one:
             while not self._waited_for():
                 if self._share.may_begin(self._loop.time(), self._carried_bytes()):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from meshwire import limits
 from meshwire.jobs.files import human_bytes
@@ -33,14 +34,23 @@ class BlobDamagedError(BlobError):
     """Bytes that do not have the promised hash or size. Nothing of them is kept: fetch the blob again."""
 
 
+class BlobKeeper(Protocol):
+    """Whoever keeps the blobs that are received: the store."""
+
+    def check_room(self, needed_bytes: int) -> None:
+        """Called with the size of what is about to be written. Raises BlobError where that does not fit on the disk."""
+
+    def receiving_ended(self, sha256: bytes, *, whole: bool) -> None:
+        """Called once by each writer, at its end. `whole`: the blob is in its place."""
+
+
 class BlobWriter:
     """One blob being received: made by `BlobStore.writer`, one call at a time.
 
     Use as a context manager: leaving it keeps what came, for the next attempt.
 
     Args:
-        release: called once at the end, with whether the blob is in its place.
-        make_room: called with the size of what is about to be written; raises BlobError where that does not fit.
+        on_block: called before each block of a part that is read again; may raise to stop.
 
     Attributes:
         offset: bytes that are here; ask the sender for the rest from there.
@@ -52,9 +62,8 @@ class BlobWriter:
         sha256: bytes,
         size_bytes: int,
         resume: bool,
-        release: Callable[[bool], None],
+        keeper: BlobKeeper,
         on_block: Callable[[], None],
-        make_room: Callable[[int], None],
     ) -> None:
         self.sha256 = sha256
         self.size_bytes = size_bytes
@@ -62,8 +71,7 @@ class BlobWriter:
         self._sha = hashlib.sha256()
         self._final = final
         self._part = part_path(final)
-        self._release = release
-        self._make_room = make_room
+        self._keeper = keeper
         self._handle: int | None = None
         self._whole = False
         with explained("write", self._part, size_bytes):
@@ -99,7 +107,7 @@ class BlobWriter:
                 f"blob {self.sha256.hex()[:12]} was announced with {self.size_bytes} bytes, more have come"
             )
         try:
-            self._make_room(data.nbytes)
+            self._keeper.check_room(data.nbytes)
             with explained("write", self._part, self.size_bytes - self.offset):
                 write_all(self._handle, data)
         except BlobError:
@@ -160,7 +168,7 @@ class BlobWriter:
             yield
         finally:
             self._close_handle()
-            self._release(self._whole)
+            self._keeper.receiving_ended(self.sha256, whole=self._whole)
 
     def _close_handle(self) -> None:
         if self._handle is not None:
@@ -175,7 +183,7 @@ class BlobWriter:
 
 
 def part_path(final: Path) -> Path:
-    """Where what has come of a blob lies until it is whole."""
+    """The file in which a blob lies until it is whole."""
     return final.with_name(final.name + PART_SUFFIX)
 
 

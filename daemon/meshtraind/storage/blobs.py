@@ -10,7 +10,6 @@ and never served.
 """
 
 import contextlib
-import functools
 import hashlib
 import itertools
 import os
@@ -70,7 +69,7 @@ class BlobStore:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def blob_path(self, sha256: bytes) -> Path:
-        """Where the blob lies, or would lie."""
+        """The blob's file, whether it is there or not."""
         name = sha256.hex()
         return self.path / name[:2] / name
 
@@ -115,7 +114,7 @@ class BlobStore:
         return True
 
     def _hash(self, sha256: bytes, on_bytes: Callable[[int], None]) -> bool:
-        """Reads a blob. Returns whether it is what its name says; else it is deleted, whoever holds it."""
+        """Reads a blob. Returns whether its bytes are what its name says; else it is deleted, whoever holds it."""
         sha, path = hashlib.sha256(), self.blob_path(sha256)
         with self.open(sha256) as reader, explained("read", path):
             while block := reader.read(COPY_BYTES):
@@ -243,8 +242,9 @@ class BlobStore:
             self._trim_by(short)
         require(self.path, needed_bytes, self._reserve)
 
-    def _check_room(self, needed_bytes: int) -> None:
-        """For each block that is written: several jobs may come at once, and others fill the disk, too."""
+    def check_room(self, needed_bytes: int) -> None:
+        """Asked for each block that is written: several jobs may come at once, and others fill the disk, too. Raises
+        BlobError where so many bytes and the reserve do not fit."""
         require(self.path, needed_bytes, self._reserve)
 
     def writer(
@@ -265,13 +265,13 @@ class BlobStore:
             self._receiving.add(sha256)
         try:
             path = self.blob_path(sha256)
-            release = functools.partial(self._free, sha256)
-            return BlobWriter(path, sha256, size_bytes, resume, release, on_block, self._check_room)
+            return BlobWriter(path, sha256, size_bytes, resume, self, on_block)
         except BaseException:
-            self._free(sha256, whole=False)
+            self.receiving_ended(sha256, whole=False)
             raise
 
-    def _free(self, sha256: bytes, whole: bool) -> None:
+    def receiving_ended(self, sha256: bytes, *, whole: bool) -> None:
+        """A writer has been closed: another one may be made for the blob, and if `whole`, its bytes are known."""
         with self._lock:
             self._receiving.discard(sha256)
         if whole:
@@ -385,7 +385,7 @@ class BlobStore:
             with os.fdopen(handle, "wb", buffering=0) as out:
                 while block := reader.read(COPY_BYTES):
                     on_bytes(len(block))
-                    self._check_room(len(block))
+                    self.check_room(len(block))
                     sha.update(block)
                     write_all(out.fileno(), memoryview(block))
         if sha.digest() != entry.sha256:
@@ -394,7 +394,7 @@ class BlobStore:
 
 
 def building_folder(target: Path) -> Path:
-    """Where a tree lies while it is written."""
+    """The folder in which a tree lies while it is written."""
     return target.with_name(f".{target.name}.building")
 
 

@@ -73,12 +73,12 @@ class Rejected:
 
     @property
     def name(self) -> CheckpointName:
-        """As of `Checkpoint`."""
+        """What it is called, as `Checkpoint.name`."""
         return CheckpointName(self.round, self.given_up)
 
 
 def _unchecked() -> None:
-    """For who does not stop in the middle."""
+    """The check of who does not stop in the middle: none."""
 
 
 class CheckpointStore:
@@ -99,7 +99,8 @@ class CheckpointStore:
     # Writing
 
     def clean_up(self) -> None:
-        """When nothing is being written: deletes what a daemon that was killed has left. Raises CheckpointError."""
+        """Deletes what a daemon that was killed has left; to be called when nothing is being written. Raises
+        CheckpointError."""
         if not self.path.is_dir():
             return
         with _explained("clean up", self.path):
@@ -207,7 +208,7 @@ class CheckpointStore:
             log.warning("cannot delete the checkpoint %s: %s", self.path / str(name), error)
 
     def _delete(self, folder: Path) -> None:
-        """Its name goes first, so that nobody finds half of it."""
+        """Deletes a checkpoint, its name first, so that nobody finds half of it."""
         doomed = self.path / f"{_DELETING}{folder.name}"
         if os.path.lexists(doomed):
             shutil.rmtree(doomed)
@@ -246,12 +247,13 @@ class CheckpointStore:
     # Reading
 
     def listed(self) -> tuple[Checkpoint | Rejected, ...]:
-        """Of the history that is kept, the newest first. That files have the right sizes is looked at, what they hold
-        is not: see `verify`."""
+        """The checkpoints of the history that is kept, the newest first. Their files have the right sizes; what these
+        hold is not looked at: see `verify`."""
         return tuple(self._read(name) for name in self._names() if not name.given_up)
 
     def given_up(self) -> tuple[Checkpoint | Rejected, ...]:
-        """The same of histories that are not: nobody goes on from them but who names one."""
+        """The checkpoints of histories that are not kept, the newest first: nobody goes on from them but who names
+        one."""
         return tuple(self._read(name) for name in self._names() if name.given_up)
 
     def at(self, round_: int, given_up: str = "") -> Checkpoint | Rejected:
@@ -259,7 +261,7 @@ class CheckpointStore:
         return self._read(CheckpointName(round_, given_up))
 
     def verify(self, checkpoint: Checkpoint, check: Check = _unchecked) -> str | None:
-        """Reads all of it. Returns what is wrong, or None."""
+        """Reads a whole checkpoint. Returns what is wrong with it, or None."""
         for unit, record in enumerate(checkpoint.manifest.units):
             name = unit_file(unit)
             try:
@@ -302,7 +304,7 @@ class CheckpointStore:
 
 
 def names_among(entries: Iterable[str]) -> Iterator[CheckpointName]:
-    """Of the entries of a folder, those that are checkpoints."""
+    """The entries of a folder that are checkpoints."""
     for entry in entries:
         try:
             yield CheckpointName.parse(entry)
@@ -311,7 +313,7 @@ def names_among(entries: Iterable[str]) -> Iterator[CheckpointName]:
 
 
 def list_checkpoints(job_folder: Path, job: str, rank: int, check: Check) -> tuple[CheckpointSummary, ...]:
-    """All of a job's that lie here, every file read, the newest first. Raises CheckpointError."""
+    """All checkpoints of a job that lie here, every file read, the newest first. Raises CheckpointError."""
     store = CheckpointStore(job_folder, job, keep=1)
     found = []
     for one in (*store.listed(), *store.given_up()):
@@ -349,7 +351,7 @@ def _read_manifest(path: Path) -> bytes:
 
 
 def _hashed(path: Path, check: Check, *, synced: bool) -> UnitRecord:
-    """What a file holds. Raises OSError; CheckpointError when it holds nothing."""
+    """Reads a file for its size and hash. Raises OSError; CheckpointError when it holds nothing."""
     sha256, size_bytes = hashlib.sha256(), 0
     handle = _open_regular(path, os.O_RDWR if synced else os.O_RDONLY)  # Windows syncs what may be written
     try:

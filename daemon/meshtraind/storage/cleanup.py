@@ -33,7 +33,7 @@ def discard(job: str, folder: Path, store: BlobStore) -> None:
 
 
 def clean_up_all(folders: Iterable[Path]) -> None:
-    """At the start of a daemon: what its predecessor had no time to delete of these jobs."""
+    """Deletes, when a daemon starts, what its predecessor had no time to delete of these jobs."""
     for folder in folders:
         remove_inputs(folder)
 
@@ -46,7 +46,8 @@ def remove_inputs(folder: Path) -> None:
 
 
 def _remove_kept_histories(folder: Path) -> None:
-    """The job's result is there. What was given up is nowhere else, and a person was told its name."""
+    """Deletes the checkpoints of a job whose result is there, but not those of histories that were given up: these are
+    nowhere else, and a person was told their names."""
     entries = os.listdir(folder) if folder.is_dir() and not folder.is_symlink() else []
     given_up = {str(name) for name in names_among(entries) if name.given_up}
     if not given_up:

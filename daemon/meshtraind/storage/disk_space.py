@@ -15,13 +15,14 @@ ShareOfDisk = Callable[[int], int]  # of a disk's bytes
 
 
 def reserve_bytes(disk_bytes: int) -> int:
-    """Left free for the machine's owner: 5 %, within bounds; of a disk that is too small for these a quarter."""
+    """How much of a disk is left free for the machine's owner: 5 %, within bounds; of a disk that is too small for
+    these a quarter."""
     share_bytes = max(disk_bytes // 20, limits.DISK_RESERVE_BYTES_MIN)
     return min(share_bytes, disk_bytes // 4, limits.DISK_RESERVE_BYTES_MAX)
 
 
 def results_bytes_max(disk_bytes: int) -> int:
-    """Of outputs, logs and checkpoints of jobs that have ended: a fifth of the disk, within bounds."""
+    """How much of a disk outputs, logs and checkpoints of jobs that have ended may take: a fifth, within bounds."""
     return min(disk_bytes // 5, limits.RESULTS_BYTES_MAX)
 
 

@@ -43,22 +43,22 @@ _RESULTS = DiskThreads("reads outputs and logs", 8)
 
 
 class Pace(Protocol):
-    """How fast a peer is asked."""
+    """How fast a peer is asked for the pieces of a blob."""
 
     @property
     def pieces(self) -> int:
-        """That may be asked for at once."""
+        """How many pieces may be asked for at once."""
 
     @property
     def piece_bytes(self) -> int:
-        """Of the next one, at most FETCH_BYTES_MAX."""
+        """How large the next piece may be, at most FETCH_BYTES_MAX."""
 
     def piece(self, size_bytes: int) -> AbstractAsyncContextManager[None]:
-        """Entered when it may be asked for, left when it is here."""
+        """Entered when a piece may be asked for, left when it is here."""
 
 
 class _Free:
-    """The network sets the pace."""
+    """No pace: the network says how fast it goes."""
 
     pieces = PIECES_IN_FLIGHT
     piece_bytes = limits.FETCH_BYTES_MAX
@@ -169,7 +169,7 @@ def _append(writer: BlobWriter, data: memoryview, _check: Check) -> None:
 
 
 def _count_nothing(_size_bytes: int) -> None:
-    """For who does not show progress."""
+    """The progress of who does not show any."""
 
 
 async def _fetch_piece(
@@ -243,12 +243,12 @@ def _read_piece(root: Path, parts: Sequence[str], body: Fetch, ends: bool, _chec
 
 
 def log_path(job_folder: Path, rank: int) -> Path:
-    """Where a rank's output to the terminal goes."""
+    """The file to which a rank's output to the terminal goes."""
     return job_folder / LOGS / f"{rank}.log"
 
 
 def output_folder(job_folder: Path, rank: int) -> Path:
-    """Where a rank's script leaves its results."""
+    """The folder in which a rank's script leaves its results."""
     return job_folder / OUT / str(rank)
 
 

@@ -142,7 +142,8 @@ class JobHistory:
                 self._forget_old(record.ended_s)
 
     def _forget_old(self, now_s: float) -> None:
-        """Ends are of this device's clock; when a job was made says its submitter, who may lie."""
+        """Forgets the jobs that ended longest ago, where there are too many. Ends are of this device's clock; when a
+        job was made says its submitter, who may lie."""
         rows = self._db.execute(
             f"SELECT id, ended_s, started_s IS NULL, {_ROW_BYTES} FROM jobs WHERE ended_s IS NOT NULL "
             "ORDER BY ended_s DESC, id DESC"
@@ -163,7 +164,8 @@ class JobHistory:
                 self._db.executemany("DELETE FROM jobs WHERE id = ?", forgotten)
 
     def _shrink(self) -> None:
-        """Gives back what was forgotten; while the daemon runs, new jobs take its place in the file."""
+        """Gives the room of what was forgotten back to the disk; while the daemon runs, new jobs take its place in the
+        file."""
         (pages,), (free,) = (self._db.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count"))
         if free * 2 > pages:
             self._db.execute("VACUUM")

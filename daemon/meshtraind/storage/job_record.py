@@ -43,7 +43,8 @@ class ReplicaHashes:
         self.unequal_round: int | None = None
 
     def expect(self, ranks: Iterable[int]) -> dict[int, set[int]]:
-        """From now on these compute. What others have told may be of rounds that do not count any more (G4).
+        """Compares these ranks from now on: they compute. What others have told may be of rounds that do not count any
+        more (G4, cut).
 
         Returns by round the ranks that are found to differ, where it was only others that had not told yet.
         """
@@ -79,7 +80,7 @@ class ReplicaHashes:
 
     @property
     def equal(self) -> bool | None:
-        """None before anything was compared."""
+        """Whether all replicas were equal so far; None before anything was compared."""
         return None if not self.compared else self.unequal_round is None
 
 
@@ -149,7 +150,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """In a terminal state."""
+        """Whether it is in a terminal state."""
         return self.state in TERMINAL_STATES
 
     @property
@@ -182,7 +183,7 @@ class Job:
         self.touch()
 
     def take(self, generation: Generation) -> None:
-        """This device is in a new generation, the first included."""
+        """Notes that this device is in a new generation, the first included."""
         before = self._present()
         rank = rank_of(generation, self._device)
         assert rank is not None, "not listed"
@@ -217,7 +218,7 @@ class Job:
         self.remember()
 
     def take_hash(self, message: BaseHash) -> None:
-        """One rank's, after one round."""
+        """Takes one rank's hash of the base after one round."""
         if odd := self.hashes.add(message):
             self.on_odd(message.round, odd)
 
@@ -230,14 +231,14 @@ class Job:
         self.touch()
 
     def expire(self, now_s: float) -> None:
-        """Its results here were deleted, long after its end."""
+        """Notes that its results here were deleted, long after its end."""
         self.expired_at_s = now_s
         self._save()
 
     def take_given_up(self, news: Iterable[GivenUp]) -> None:
-        """Rounds that are not kept. All members pass on what they know, so that it is told wherever a person looks,
-        also when those that made them are gone. Of one partition each of them tells; who has completed most counts, and
-        the newest checkpoint that any of them has."""
+        """Takes news of rounds that are not kept. All members pass on what they know, so that it is told wherever a
+        person looks, also when those that made them are gone. Of one partition each of them tells; who has completed
+        most counts, and the newest checkpoint that any of them has."""
         known = dict(self._given_up)
         for one in news:
             key = one.first, one.kept
@@ -249,7 +250,7 @@ class Job:
             self.touch()
 
     def refuse(self, rank: int, reason: str, violations: int) -> None:
-        """A member broke the protocol for so many times (G10)."""
+        """Notes that a member was refused for so many times because it broke the protocol (G10)."""
         self._refused[rank] = RefusedRank(rank=rank, reason=reason[: limits.REASON_CHARS_MAX], violations=violations)
         self.touch()
 
@@ -259,7 +260,7 @@ class Job:
         return tuple(self._given_up.values())
 
     def drop_out(self) -> None:
-        """This device is in no generation any more."""
+        """Notes that this device is in no generation any more."""
         self._out = True
         self.touch()
 
@@ -290,7 +291,7 @@ class Job:
         return set(others) - {self.rank} <= ended
 
     def wait(self, reason: str) -> None:
-        """What a change of the generation waits for now; empty: for nothing."""
+        """Notes what a change of the generation waits for now; empty: for nothing."""
         self.waiting = reason
         self.touch()
 
@@ -387,7 +388,7 @@ class Job:
 
 
 def _of_one_partition(one: GivenUp, other: GivenUp) -> GivenUp:
-    """What two members tell of it, in whichever order, and however often."""
+    """Joins what two members tell of one partition, in whichever order, and however often."""
     longest = max(one, other, key=lambda told: (told.last, told.samples, told.made_by))
     saved = max((told.saved for told in (one, other) if told.saved is not None), default=None)
     unsaved = None if saved is not None else max(one.unsaved or "", other.unsaved or "") or None

@@ -47,7 +47,7 @@ def migrate(data_dir: Path, meshtrain: str) -> None:
 
 
 def _spell_anew(data_dir: Path) -> None:
-    """Manifests of checkpoints are spelled anew, for what is sent of one is hashed as it is spelled today."""
+    """Spells the manifests of checkpoints anew, for what is sent of one is hashed as it is spelled today."""
     for name in ("pins.db", "jobs.db"):  # first: from now on older versions keep away
         _lock_out(data_dir / name)
     for folder in sorted((data_dir / "jobs").glob("*")):

@@ -39,7 +39,7 @@ class JobFile(Wire):
 
 
 def forget(folder: Path) -> None:
-    """The job has ended. Raises OSError."""
+    """Deletes the file of a job that has ended. Raises OSError."""
     (folder / NAME).unlink(missing_ok=True)
 
 

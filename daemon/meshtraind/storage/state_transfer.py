@@ -49,7 +49,7 @@ def store_state(owner: str, folder: Path, units: int, store: BlobStore) -> tuple
 
 
 def offer(owner: str, checkpoint: Checkpoint, store: BlobStore) -> SavedState:
-    """What to answer to whoever asks for a state: this checkpoint, which stays as it is. Blocking.
+    """The answer to whoever asks for a state: this checkpoint, which stays as it is. Blocking.
 
     The blobs stay until `BlobStore.release(owner)`, and outlive the checkpoint.
 
@@ -129,7 +129,7 @@ def _missing_bytes(units: Sequence[BlobRef], store: BlobStore) -> int:
 
 
 def lay_out(units: Sequence[BlobRef], folder: Path, store: BlobStore) -> None:
-    """The blobs as the learner's files. It only reads them. Blocking. Raises BlobError."""
+    """Puts the blobs where the learner reads them as its files. Blocking. Raises BlobError."""
     with explained("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         for unit, blob in enumerate(units):

@@ -35,11 +35,11 @@ class LinkRate:
         self._full: tuple[float, int] | None = None
 
     def full(self, queued_bytes: int) -> None:
-        """The link takes no more for now."""
+        """Notes that the link takes no more for now."""
         self._full = self._clock(), queued_bytes
 
     def drained(self, queued_bytes: int) -> None:
-        """It does again."""
+        """Notes that the link takes bytes again."""
         if self._full is None:
             return
         (began_s, before_bytes), self._full = self._full, None

@@ -45,19 +45,19 @@ Emit = Callable[[Wire], None]  # tells whoever waits for the answer to a request
 
 
 class Handler(Protocol):
-    """Who gets what arrives on a connection. Everything is called on the event loop and must be quick."""
+    """Whoever gets what arrives on a connection. Everything is called on the event loop and must be quick."""
 
     def chunk_announced(self, conn: "Connection", header: Header) -> memoryview | str | None:
-        """Where the payload goes: its place (`payload_bytes` long), None to drain it, or what is wrong with it.
+        """Where the payload goes: its place (`payload_bytes` long); None to drain it; or what is wrong with it.
 
         A wrong chunk is a violation of the protocol, which closes the connection.
         """
 
     def chunk_received(self, conn: "Connection", header: Header) -> None:
-        """The payload lies in its place. Not called for drained ones."""
+        """Hears that the payload lies in its place. Not called for drained ones."""
 
     def notice(self, conn: "Connection", header: Header, body: Wire) -> None:
-        """A message that expects nothing."""
+        """Takes a message that expects no answer."""
 
     async def request(self, conn: "Connection", header: Header, body: Wire, emit: Emit) -> Wire:
         """Answers a request; cancelled when the connection ends. `emit` sends an event before the reply.
@@ -66,7 +66,7 @@ class Handler(Protocol):
         """
 
     def lost(self, conn: "Connection", reason: str) -> None:
-        """The connection has ended, whoever ended it. Called once, last."""
+        """Hears that the connection has ended, whoever ended it. Called once, last."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -205,19 +205,19 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def chunk_bytes_received(self) -> int:
-        """Of chunk frames, those under way included: while it grows, the other end sends."""
+        """How many bytes of chunk frames have come, those under way included: while it grows, the other end sends."""
         return self._parser.chunk_bytes
 
     @property
     def chunk_payload_bytes_sent(self) -> int:
-        """Of chunk frames, without their headers, as they travelled."""
+        """How many bytes of payloads were sent, without headers, as they travelled."""
         return self._traffic.chunk_payload_bytes
 
     # Ending
 
     @property
     def closing(self) -> bool:
-        """The connection has ended or is about to."""
+        """Whether the connection has ended or is about to."""
         return self._close_reason is not None or self._ended.is_set()
 
     def close(self, reason: str, *, now: bool = False) -> None:
@@ -239,7 +239,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.abort()
 
     def cut_short(self) -> None:
-        """One that is closing ends now: its last words have had their time."""
+        """Ends a connection now that is closing: its last words have had their time."""
         if self._transport is not None and self.closing:
             self._transport.abort()
 
@@ -293,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
             event = self._parser.received(nbytes)
             while event is not None and not self.closing:
                 event = self._take(event)
-        except Exception:
+        except Exception:  # a bug in whoever handles it: this connection ends, and all others go on
             log.exception("cannot handle what %s sent", self.name, extra=caused_by(self.remote_host))
             self.refuse("meshtraind failed on what it received; its log has the traceback")
 
@@ -402,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
             self._send(answer)
         except RequestFailed as error:
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=str(error)[: limits.ERROR_CHARS_MAX])))
-        except Exception as error:
+        except Exception as error:  # a bug in whoever answers it: who asked is told, and the connection goes on
             log.exception("cannot answer %s of %s", asked, self.name, extra=caused_by(self.remote_host))
             text = f"meshtraind failed on {asked} ({type(error).__name__}); its log has the traceback"
             self._send(Envelope(Role.FAILURE, envelope.id, Failure(error=text)))

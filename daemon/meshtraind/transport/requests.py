@@ -30,7 +30,8 @@ class Requests:
         self._pending: dict[int, _Pending] = {}
 
     def begin(self, on_event: Callable[[Wire], None] | None) -> tuple[int, "asyncio.Future[Wire]"]:
-        """A new number, and what will hold its reply, RequestFailed or ConnectionEnded. `end` it in any case."""
+        """Begins a request: a new number, and what will hold its reply, RequestFailed or ConnectionEnded. `end` it in
+        any case."""
         number = self._next
         self._next += 1
         answer: asyncio.Future[Wire] = asyncio.get_running_loop().create_future()
@@ -38,7 +39,7 @@ class Requests:
         return number, answer
 
     def end(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Forgets a request that nobody waits for any more."""
         del self._pending[number]
 
     def answered(self, envelope: Envelope) -> str | None:
@@ -59,7 +60,7 @@ class Requests:
         return None
 
     def lost(self, why: str) -> None:
-        """No answer will come."""
+        """Fails all requests: no answer will come."""
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(ConnectionEnded(why))

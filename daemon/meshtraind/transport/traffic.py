@@ -22,13 +22,13 @@ class Traffic:
         self._kernel_bytes: int | None = None
 
     def ask_kernel(self, transport: asyncio.Transport) -> None:
-        """While the socket is there; afterwards what was known last stays."""
+        """Asks the kernel while the socket is there; afterwards what was known last stays."""
         count = kernel_bytes_sent(transport.get_extra_info("socket"))
         if count is not None:
             self._kernel_bytes = count
 
     def socket_bytes(self) -> tuple[int, Literal["kernel", "link"]]:
-        """As the kernel counts them (TLS, retransmissions), else of our frames only."""
+        """How many bytes were sent, as the kernel counts them (TLS, retransmissions), else of our frames only."""
         if self._kernel_bytes is not None:
             return self._kernel_bytes, "kernel"
         return self.frame_bytes, "link"

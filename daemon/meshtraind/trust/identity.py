@@ -1,4 +1,4 @@
-"""Who this device is: an Ed25519 key and a self-signed certificate, made once, kept in DATA/identity/.
+"""This device's identity: an Ed25519 key and a self-signed certificate, made once, kept in DATA/identity/.
 
 A device is known by the SHA-256 of its certificate; nothing else in the certificate is looked at. `cryptography` costs
 10 MB of memory, so it is imported only when a certificate is made or judged, never on an ordinary start.
@@ -42,7 +42,7 @@ class CertificateError(ValueError):
 
 @dataclass(frozen=True)
 class Identity:
-    """This device.
+    """This device's name, id, key and certificate.
 
     Attributes:
         device_id: lowercase hexadecimal SHA-256 of `certificate_der`.

@@ -21,7 +21,7 @@ class LearnerTokens:
         return token
 
     def revoke(self, token: str) -> None:
-        """Its process has ended: whatever that has left behind, or told of it, is let in no more."""
+        """Ends a token whose process has ended: whatever that has left behind, or told of it, is let in no more."""
         self._jobs.pop(token, None)
 
     def job_of(self, shown: str) -> str | None:

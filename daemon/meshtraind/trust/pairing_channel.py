@@ -31,7 +31,7 @@ async def receive(reader: asyncio.StreamReader, kind: type[PairingFrame]) -> Pai
 
 
 async def receive_plain(reader: asyncio.StreamReader) -> object:
-    """One frame's msgpack. Raises PairingFrameError, asyncio.IncompleteReadError, OSError."""
+    """Reads one frame's msgpack. Raises PairingFrameError, asyncio.IncompleteReadError, OSError."""
     length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big")
     if length > limits.PAIRING_FRAME_BYTES_MAX:
         raise PairingFrameError(f"a frame of {length} bytes, at most {limits.PAIRING_FRAME_BYTES_MAX} are allowed")

@@ -69,7 +69,7 @@ class Guest:
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to ask.
+    """The device that is asked to pair: its address, and how messages call it.
 
     Attributes:
         host: IP address or host name.
@@ -88,7 +88,7 @@ class Target:
 
 
 async def pair_at(guest: Guest, target: Target, say: Callable[[str], None]) -> PairedDevice:
-    """As `pair_with`, but a device that cannot be reached is tried again for PAIRING_SEARCH_S: radios sleep.
+    """Pairs as `pair_with` does, but tries a device that cannot be reached again for PAIRING_SEARCH_S: radios sleep.
 
     Args:
         say: is told when that begins.

@@ -103,7 +103,7 @@ class GuestEntrance(Protocol):
 
     @property
     def port(self) -> int:
-        """On which it listens."""
+        """The port on which it listens."""
 
     def admit_guests(self, serve: ServeGuest) -> AbstractAsyncContextManager[None]:
         """While entered, callers that name pairing's ALPN are `serve`'s: given a guest's stream and IP address."""

@@ -50,7 +50,7 @@ class PairingRole(StrEnum):
 
 
 class RefusalReason(StrEnum):
-    """Why a host refuses. Not authenticated: a hint for the guest's message, never for a decision."""
+    """Why a host refuses a guest. Not authenticated: a hint for the guest's message, never for a decision."""
 
     VERSION = "version"
     RELAYED = "relayed"

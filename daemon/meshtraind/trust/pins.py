@@ -220,7 +220,7 @@ def _pin(row: tuple[str, str, str, float, str, str]) -> Pin:
 
 
 def _device_id(certificate_pem: str) -> str:
-    """Raises ValueError."""
+    """The id of a pinned certificate. Raises ValueError."""
     return device_id_of(ssl.PEM_cert_to_DER_cert(certificate_pem))
 
 

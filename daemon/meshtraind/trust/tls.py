@@ -45,7 +45,7 @@ class Trust:
 
     @property
     def client_context(self) -> ssl.SSLContext:
-        """For dialling; take it anew for every dial."""
+        """The TLS context for one dial; take it anew for every dial."""
         return self._client
 
     def admit_guests(self, admitted: bool) -> None:

@@ -63,7 +63,7 @@ def codecs(
 
 
 def _run(arguments: list[str]) -> NoReturn:
-    """In a process of its own, and ends with its exit code."""
+    """Runs the daemon's benchmark in a process of its own, and ends with its exit code."""
     sys.stdout.flush()
     with subprocess.Popen([sys.executable, "-m", MODULE, *arguments]) as process:
         try:

@@ -89,7 +89,7 @@ def _options(
 
 
 def _status(folder: Path) -> Status | None:
-    """The running daemon's, or None when none answers. Raises OtherVersion."""
+    """The status of the running daemon, or None when none answers. Raises OtherVersion."""
     try:
         with connected(folder) as client:
             return ask(client, GetStatus(), Status, name="status")

@@ -94,7 +94,7 @@ class _Live:
             self._live.stop()
 
     def show(self, summary: "JobSummary") -> None:
-        """The job's state."""
+        """Draws the job's state."""
         if self._live is not None:
             if not self._started:
                 self._started = True

@@ -108,7 +108,8 @@ def _may_have(rank: int, path: str | None) -> bool:
 
 
 def _chosen(listed: Outputs, summary: JobSummary, path: str | None, *, known: bool) -> list[OutputFile]:
-    """What is wanted of what is listed. Raises CliError where there is nothing, if all is `known`."""
+    """The results that are wanted, of those that are listed. Raises CliError where there is nothing, if all is
+    `known`."""
     files = list(listed.files)
     if listed.omitted:
         say(f"note: {listed.omitted} more files are not listed and not fetched: write archives, not so many files")
@@ -135,7 +136,8 @@ def _within(name: str, wanted: str) -> bool:
 
 
 def _target(folder: Path, file: OutputFile) -> Path:
-    """Where a result goes. The list came from other devices: its paths are checked before they are used."""
+    """The file that a result is written to. The list came from other devices: its paths are checked before they are
+    used."""
     wrong = check_path(file.path)
     if wrong is not None:
         raise CliError(f"rank {file.rank} offers a file whose path {file.path!r} {wrong}; nothing was fetched")
@@ -224,7 +226,8 @@ def _fetch(client: Client, job: str, file: OutputFile, target: Path, tell: Calla
 
 
 def _receive(client: Client, job: str, file: OutputFile, part: IO[bytes], tell: Callable[[int], None]) -> None:
-    """As many bytes as were listed: what grows meanwhile is fetched as it was, and nobody sends without end."""
+    """Receives as many bytes as were listed: what grows meanwhile is fetched as it was, and nobody sends without
+    end."""
     offset_bytes = 0
     name = f"rank{file.rank}/{file.path}"
     while offset_bytes < file.size_bytes:
@@ -248,7 +251,7 @@ def _receive(client: Client, job: str, file: OutputFile, part: IO[bytes], tell: 
 
 
 def _show(folder: Path, targets: Targets, wanted: Targets, lacking: Sequence[OutputFile]) -> None:
-    """All that is there now, on stdout, and what was done for it."""
+    """Prints all that is there now, on stdout, and what was done for it."""
     gone = {(file.rank, file.path) for file in lacking}
     here = [target for target, file in targets.items() if (file.rank, file.path) not in gone]
     for target in here:
@@ -261,7 +264,7 @@ def _show(folder: Path, targets: Targets, wanted: Targets, lacking: Sequence[Out
 
 
 def _lines(job: JobSummary, missing: Mapping[int, str], lacking: Sequence[OutputFile]) -> list[str]:
-    """Of whom something is missing, what, and why."""
+    """A line for each device of whose results something is missing: what, and why."""
     lines = []
     for rank, why in sorted(missing.items()):
         files = [file for file in lacking if file.rank == rank]

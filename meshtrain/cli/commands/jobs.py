@@ -68,7 +68,7 @@ def _job_row(job: JobSummary, now_s: float) -> Sequence[str]:
 
 
 def _peers(job: JobSummary) -> str:
-    """How many take part; of how many, where some do not."""
+    """How many devices take part; of how many, where some do not."""
     count = len(job.members)
     return f"{len(job.present)}/{count}" if 0 < len(job.present) < count else str(count)
 

@@ -12,8 +12,8 @@ from meshtrain.cli.submission.dry_run import MemoryNeeds, memory_of_members, sho
 from meshtrain.cli.submission.measuring import NotMeasured, measure
 from meshtrain.cli.submission.peers import peers_wanted
 from meshtrain.cli.submission.resume import check_alone, resume_from
+from meshtrain.cli.submission.send_and_follow import send, started
 from meshtrain.cli.submission.shipping import DATA_FOLDER, data_place, pack, relative_script, write
-from meshtrain.cli.submission.started import send, started
 from meshtrain.cli.ui.connection import connected
 from meshtrain.cli.ui.errors import BadCommandLine, reported
 from meshtrain.cli.ui.options import DataDir, Json
@@ -312,7 +312,7 @@ def _resubmit(
     detach: bool,
     json: bool,
 ) -> int:
-    """A job goes on as it was. Returns the exit code."""
+    """Submits a job that goes on as it was. Returns the exit code."""
     count, count_max = peers
     if resume is None:
         raise BadCommandLine("which script?", "meshtrain submit train.py")

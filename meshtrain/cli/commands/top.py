@@ -50,7 +50,7 @@ def top(
 
 
 def _chosen(client: Client, prefix: str | None) -> JobSummary:
-    """The job that is meant. Raises CliError."""
+    """The job that is to be shown. Raises CliError."""
     if prefix is None:
         running = [job for job in list_jobs(client) if not has_ended(job)]
         if running:

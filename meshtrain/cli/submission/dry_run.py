@@ -64,7 +64,7 @@ class MemoryNeeds:
     topology: str | None = None
 
     def needed(self, codec: str | None = None, staleness: int | None = None) -> Footprint:
-        """One member's, with these settings or other ones."""
+        """What one member needs, with these settings or other ones."""
         size = self.measurement.size
         spec = parse_codec(codec or self.codec)
         layouts = RoundLayouts(self._plan, spec)

@@ -9,7 +9,8 @@ PATTERN = re.compile(r"([0-9]{1,4})(?:(:)([0-9]{1,4})?)?")
 
 
 def peers_wanted(text: str | None) -> tuple[int | None, int | None]:
-    """At least how many devices, and up to how many take part; without the second number the first is exact.
+    """Reads `--peers`: at least how many devices, and up to how many take part; without the second number the first is
+    exact.
 
     Raises BadCommandLine.
     """

@@ -13,7 +13,7 @@ AS_BEFORE = frozenset(("resume", "on", "peers", "detach", "json", "data_dir"))  
 
 
 def resume_from(client: Client, text: str) -> ResumeFrom:
-    """What was typed as JOB[@CHECKPOINT]. Raises CliError."""
+    """Reads what was typed as JOB[@CHECKPOINT]. Raises CliError."""
     prefix, at, typed = text.partition("@")
     if not at:
         return ResumeFrom(job=find_job(client, prefix).job)
@@ -30,7 +30,7 @@ def resume_from(client: Client, text: str) -> ResumeFrom:
 
 
 def check_alone(context: typer.Context, resume: str) -> None:
-    """Without a script all is as it was. Raises BadCommandLine for what would change it."""
+    """Refuses options beside `--resume` without a script, for then all is as it was. Raises BadCommandLine."""
     for parameter in context.command.params:
         name = parameter.name or ""
         if name not in AS_BEFORE and _typed(context, name):

@@ -38,7 +38,7 @@ def relative_script(root: Path, script: str) -> str:
 def pack(
     root: Path, script: str, data: Path | None, include: Sequence[str], exclude: Sequence[str], stages: Stages
 ) -> "tuple[Packed, Packed | None]":
-    """What is read of the working directory `root`, and of the data folder, which is not shipped twice.
+    """Reads the working directory `root`, and the data folder, which is not shipped twice.
 
     Raises CliError, also where the script itself would stay behind.
     """
@@ -67,8 +67,8 @@ def pack(
 
 
 def data_place(root: Path, data: Path, source: FileManifest) -> str | None:
-    """Where the script finds the data folder below its working directory: where it is here, else ./data, unless
-    something else is there, or the folder is the working directory itself."""
+    """The place where the script finds the data folder below its working directory: where it is here, else ./data,
+    unless something else is there, or the folder is the working directory itself."""
     if data.resolve() == root.resolve():
         return None
     places = _places(root, data)

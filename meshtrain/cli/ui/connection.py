@@ -35,7 +35,7 @@ def ask(
     on_event: Callable[[Wire], None] | None = None,
     silence_s: float | None = None,
 ) -> Reply:
-    """One request. Raises what `Client.request` raises, and CliError when the daemon answers something else."""
+    """Makes one request. Raises what `Client.request` raises, and CliError when the daemon answers something else."""
     reply = client.request(body, timeout_s=timeout_s, name=name, on_event=on_event, silence_s=silence_s)
     if not isinstance(reply, reply_type):
         raise CliError(

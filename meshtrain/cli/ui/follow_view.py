@@ -27,7 +27,7 @@ def prefixes(names: Sequence[str]) -> list[str]:
 
 
 def status_text(job: JobSummary, lasting: Collection[int] = ()) -> str:
-    """Where a job stands, in one line.
+    """One line that says where a job stands.
 
     Args:
         lasting: ranks that have been waiting for the same for a while; the others' waiting is the step's own.
@@ -64,8 +64,8 @@ def _means(metrics: Sequence[Metrics]) -> list[tuple[str, float]]:
 
 
 class View:
-    """Where a followed job is shown. On a terminal the status line stays below the log; in a pipe each change of
-    state is a line on stderr. What happens to a member is a line in both.
+    """The screen on which a followed job is shown. On a terminal the status line stays below the log; in a pipe each
+    change of state is a line on stderr. What happens to a member is a line in both.
 
     Args:
         names: of the members, by rank.
@@ -103,11 +103,11 @@ class View:
             self._live.stop()
 
     def joined(self, names: Sequence[str]) -> None:
-        """There are more members than before, and the logs of all are shown."""
+        """Shows the logs of more members than before."""
         self._prefixes = prefixes(names)
 
     def lines(self, rank: int, lines: Sequence[str]) -> None:
-        """Log lines of one rank."""
+        """Shows log lines of one rank."""
         if not lines:
             return
         prefix = self._prefixes[rank]
@@ -130,7 +130,7 @@ class View:
             self._console.print(Text.assemble((prefix, style), Text.from_ansi(line)), soft_wrap=True)
 
     def status(self, job: JobSummary) -> None:
-        """Where the job stands now; called about once a second."""
+        """Shows where the job stands now; called about once a second."""
         waiting = waits(job)
         lasting = [rank for rank, reason in waiting.items() if self._waits.get(rank) == reason]
         self._waits = waiting
@@ -148,7 +148,7 @@ class View:
         self._seen = job
 
     def _news(self, job: JobSummary) -> list[str]:
-        """What is to be told now."""
+        """The lines about members that are to be shown now."""
         now_s = time.monotonic()
         if self._seen is None:
             return losses(job)

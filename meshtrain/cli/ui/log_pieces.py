@@ -56,8 +56,8 @@ class Lines:
 
 
 class RawLines:
-    """The same interface for bytes that are to be written as they are. They come as text, in lines with their ends;
-    `raw_bytes` makes the same bytes of it again."""
+    """The interface of `Lines` for bytes that are to be written as they are. They come as text, in lines with their
+    ends; `raw_bytes` makes the same bytes of it again."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
@@ -71,7 +71,7 @@ class RawLines:
         return [*(line + "\n" for line in lines), *([rest] if too_long else [])]
 
     def bar(self) -> list[str]:
-        """Nothing: a bar is what comes last of its line."""
+        """Never a progress bar: it is what comes last of its line."""
         return []
 
     def flush(self) -> list[str]:
@@ -81,7 +81,7 @@ class RawLines:
 
 
 def raw_bytes(text: str) -> bytes:
-    """What `RawLines` was fed."""
+    """The bytes that `RawLines` was fed."""
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -135,7 +135,7 @@ def log_end(client: Client, job: str, rank: int) -> int:
 
 
 def tail_offset(client: Client, job: str, rank: int, lines: int, end_bytes: int) -> int:
-    """Where the last `lines` lines of the first `end_bytes` bytes begin; reads backwards from there."""
+    """The offset at which the last `lines` lines of the first `end_bytes` bytes begin; reads backwards from there."""
     if lines == 0:
         return end_bytes
     wanted = lines + 1  # line ends: the one before the first wanted line counts, the last line's own may be missing

@@ -1,4 +1,5 @@
-"""Who takes part in a job and how, in a word; and what has happened to whom between two looks at it, in a line each."""
+"""What a person is told of a job's members: who takes part and how, in a word; and what has happened to whom between
+two looks at it, in a line each."""
 
 from collections.abc import Iterable
 
@@ -65,7 +66,7 @@ def losses(job: JobSummary) -> list[str]:
 
 
 def provisional(job: JobSummary) -> list[str]:
-    """That those who go on may have to give it up, a line; nothing where they are entitled to go on."""
+    """The line that says that those who go on may have to give it up; nothing where they are entitled to go on."""
     if not job.provisional or job.state not in UNDER_WAY:
         return []
     on, away = (_names(job, ranks) for ranks in (job.learning, sorted(set(range(len(job.members))) - set(job.present))))
@@ -131,12 +132,12 @@ def _of_whom(job: JobSummary, text: str) -> tuple[int | None, str]:
 
 
 def name_of(job: JobSummary, rank: int) -> str:
-    """Of a member, safe to show."""
+    """A member's name, safe to show."""
     return printable(job.members[rank].name) if rank < len(job.members) else f"rank {rank}"
 
 
 def joined(names: list[str]) -> str:
-    """`anna, bert and cleo`."""
+    """Names as a sentence lists them: `anna, bert and cleo`."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
@@ -183,7 +184,7 @@ def _departures(before: JobSummary, after: JobSummary) -> list[str]:
 
 
 def _learners(before: JobSummary, after: JobSummary) -> list[str]:
-    """Of scripts that have failed."""
+    """News of scripts that have failed."""
     lines = []
     earlier = _reports(before)
     for report in after.ranks:

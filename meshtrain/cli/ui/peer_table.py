@@ -36,7 +36,7 @@ def print_peers(job: JobSummary) -> None:
 
 
 def render_peers(job: JobSummary) -> "RenderableType":
-    """The same, to be drawn anew in place."""
+    """The table, to be drawn anew in place."""
     from rich.console import Group
     from rich.text import Text
 

@@ -32,7 +32,7 @@ class Stages:
             self._bar.stop()
 
     def show(self, text: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
-        """Where the work is. A stage without bytes has `total_bytes` 0."""
+        """Shows which stage the work is in, and how far it is. A stage without bytes has `total_bytes` 0."""
         text = printable_lines(text)
         if not self._console.is_terminal:
             if text != self._text:

@@ -22,7 +22,7 @@ NO_COLOUR = "\x1b[0m"
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, with line breaks and tabs kept: for errors of several lines."""
+    """Makes a text safe to show as `printable` does, with line breaks and tabs kept: for errors of several lines."""
     return "".join(char if char in "\n\t" else printable(char) for char in text)
 
 
@@ -53,7 +53,8 @@ def _escaped(text: str) -> str:
 
 
 def cut_at(text: str, chars: int) -> int:
-    """Where to cut a text that is longer than `chars`, so that no colour's sequence is: there, or a little before."""
+    """The place at which to cut a text that is longer than `chars`, so that no colour's sequence is cut: there, or a
+    little before."""
     begin = text.rfind("\x1b", max(0, chars - COLOUR_CHARS_MAX + 1), chars)
     return begin if begin > 0 and _COLOUR.match(text, begin, chars) is None else chars
 
@@ -104,7 +105,7 @@ def made_table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapping: 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], wrapping: str | None = None) -> None:
-    """`made_table` on stdout."""
+    """Prints `made_table` to stdout."""
     console().print(made_table(columns, rows, wrapping), soft_wrap=False)
 
 

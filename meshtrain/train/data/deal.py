@@ -30,7 +30,7 @@ class SampleWaits(Protocol):
         """Takes what the daemon says until `until()` is true. The learner counts as computing: rounds wait for it."""
 
     def wait_idle(self, reason: str, until: Callable[[], bool], what: str) -> None:
-        """The same where only the other peers' steps can bring what is waited for: rounds go on without this learner
+        """Waits where only the other peers' steps can bring what is waited for: rounds go on without this learner
         meanwhile, by R5 (absent), and are applied. Afterwards a step may begin.
 
         Args:
@@ -78,7 +78,7 @@ class Deal(Sampler[list[Any]]):
         self.begun = False
 
     def describe(self) -> str:
-        """In words, for the comparison between peers."""
+        """The settings in words, for the comparison between peers."""
         return self._order.describe()
 
     def space(self) -> SampleSpace:
@@ -95,7 +95,8 @@ class Deal(Sampler[list[Any]]):
             self._bound = None
 
     def epoch_over(self, epoch: int) -> None:
-        """All samples of this epoch, and of those before, are covered by rounds, on all members: X4 (epochs)."""
+        """Whether all samples of this epoch, and of those before, are covered by rounds, on all members: X4
+        (epochs)."""
         self._over = max(self._over, epoch)
 
     def step_lost(self, step: int, retry: bool) -> None:
@@ -180,7 +181,8 @@ class Deal(Sampler[list[Any]]):
             yield self._indices(batch)
 
     def __len__(self) -> int:
-        """With equal shares, in rounds; how many batches this learner gets may follow from its speed."""
+        """The number of batches of an epoch with equal shares, in rounds; how many of them this learner gets may follow
+        from its speed."""
         return self._order.rounds(self._space.total)
 
     def _drawable(self) -> bool:
@@ -190,7 +192,7 @@ class Deal(Sampler[list[Any]]):
         return self._over >= self.epoch
 
     def _starves(self) -> bool:
-        """Nothing is left, and no round is on the way that would bring more."""
+        """Whether nothing is left, and no round is on the way that would bring more."""
         return self._granted and not self._queue and self._bound is None
 
     def _waits(self) -> bool:

@@ -94,7 +94,7 @@ class LoaderOrder:
         return len(self._ordering)
 
     def describe(self) -> str:
-        """In words, for the comparison between peers: the same loader must be given on all of them."""
+        """The loader in words, for the comparison between peers: the same one must be given on all of them."""
         unit = "batches of its own sampler" if self.whole_batches else f"samples in batches of {self.batch}"
         return f"{self.total} {unit}{', the last short one dropped' if self.drop_last else ''}"
 

@@ -41,13 +41,13 @@ class StepSamples:
         self._samples += samples
 
     def step_lost(self, step: int, *, retry: bool) -> None:
-        """This step is in no round. `retry`: it was in no bind either, so its samples are handed out again, by
-        R5 (absent)."""
+        """Hears that this step is in no round. `retry`: it was in no bind either, so its samples are handed out again,
+        by R5 (absent)."""
         if self._deal is not None:
             self._deal.step_lost(step, retry)
 
     def take(self, step: int) -> BoundSamples:
-        """All that was handed out since the step before belongs to this one, which binds now.
+        """The samples of the step that binds now: all that was handed out since the step before.
 
         A further step on the same batch weighs as much as the one before, and covers no new samples.
         """

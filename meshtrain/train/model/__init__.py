@@ -1,1 +1,1 @@
-"""Model and optimizer as peers compare them: tensors, options, masks, growth, the state of a replica."""
+"""Model and optimizer as peers compare them: tensors, options, the state of a replica."""

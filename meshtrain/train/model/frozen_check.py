@@ -15,7 +15,8 @@ class FrozenCheck:
         self._ids = {id(tensor) for _, _, tensor in tensors.kind("parameter", "frozen")}
 
     def check(self) -> None:
-        """Before a step. Raises UsageError that names the first parameter that is trained and not averaged."""
+        """Compares, before a step. Raises UsageError that names the first parameter that is trained and not
+        averaged."""
         for name, tensor in self._frozen:
             if tensor.grad is not None:
                 raise UsageError(

@@ -50,7 +50,7 @@ class ProgressSource(Protocol):
 
 
 class NoKeptState:
-    """For a learner whose base ends with its process: does nothing. `KeptState` says what each call is for."""
+    """Keeps nothing, for a learner whose base ends with its process. `KeptState` says what each call is for."""
 
     def begin(
         self,
@@ -121,12 +121,12 @@ class _File:
         return found, offset - start
 
     def read(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of one region."""
+        """Reads the bytes of one region."""
         found, at = self._at(offset)
         return found[at : at + size_bytes]
 
     def write(self, offset: int, data: bytes) -> None:
-        """Into one region."""
+        """Writes into one region."""
         found, at = self._at(offset)
         found[at : at + len(data)] = data
 
@@ -181,7 +181,7 @@ class KeptState(NoKeptState):
     # From one process to the next
 
     def take_over(self, buffers: Callable[[int], torch.Tensor], round_: int) -> RoundProgress:
-        """As `NoKeptState.take_over`."""
+        """Takes the base over; see `NoKeptState.take_over`."""
         self._file.open()
         header = KeptHeader.unpack(self._file.read(0, HEADER_BYTES))
         if header is None or header.dirty or header.round != round_:
@@ -234,7 +234,7 @@ class KeptState(NoKeptState):
         buffers: MutableMapping[int, torch.Tensor],
         source: ProgressSource,
     ) -> None:
-        """As `NoKeptState.begin`."""
+        """Moves the base into the file; see `NoKeptState.begin`."""
         self._source = source
         own = all(_lies_alone(tensor) for tensor in (*self._parameters, *self._rest))
         if not own or not all(map(_is_dense, (*beside, *buffers.values()))):

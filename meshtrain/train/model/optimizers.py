@@ -56,7 +56,7 @@ def describe(optimizer: Optimizer, specs: tuple[TensorSpec, ...], places: tuple[
 
 
 def options(group: Options) -> Options:
-    """A param group's options."""
+    """The options of a param group."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
@@ -82,7 +82,7 @@ def set_option(group: Options, name: str, value: Any) -> None:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """0,1,2,5 as 0-2,5."""
+    """Numbers with runs joined: 0,1,2,5 as 0-2,5."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

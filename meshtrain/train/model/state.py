@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import torch
 from pydantic import Field, ValidationError
@@ -19,7 +19,6 @@ from safetensors.torch import save_file
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError, NotSupported
-from meshtrain.train.model.masks import Masks
 from meshtrain.train.model.optimizers import options, plain, set_option
 from meshtrain.train.model.tensors import ModelTensors
 from meshwire.checkpoints.manifest import unit_file
@@ -64,21 +63,31 @@ class _Content:
     plain: dict[str, Any]
 
 
+class SavedMasks(Protocol):
+    """Whoever knows which values of a tensor are kept, where not all of them are (`--masks`)."""
+
+    def mask(self, index: int) -> torch.Tensor | None:
+        """Which of the tensor's values are kept, as bool; None: all."""
+
+    def load(self, index: int, mask: torch.Tensor) -> None:
+        """What a saved state says of a tensor."""
+
+
 class ReplicaState:
     """Reads and writes the units of one model and optimizer.
 
     Args:
         outer: the optimizer that takes rounds into the base, where that is not `optimizer` (R9). Then `optimizer` is
             the learner's own, and its state is what a newcomer begins with.
-        masks: of the model.
+        masks: which values of each tensor are kept; part of the base.
     """
 
     def __init__(
-        self, tensors: ModelTensors, optimizer: Optimizer, masks: Masks, outer: Optimizer | None = None
+        self, tensors: ModelTensors, optimizer: Optimizer, masks: SavedMasks, outer: Optimizer | None = None
     ) -> None:
         self.optimizer = optimizer
         self.outer = outer
-        self.masks = masks
+        self._masks = masks
         self._tensors = tensors
         kinds = [spec.kind for spec in tensors.manifest.tensors]
         self._singles = [index for index, kind in enumerate(kinds) if kind != "frozen"]
@@ -168,7 +177,7 @@ class ReplicaState:
             tensors = {VALUE: tensor if of_base is None else of_base}
             if self.outer is not None:
                 tensors |= {OUTER + name: value for name, value in self.outer.state.get(tensor, {}).items()}
-            if (mask := self.masks.mask(index)) is not None:
+            if (mask := self._masks.mask(index)) is not None:
                 tensors[MASK] = mask
             values = {}
             for name, value in state.items():
@@ -206,7 +215,7 @@ class ReplicaState:
     def _write_single(self, index: int, content: _Content) -> None:
         self._copy(index, content.tensors.get(VALUE))
         if MASK in content.tensors:
-            self.masks.load(index, content.tensors[MASK])
+            self._masks.load(index, content.tensors[MASK])
         tensor = self._tensors.places[index].tensor()
         if self.outer is not None:
             outer = {
@@ -247,7 +256,7 @@ def _laid_out(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, contiguous, sharing memory with nothing, of a type that the format has."""
+    """A copy on the CPU, contiguous, sharing memory with nothing, of a type that the format has."""
     tensor = tensor.detach().cpu()
     return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).clone(memory_format=torch.contiguous_format)
 

@@ -47,7 +47,7 @@ class Clipping:
         return self._noted if self._noted is not None else self.bound
 
     def step_ended(self) -> None:
-        """At the boundary, once its rounds are applied: the next step is not clipped until it is noted."""
+        """Clips no more until it is noted again: called at the boundary, once the step's rounds are applied."""
         self.bound, self._noted = self._noted, None
 
     def ruling(self, leader_clip: float | None, *, known: bool) -> float | None:
@@ -144,11 +144,12 @@ class UntouchedGradients:
         return None
 
     def note(self) -> None:
-        """The step ends."""
+        """Remembers the gradients when the step ends."""
         self.ever_changed |= self.changed() is not None
 
     def check(self) -> None:
-        """Before the step. Raises UsageError that names the first gradient that is another than remembered."""
+        """Compares, before the step. Raises UsageError that names the first gradient that is another than
+        remembered."""
         if changed := self.changed():
             raise UsageError(
                 f"{changed} between backward() and optimizer.step(). With a bound above 0 that has no effect: it has "

@@ -25,11 +25,13 @@ class LeaderOptions:
         self.clipping = Clipping()
 
     def pack(self) -> bytes:
-        """For the bind of the step that begins. Raises MeshtrainError for an option that cannot be told, as NaN."""
+        """The options for the bind of the step that begins. Raises MeshtrainError for one that cannot be told, as
+        NaN."""
         return self.hyperparameters.pack(self.clipping.bound, clip_known=self.clipping.known)
 
     def unpack(self, packed: Bytes) -> RoundOptions | None:
-        """Those of a round; None when nobody has sent any. Raises MeshtrainError if they do not suit the optimizer."""
+        """The options of a round; None when nobody has sent any. Raises MeshtrainError if they do not suit the
+        optimizer."""
         return self.hyperparameters.unpack(packed) if packed else None
 
     def clip_limit(self, told: RoundOptions | None) -> float | None:

@@ -1,4 +1,4 @@
-"""With `--sync local:H`: the weights that a learner's own steps move, and beside them the base where they began."""
+"""The weights that a learner's own steps move with `--sync local:H`, and beside them the base where they began."""
 
 from collections.abc import Sequence
 from enum import Enum

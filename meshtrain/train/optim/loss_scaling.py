@@ -32,11 +32,11 @@ class LossScaling:
         self.active = self._scaler is not None
 
     def current_scale(self) -> float:
-        """When a backward pass begins: by what its gradients are multiplied. Waits for the device."""
+        """The factor of the gradients of a backward pass that begins. Waits for the device."""
         return float(self._scaler.get_scale()) if self._scaler is not None else 1.0
 
     def state(self) -> dict[str, float | int] | None:
-        """As torch's own `state_dict`; None without a scaler."""
+        """The scaler's state, as torch's own `state_dict`; None without a scaler."""
         return None if self._scaler is None else self._scaler.state_dict()
 
     def load(self, state: dict[str, float | int]) -> None:
@@ -47,7 +47,7 @@ class LossScaling:
     def watch(
         self, optimizer: Optimizer, after_step: Callable[[], None], unscaled: Callable[[], None] | None = None
     ) -> None:
-        """From now on the scaler's steps are the learner's steps.
+        """Takes the scaler's steps for the learner's steps from now on.
 
         Args:
             optimizer: the prepared one. The scaler may serve others besides.

@@ -26,7 +26,7 @@ class OptimizerStep:
         self.around(self.optimizer, self.original)
 
     def take_with(self, clone: Optimizer) -> None:
-        """The same step by a clone (`clone_optimizer`), which goes ahead of the base."""
+        """Takes the same step by a clone (`clone_optimizer`), which goes ahead of the base."""
         self.around(clone, lambda: type(clone).step(clone))
 
     def around(self, optimizer: Optimizer, step: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""With `--sync local:H`: the optimizer that takes the mean of what local steps have changed into the base."""
+"""The optimizer that takes the mean of what local steps have changed into the base, with `--sync local:H`."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""With a bound s > 0: the weights that a learner computes with, ahead of the base by its own gradients on the way.
+"""The weights that a learner computes with under a bound s > 0: the base, and ahead of it its own gradients on the way.
 
 A gradient takes up to s + 1 steps until its round is applied. Meanwhile the learner goes on, and has a choice: to
 compute on the base, as if it had not made these steps (c = 0, a plain delay), or on a base to which they are added.
@@ -155,7 +155,7 @@ class StaleView:
 
 
 def _squared_norm(gradients: Sequence[torch.Tensor | None]) -> float:
-    """In double precision, as that of a round."""
+    """The squared norm in double precision, as that of a round."""
     there = [gradient for gradient in gradients if gradient is not None]
     return sum(float(torch.linalg.vector_norm(gradient, dtype=torch.float64).square()) for gradient in there)
 

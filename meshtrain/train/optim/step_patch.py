@@ -1,4 +1,4 @@
-"""Another function in place of an optimizer's `step`, until the mesh lets go of it."""
+"""Puts another function in place of an optimizer's `step`, until the mesh lets go of it."""
 
 import functools
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Step = Callable[[Callable[[], Any] | None], Any]  # takes what a script may give
 
 
 class ReplacedStep:
-    """From its creation on, `optimizer.step()` is `step`."""
+    """Makes `optimizer.step()` another function, `step`, from its creation on."""
 
     def __init__(self, optimizer: Optimizer, step: Step) -> None:
         original = optimizer.step

@@ -12,8 +12,8 @@ import torch
 from meshtrain.train.data.step_samples import BoundSamples, StepSamples
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.shared_slots import view
-from meshtrain.train.model.mask_choice import packed
 from meshtrain.train.optim.leader_options import LeaderOptions
+from meshtrain.train.partial.mask_choice import packed
 from meshtrain.train.step.buffers import ModelBuffers
 from meshtrain.train.step.finite import are_finite, write_scaled
 from meshtrain.train.step.means import RoundMeans

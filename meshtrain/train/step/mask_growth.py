@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from meshtrain.train.model.mask_choice import only
 from meshtrain.train.optim.loss_scaling import LossScaling
+from meshtrain.train.partial.mask_choice import only
 from meshtrain.train.step.base import Base
 
 

@@ -7,9 +7,9 @@ from functools import cached_property
 import torch
 
 from meshtrain.train.link.shared_slots import SharedSlots
-from meshtrain.train.model.mask_choice import packed, spread
-from meshtrain.train.model.masks import Masks
 from meshtrain.train.model.tensors import ModelTensors
+from meshtrain.train.partial.mask_choice import packed, spread
+from meshtrain.train.partial.masks import Masks
 from meshwire.messages.learner import RoundDone
 from meshwire.model.plan import Plan, Span
 from meshwire.model.plans_by_round import RoundPlans

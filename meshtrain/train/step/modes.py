@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from meshtrain.train.data.step_samples import StepSamples
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.model.kept_state import NoKeptState
-from meshtrain.train.model.progressive import Progressive
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.clipping import UntouchedGradients, refusal_to_clip
 from meshtrain.train.optim.leader_options import LeaderOptions
@@ -20,6 +19,7 @@ from meshtrain.train.optim.momentum_handover import WithoutMomentum
 from meshtrain.train.optim.optimizer_step import OptimizerStep
 from meshtrain.train.optim.sign_sgd import OnSigns
 from meshtrain.train.optim.stale_view import StaleView
+from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.buffers import ModelBuffers
@@ -73,7 +73,7 @@ def build_engine(parts: EngineParts, progress: RoundProgress) -> Engine:
     From now on the hooks are in place, `optimizer.step()` is the engine's, and what the daemon says is heard.
     """
     state = parts.state
-    state.masks.begin([state.optimizer] if state.outer is None else [state.optimizer, state.outer])
+    parts.means.masks.begin([state.optimizer] if state.outer is None else [state.optimizer, state.outer])
     return _local_rounds(parts, progress) if parts.sync.period else _gradient_rounds(parts, progress)
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from meshtrain.errors import NotSupported
-from meshtrain.train.model import masks as masked
-from meshtrain.train.model import optimizers, progressive, tensors
-from meshtrain.train.model.progressive import Progressive
+from meshtrain.train.model import optimizers, tensors
 from meshtrain.train.model.tensors import ModelTensors
 from meshtrain.train.optim.momentum_handover import momentum_of
 from meshtrain.train.optim.sign_sgd import check_signs_possible
+from meshtrain.train.partial import masks as masked
+from meshtrain.train.partial import progressive
+from meshtrain.train.partial.progressive import Progressive
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.masks import NOT_BOTH, MaskSettings

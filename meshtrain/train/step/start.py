@@ -16,11 +16,11 @@ from meshtrain.train.link.channel import Channel
 from meshtrain.train.link.environment import Environment
 from meshtrain.train.link.shared_slots import SharedSlots
 from meshtrain.train.model.kept_state import KeptState, NoKeptState
-from meshtrain.train.model.masks import Masks
-from meshtrain.train.model.memory import learner_bytes
+from meshtrain.train.model.memory_needs import learner_bytes
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.outer_optimizer import outer_optimizer
+from meshtrain.train.partial.masks import Masks
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.modes import EngineParts, build_engine

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshwire import limits
-from meshwire.membership.checks import list_wrong
 from meshwire.membership.lineage import rank_of
+from meshwire.membership.proposal_checks import list_wrong
 from meshwire.messages.generation import Invite
 from meshwire.messages.job import Generation
 from meshwire.timeouts import ASK_S_MAX, Timeouts

@@ -1,7 +1,7 @@
 """Which of two generations is ahead of the other: asked when two devices meet that were apart (G1, G2, G4).
 
 A *root* is the newest entitled generation of a history. Entitled generations follow each other in one line
-(`entitled.py`), so of two histories the one with the newer root is kept, and the other side has to follow.
+(`quorum.py`), so of two histories the one with the newer root is kept, and the other side has to follow.
 
 Both of one root: then at least one of them went on provisionally. A generation is entered only after all its members
 have promised it, and a member's promises have rising ballots. So of two entered generations with a common member the

@@ -13,14 +13,6 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from meshwire import limits
-from meshwire.membership.checks import (
-    enter_wrong,
-    extension_wrong,
-    list_wrong,
-    number_wrong,
-    promise_wrong,
-    proposal_wrong,
-)
 from meshwire.membership.effects import Effect, MembershipPhase, Message, TurnedAway, WaitingFor
 from meshwire.membership.inputs import (
     CannotCatchUp,
@@ -40,6 +32,14 @@ from meshwire.membership.inputs import (
     WasAway,
 )
 from meshwire.membership.lineage import Relation, ballot, keeps_history, rank_of, relation
+from meshwire.membership.proposal_checks import (
+    enter_wrong,
+    extension_wrong,
+    list_wrong,
+    number_wrong,
+    promise_wrong,
+    proposal_wrong,
+)
 from meshwire.membership.proposer import Departure, Proposer
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import (

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from meshwire import limits
-from meshwire.checkpoints.way_on import WayOn, way_on
+from meshwire.checkpoints.resume_choice import WayOn, way_on
 from meshwire.membership.lineage import rank_of
 from meshwire.messages.generation import Enter, Standing
 from meshwire.messages.job import Generation, Member

@@ -2,7 +2,7 @@
 
 After every input `consider` asks, in this order: does the own proposal still lead anywhere (`_watch`)? Is there a
 reason for another generation (`_reasons`)? Whom would it list (`_roll`)? Are those entitled to go on without the others
-(`_judge`, `entitled.py`)? And is it this member's turn (`_propose_at_s`)? All members ask the same with what they know,
+(`_judge`, `quorum.py`)? And is it this member's turn (`_propose_at_s`)? All members ask the same with what they know,
 and mostly come to the same answer; the turns keep them from proposing all at once.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from meshwire.membership.effects import MembershipPhase
-from meshwire.membership.entitled import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.proposals import Roll, enter_message, worst_linked
+from meshwire.membership.quorum import is_entitled, is_gone, newest_history, still_there
 from meshwire.membership.requests import Kind
 from meshwire.membership.state import MembershipState
 from meshwire.messages.generation import Electorate, Enter, Standing, Where
@@ -61,8 +61,11 @@ class Proposer:
         self._not_before_s = float("-inf")
         self._failed = ""  # why the own proposal is to be replaced
         self._told: dict[Member, Standing] = {}  # by others to proposals of this member that failed
-        self._ahead: dict[str, Where] = {}  # by device: a provisional generation that went on without this one
-        self._newer: dict[str, tuple[Where, float]] = {}  # by device: a newer history, heard when this machine was away
+        # Others went on without this one, by the device that tells. Two kinds: who went on apart has the same root, and
+        # is met in a generation of both, for each side's votes may be needed; a newer history has a later root, is only
+        # followed, and no generation is made for it.
+        self._apart: dict[str, Where] = {}
+        self._newer: dict[str, tuple[Where, float]] = {}  # and since when it was heard
         self._overdue: set[str] = set()  # devices that did not do their part in time
         self._torn: dict[str, str] = {}  # devices with which messages of this generation may be lost: why
         self._back_until_s = float("-inf")  # this machine was away: the others may have gone on without it
@@ -87,7 +90,7 @@ class Proposer:
 
     def entered(self) -> None:
         """A generation is entered: what others said before is settled."""
-        self._told, self._ahead = {}, {}
+        self._told, self._apart = {}, {}
         root = self._state.change.root
         self._newer = {device: said for device, said in self._newer.items() if said[0].generation.root > root}
 
@@ -95,7 +98,7 @@ class Proposer:
         """This device is in no generation any more."""
         self.forget()
         self.promise_given()
-        self._told, self._ahead, self._newer = {}, {}, {}
+        self._told, self._apart, self._newer = {}, {}, {}
 
     def ran(self) -> None:
         """Rounds go on."""
@@ -159,18 +162,19 @@ class Proposer:
         self._torn[device] = reason
 
     def note_apart(self, device: str, where: Where | None) -> None:
-        """It is in a provisional generation that went on without this device; None: not, or not linked any more."""
-        self._ahead.pop(device, None)
+        """Notes that a device is in a provisional generation that went on without this one; None: it is not, or is not
+        linked any more."""
+        self._apart.pop(device, None)
         if where is not None:
-            self._ahead[device] = where
+            self._apart[device] = where
 
     def note_newer(self, device: str, where: Where, now_s: float) -> None:
-        """It tells of a newer history, and this machine was away: that may be of before its sender was lost. No reason
-        for a generation: each one that is entered would be answered by the same."""
+        """Notes that a device tells of a newer history, when this machine was away: it may be of before its sender was
+        lost. It is no reason for a generation: each one that is entered would be answered by the same."""
         self._newer[device] = where, self._newer[device][1] if device in self._newer else now_s
 
     def forget_newer(self, device: str) -> None:
-        """It says something else, or its link is lost."""
+        """Forgets it where the device says something else, or its link is lost."""
         self._newer.pop(device, None)
 
     def note_away(self, now_s: float) -> None:
@@ -271,7 +275,7 @@ class Proposer:
             return []
         lost = [members[r] for r in sorted(absent) if self._reached(state.links.suspect_at_s(members[r]), now_s)]
         reasons = [state.links.missing(lost)] if lost else []
-        reasons += [f"generation {where.generation.number} went on apart" for where in self._ahead.values()][:1]
+        reasons += [f"generation {where.generation.number} went on apart" for where in self._apart.values()][:1]
         reasons += self._torn.values()
         if refused := self._refused_of(everyone):
             reasons.append(self._refused([members[rank] for rank in sorted(refused)]))
@@ -332,7 +336,7 @@ class Proposer:
     def _is_here(self, member: Member) -> bool:
         """Is it linked, and not known to be together with others?"""
         state = self._state
-        elsewhere = (member in where.generation.live.values() for where in self._ahead.values())
+        elsewhere = (member in where.generation.live.values() for where in self._apart.values())
         return state.links.holds(member) and not any(elsewhere)
 
     def _propose_at_s(self, everyone: Roll, absent: set[int], roll: Roll, since_s: float) -> float:
@@ -355,7 +359,7 @@ class Proposer:
             turns += 2  # the many that this member does not reach may reach the few that it does
         return max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
 
-    # Who is entitled (`meshwire.membership.entitled`).
+    # Who is entitled (`meshwire.membership.quorum`).
 
     def _judge(self, roll: Roll) -> bool:
         """Whether those on the roll are entitled, as far as is known here; their promises tell (`_misjudged`)."""
@@ -449,9 +453,9 @@ class Proposer:
     def _yield_to_apart(self, now_s: float) -> Departure | None:
         """Leaves for a provisional generation of which it heard, if those that are here stay too few to go on."""
         assert self._outvoted_since_s is not None
-        if not self._ahead or not self._reached(self._outvoted_since_s + self._state.timeouts.yield_s, now_s):
+        if not self._apart or not self._reached(self._outvoted_since_s + self._state.timeouts.yield_s, now_s):
             return None
-        where = max(self._ahead.values(), key=lambda where: where.generation.number)
+        where = max(self._apart.values(), key=lambda where: where.generation.number)
         return Departure(f"generation {where.generation.number} went on without this device", where)
 
     def _following(self, roll: Roll, *, entitled: bool) -> Generation:

@@ -12,10 +12,10 @@ from typing import Any, get_args
 from pydantic import TypeAdapter, ValidationError
 
 from meshwire import limits
-from meshwire.membership.checks import list_wrong
 from meshwire.membership.effects import Message
 from meshwire.membership.inputs import Input
 from meshwire.membership.machine import Membership
+from meshwire.membership.proposal_checks import list_wrong
 from meshwire.message_base import Wire, what_is_wrong
 from meshwire.messages.job import Generation, Member
 from meshwire.timeouts import Timeouts

@@ -17,10 +17,10 @@ from meshwire.membership.effects import (
     Send,
     Shunned,
 )
-from meshwire.membership.entitled import Votes, electorate_of
 from meshwire.membership.lineage import extended, rank_of
 from meshwire.membership.links import MemberLinks
 from meshwire.membership.proposals import Roll, roll_of
+from meshwire.membership.quorum import Votes, electorate_of
 from meshwire.membership.refusals import Refusals
 from meshwire.membership.rejoin import Rejoin
 from meshwire.membership.requests import MemberRequests, OwnRequest

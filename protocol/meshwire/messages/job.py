@@ -92,7 +92,7 @@ class Generation(Wire):
     A device keeps its rank, the index in `members`, for the job's whole life: it comes back under it, with another
     incarnation. Newcomers are appended.
 
-    It is entitled (`meshwire.membership.entitled`) if those that made it could not be outvoted by others elsewhere,
+    It is entitled (`meshwire.membership.quorum`) if those that made it could not be outvoted by others elsewhere,
     else provisional: then it yields to an entitled one, and its electorate is that of its root.
 
     Attributes:

@@ -2,7 +2,7 @@
 in which rounds masks change, and by how much.
 
 All of it follows from shapes and the round's number, so every member knows in advance how long the vector of each round
-is. Which weights are kept follows from the base and a round's mean alone: `meshtrain/train/model/masks.py`.
+is. Which weights are kept follows from the base and a round's mean alone: `meshtrain/train/partial/masks.py`.
 
 FedDST (Bibikar et al. 2022, arXiv 2112.09824) with the split and the changes of RigL (Evci et al. 2020, arXiv
 1911.11134). There clients change masks on their own, and a server makes one of them; here all change one mask alike.

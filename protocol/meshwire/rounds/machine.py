@@ -43,10 +43,10 @@ from meshwire.rounds.inputs import (
     TimeReached,
 )
 from meshwire.rounds.learner import Decision, Learner, Phase, RoundSettings
+from meshwire.rounds.open_rounds import OpenRounds
 from meshwire.rounds.own_buckets import OwnBuckets
 from meshwire.rounds.round import BucketResult
 from meshwire.rounds.step_times import StepTimes
-from meshwire.rounds.table import RoundTable
 
 
 class RoundMachine:
@@ -60,7 +60,7 @@ class RoundMachine:
     def __init__(self, settings: RoundSettings, *, complete: int = 0) -> None:
         self.settings = settings
         self._learner = Learner(settings, applied=complete)
-        self._table = RoundTable(settings, complete)
+        self._table = OpenRounds(settings, complete)
         self._calls = Calls()
         self._own_buckets = OwnBuckets(settings.buckets_of)
         self._fenced = False

@@ -4,8 +4,7 @@ import asyncio
 import functools
 import os
 import socket
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import PairCode, PairJoin, Unpair
 from meshwire.sync.mode import sync_settings
+from tests.daemon.waiting import until
 
 TIMEOUT_S = 15.0
 
@@ -52,13 +52,6 @@ async def running(*configs: Config) -> AsyncIterator[list[App]]:
         for app in apps:
             app.request_stop()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), TIMEOUT_S)
-
-
-async def until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {TIMEOUT_S} s for {what}"
-        await asyncio.sleep(0.01)
 
 
 def unheard(event: Wire) -> None:

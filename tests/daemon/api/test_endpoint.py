@@ -23,6 +23,7 @@ from meshwire.messages import learner
 from meshwire.messages.envelope import Done
 from meshwire.messages.learner import LearnerApplied, LearnerReady, Stop
 from meshwire.messages.local import Attach, GetJobs, Shutdown
+from tests.daemon.waiting import until
 
 DEADLINE_S = 10.0
 JOB = "1kx3m9q2v7bd"
@@ -60,12 +61,6 @@ class Client(App):
 
     def lost(self, conn: Connection, reason: str) -> None:
         self.reason = reason
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @pytest.fixture(autouse=True)

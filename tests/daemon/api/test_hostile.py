@@ -31,8 +31,9 @@ from meshwire.messages.local import Attach
 from meshwire.messages.rounds import Null, Seal
 from tests.daemon.api.test_app import config, pair, running
 from tests.daemon.api.test_app import linked as linked_names
-from tests.daemon.peers.test_links import DEADLINE_S, Device, devices, frame, linked, stranger, until
+from tests.daemon.peers.test_links import DEADLINE_S, Device, devices, frame, linked, stranger
 from tests.daemon.realjobs import PREAMBLE, TIMEOUT_S, submission
+from tests.daemon.waiting import until
 from tests.wire.wirevalues import every_message
 
 # They end the daemon, start a process, or wait for a person or for a host that does not exist.

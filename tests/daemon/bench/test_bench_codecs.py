@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from meshtrain.cli.commands.bench import bench
-from meshtraind.bench.codecreport import CodecFigures, CodecReport
+from meshtraind.bench.codec_report import CodecFigures, CodecReport
 from meshtraind.bench.codecs import all_codecs, gradient, measure
 from meshtraind.bench.settings import BenchError
 from meshtraind.bench.transforms import RESNET18, resnet_shapes

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs.base import Terms
 from meshtraind.codecs.cosines import Cosines, exact_secants
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import square_chunks

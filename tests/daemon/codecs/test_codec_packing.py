@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshtraind.codecs.base import CodecError
-from meshtraind.codecs.packing import (
+from meshtraind.codecs.bit_packing import (
     Bytes,
     pack_nibbles,
     pack_planes,

@@ -16,7 +16,7 @@ from meshtraind.codecs.cosines import Cosines
 from meshwire import limits
 from meshwire.model.manifest import Momentum
 from tests.daemon.codectrips import Values, decoded, encoded, heavy, round_trip
-from tests.daemon.parts.test_momentum import Worker
+from tests.daemon.contributions.test_momentum import Worker
 from tests.daemon.tcpmembers import manifest_of, members
 
 Wide = NDArray[np.float64]

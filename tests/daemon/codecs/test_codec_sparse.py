@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.indices import Form
-from meshtraind.codecs.keptvalues import FORMS
+from meshtraind.codecs.kept_values import FORMS
 from meshtraind.codecs.randomk import drawn_places
 from meshtraind.codecs.selection import largest, largest_of_each
 from meshtraind.codecs.sidco import exponential, gamma, pareto
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import SIDCO_EXCESS, kept_values, values_bytes

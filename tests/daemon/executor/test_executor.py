@@ -89,7 +89,7 @@ async def test_each_final_segment_is_decoded_once(
         monkeypatch.setattr(made, "decode_into", count)
         return made
 
-    monkeypatch.setattr("meshtraind.parts.segments.codec_named", counting)
+    monkeypatch.setattr("meshtraind.contributions.segments.codec_named", counting)
     ring = Ring(3, codec, staleness=2, seed=1)
     await ring.play({number: offers(3, seed=number) for number in range(1, 5)}, opening)
     for member in ring.members:

@@ -1,6 +1,5 @@
 """The executor with learned gradient compression: C1, G2, G6, V1, O4, P1, and what it is without latents."""
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -8,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.segments import Areas, RoundForms
 from meshtraind.executor.projections import Projections
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.segments import Areas, RoundForms
 from meshtraind.projection.lgc.latents import Basis, Convolved
 from meshtraind.projection.lgc.projection import LearnedGradients
 from meshwire.codecs.registry import parse_codec
@@ -18,8 +17,8 @@ from meshwire.collectives.exchange import Part
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.lgc import Chosen, lag
 from tests.daemon.executorring import PLAN, Offer
-from tests.daemon.lowrankring import LowRankRing
-from tests.daemon.shardedmesh import Wide, constant_offers, in_units
+from tests.daemon.lowrankring import LowRankRing, check_conserved, churn
+from tests.daemon.shardedmesh import Wide, constant_offers
 
 CODECS = (
     "lgc:0.05,conv,latent=4,refresh=1,warmup=0,train=2+fp32",
@@ -28,57 +27,20 @@ CODECS = (
     "lgc:0.05,latent=1,refresh=2,warmup=0+fp32",
 )
 
-SIZES = (1.0, 1 / 32, 3.0)  # of rounds: what is left out follows their weights
-
-
-async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
-    rounds = constant_offers(3, 1, 10, seed, sizes=SIZES)
-    ring = LowRankRing(3, codec, staleness, seed, rounds)
-    async with asyncio.timeout(60):
-        await ring.some(3000)
-        await ring.change((0, 1, 2, 3) if joins else (0, 1, 2))
-        await ring.finish()
-    applied, gradients = np.zeros(PLAN.total_values), np.zeros(PLAN.total_values)
-    for number, made in rounds.items():
-        if not any(offer.poisoned for offer in made):
-            applied += 6.0 * ring.members[0].means[number]
-            came = sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
-            gradients += came / SIZES[number % len(SIZES)]
-    owed = np.zeros(PLAN.total_values)
-    for rank, member in enumerate(ring.members[:3]):
-        assert member.executor._feedback is not None
-        while member.executor._projections.settle_one():
-            pass
-        owed += in_units(member.executor._feedback.worker, rank + 1.0)
-    for span in PLAN.spans:  # padding is nobody's
-        end = span.start + span.count
-        for each in (applied, owed, gradients):
-            each[end : end + -span.count % 16] = 0
-    coded = slice(PLAN.buckets[PLAN.coded_buckets].start)
-    rounding = 1e-5 if parse_codec(codec).choice("values") == "fp32" and not parse_codec(codec).warmup else 2e-3
-    error = np.abs(applied + owed - gradients)[coded]
-    assert error.max() <= rounding * np.abs(gradients).max(), "P1: sent + residuals = gradients"
-    assert np.abs(owed).max() > 100 * error.max(), "or the codec leaves nothing out"
-    ring.close()
-
 
 @settings(max_examples=8, deadline=None)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32), joins=st.booleans())
 def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, seed: int, joins: bool) -> None:
     """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""
-    asyncio.run(conserve(codec, staleness, seed, joins))
+    coded = slice(PLAN.buckets[PLAN.coded_buckets].start)
+    check_conserved(codec, staleness, seed, 10, coded, joins=joins)
 
 
 @settings(max_examples=6, deadline=None)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
     """C1, G2, G6, G8: places and basis are functions of the history, whoever was in which generation."""
-
-    async def churn() -> None:
-        rounds = constant_offers(3, 1, 8, seed)
-        await LowRankRing(3, codec, staleness, seed, rounds).churn(600)
-
-    asyncio.run(churn())
+    churn(codec, staleness, seed, 8)
 
 
 def without_padding(rounds: Mapping[int, Sequence[Offer]]) -> dict[int, list[Offer]]:

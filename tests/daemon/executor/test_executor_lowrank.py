@@ -1,6 +1,5 @@
 """The executor with a low-rank codec: C1, G2, G6, V1, O4, and P1, conservation of what is sent and what is left."""
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -12,11 +11,10 @@ from meshtraind.codecs.base import CodecError
 from meshwire.codecs.registry import parse_codec
 from meshwire.layout.powersgd import rank_of
 from tests.daemon.executorring import MANIFEST, NORM_BUCKETS, PLAN, Offer
-from tests.daemon.lowrankring import LowRankRing
-from tests.daemon.shardedmesh import constant_offers, in_units
+from tests.daemon.lowrankring import LowRankRing, check_conserved, churn
+from tests.daemon.shardedmesh import constant_offers
 
 CODECS = ("powersgd:3,warmup=0", "powersgd:1,warmup=2+fp16", "powersgd:4,warmup=3")
-SIZES = (1.0, 1 / 32, 3.0)  # of rounds: what is left out follows their weights
 PARAMETERS = slice(PLAN.buckets[NORM_BUCKETS].start)
 
 
@@ -37,40 +35,12 @@ def of_rank(rank: int, rounds: int, members: int) -> Mapping[int, Sequence[Offer
     return made
 
 
-async def conserve(codec: str, staleness: int, seed: int, joins: bool) -> None:
-    rounds = constant_offers(3, 1, 9, seed, sizes=SIZES)
-    ring = LowRankRing(3, codec, staleness, seed, rounds)
-    async with asyncio.timeout(60):
-        await ring.some(3000)
-        await ring.change((0, 1, 2, 3) if joins else (0, 1, 2))
-        await ring.finish()
-    applied, gradients = np.zeros(PLAN.total_values), np.zeros(PLAN.total_values)
-    for number, made in rounds.items():
-        if not any(offer.poisoned for offer in made):
-            applied += 6.0 * ring.members[0].means[number]
-            came = sum(offer.values.astype(np.float64) for offer in made if offer.values is not None)
-            gradients += came / SIZES[number % len(SIZES)]
-    owed = np.zeros(PLAN.total_values)
-    for rank, member in enumerate(ring.members[:3]):
-        assert member.executor._feedback is not None
-        owed += in_units(member.executor._feedback.worker, rank + 1.0)
-    assert not owed[PARAMETERS.stop :].any(), "O5: float buffers travel without residuals"
-    for span in PLAN.spans:  # padding is nobody's
-        end = span.start + span.count
-        for each in (applied, owed, gradients):
-            each[end : end + -span.count % 16] = 0
-    rounding = 1e-5 if parse_codec(codec).choice("values") == "fp32" and not parse_codec(codec).warmup else 2e-3
-    error = np.abs(applied + owed - gradients)[PARAMETERS]
-    assert error.max() <= rounding * np.abs(gradients).max(), "P1: sent + residuals = gradients"
-    assert np.abs(owed).max() > 100 * error.max(), "or the codec leaves nothing out"
-    ring.close()
-
-
 @settings(max_examples=8, deadline=None)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 3), seed=st.integers(0, 2**32), joins=st.booleans())
 def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, seed: int, joins: bool) -> None:
     """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""
-    asyncio.run(conserve(codec, staleness, seed, joins))
+    owed = check_conserved(codec, staleness, seed, 9, PARAMETERS, joins=joins)
+    assert not owed[PARAMETERS.stop :].any(), "O5: float buffers travel without residuals"
 
 
 @pytest.mark.asyncio
@@ -91,12 +61,7 @@ async def test_buffers_travel_as_they_are_beside_warm_up_in_fp16(staleness: int)
 @given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
 def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
     """C1, G2, G6, G8: a basis is a function of the history, whoever was in which generation."""
-
-    async def churn() -> None:
-        rounds = constant_offers(3, 1, 6, seed)
-        await LowRankRing(3, codec, staleness, seed, rounds).churn(600)
-
-    asyncio.run(churn())
+    churn(codec, staleness, seed, 6)
 
 
 @pytest.mark.asyncio

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshtraind.codecs.homomorphic import Recovered
-from meshtraind.parts.sketch import SketchPart
+from meshtraind.contributions.sketch import SketchPart
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header
 from meshwire.layout.encoded import EncodedLayout

@@ -25,6 +25,7 @@ from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, Fetch, JobSpec
 from meshwire.sync.mode import SyncSettings
+from tests.daemon.waiting import until
 
 JOB = "0" * 12
 CONTENT = bytes(range(256)) * 4096  # several pieces
@@ -74,12 +75,6 @@ def store(tmp_path: Path) -> BlobStore:
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
     return Peer(BlobStore(tmp_path / "there"))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 @pytest.mark.asyncio

@@ -1,7 +1,7 @@
 """J5: daemons that all lost a job begin it again from a checkpoint; a job that somebody ended stays ended."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,7 @@ from tests.daemon.jobs.test_resume import written
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.startup.test_checkpointing import JOB, MEMBERS
 from tests.daemon.startup.test_checkpointing import spec as plain_spec
+from tests.daemon.waiting import until
 
 FIRST = Generation.first(JOB, MEMBERS[0].device, MEMBERS)
 PATIENCE_S = 0.3
@@ -152,12 +153,6 @@ class Wired:
 def is_over(daemon: Daemon) -> bool:
     """Neither waits it to begin again, nor will it after another start."""
     return not daemon.waits and not (daemon.folder / NAME).exists()
-
-
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 @pytest_asyncio.fixture

@@ -284,7 +284,7 @@ SYNTAX = ScriptError("SyntaxError", "SyntaxError: no", "train.py, line 6", "", h
 
 @pytest.fixture
 def life() -> LearnerSupervisor:
-    return LearnerSupervisor(cast(Any, None), cast(Any, None), 1, lambda: cast(Any, None))
+    return LearnerSupervisor(cast(Any, None), cast(Any, None), 1)
 
 
 def ends(life: LearnerSupervisor, code: int, error: ScriptError | None = None, steps: int = 5) -> Ending:

@@ -16,7 +16,8 @@ from meshtraind.peers.refused_dial import refuses
 from meshtraind.trust.identity import load_or_create
 from meshtraind.trust.pins import Pin, PinTable
 from meshwire.addresses import Address
-from tests.daemon.peers.test_links import Device, Relay, devices, linked, until
+from tests.daemon.peers.test_links import Device, Relay, devices, linked
+from tests.daemon.waiting import until
 
 AT_HOME = Reading(now_s=100.0, asleep_s=7.0, addresses=frozenset({"127.0.0.1", "10.0.0.2"}))
 NAMED = "is gone: nobody listens at"

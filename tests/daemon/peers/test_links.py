@@ -34,6 +34,7 @@ from meshwire.messages.envelope import Done, Envelope, Role, encode
 from meshwire.messages.learner import Stop
 from meshwire.messages.link import Addresses, Heartbeat, Hello, Software
 from meshwire.messages.local import GetJobs
+from tests.daemon.waiting import until
 
 DEADLINE_S = 10.0
 
@@ -126,13 +127,6 @@ class Device:
 
     def lost(self, conn: Connection, reason: str) -> None:
         self.losses.append((conn.device, reason))
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited {DEADLINE_S} s for {what}"
-        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

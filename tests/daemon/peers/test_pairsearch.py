@@ -46,8 +46,12 @@ class Search:
 
     def __init__(self, bob: Identity, code: str) -> None:
         self.said: list[str] = []
-        self.seen: list[Sighting] = []
-        self._search = PairingSearch(Guest(bob, code, 29611), lambda: self.seen, self.said.append)
+        self._announced: dict[str, Sighting] = {}
+        self._search = PairingSearch(Guest(bob, code, 29611), self._announced, self.said.append)
+
+    def show(self, *sightings: Sighting) -> None:
+        """mDNS shows these, too."""
+        self._announced.update({f"{len(self._announced)}, {number}": one for number, one in enumerate(sightings)})
 
     async def run(self) -> str:
         """Whom it was."""
@@ -102,11 +106,11 @@ async def test_false_devices_cannot_crowd_out_the_right_one(people: list[Identit
         nonlocal answers
         answers += 1
         if answers == limits.PAIRING_GUESSES_PER_HOST_MAX:
-            search.seen = [*search.seen, sighting(ada.device_id, port)]
+            search.show(sighting(ada.device_id, port))
 
     async with showing(ada) as (host, port), false_devices(eves, FALSE_HOST, answered) as false:
         search = Search(bob, host.code)
-        search.seen = false
+        search.show(*false)
         assert await search.run() == ada.device_id
         assert (await host.wait()).device_id == bob.device_id
     assert answers == limits.PAIRING_GUESSES_PER_HOST_MAX, "guesses that one address got"
@@ -125,7 +129,7 @@ async def test_no_more_devices_may_guess_than_the_limit(
         search = Search(bob, "123-456")
         for number, eve in enumerate(eves):
             made = false_devices([eve], f"127.0.0.{number + 2}", lambda: answers.append(1))
-            search.seen += await stack.enter_async_context(made)
+            search.show(*await stack.enter_async_context(made))
         told = await search.fails()
     assert len(answers) == 3
     assert told.startswith("6 devices said to show a code, and none has this one:\n- ada (127.0.0.")
@@ -146,9 +150,9 @@ async def test_addresses_where_nobody_answers_do_not_hold_the_search_up(
             silent_port, closed_port = silent.getsockname()[1], closed.getsockname()[1]
             closed.close()
             search = Search(bob, host.code)
-            search.seen = [sighting(f"{i:064x}", closed_port, f"127.0.1.{i}") for i in range(1, 200)]
-            search.seen += [sighting(f"{i:064x}", silent_port, FALSE_HOST) for i in range(200, 203)]
-            search.seen.append(sighting(ada.device_id, port, "127.0.2.1", "127.0.0.1"))
+            search.show(*(sighting(f"{i:064x}", closed_port, f"127.0.1.{i}") for i in range(1, 200)))
+            search.show(*(sighting(f"{i:064x}", silent_port, FALSE_HOST) for i in range(200, 203)))
+            search.show(sighting(ada.device_id, port, "127.0.2.1", "127.0.0.1"))
             assert await search.run() == ada.device_id
 
 
@@ -158,7 +162,7 @@ async def test_a_device_at_several_addresses_has_one_guess_and_loses_one_try(peo
     ada, bob, *_ = people
     async with showing(ada, host="0.0.0.0") as (host, port):
         search = Search(bob, other_code(host.code))
-        search.seen = [sighting(ada.device_id, port, "127.0.0.1", "127.0.0.2", "127.0.0.3", name="ada\x1b")]
+        search.show(sighting(ada.device_id, port, "127.0.0.1", "127.0.0.2", "127.0.0.3", name="ada\x1b"))
         told = await search.fails()
         assert told.startswith(r"the code is not the one that ada\x1b (127.0.0.")
         assert "2 more tries are left" in told
@@ -178,7 +182,7 @@ async def test_a_device_that_shows_its_code_later_is_found(
         async with asyncio.timeout(DEADLINE_S):
             while not search.said:
                 await asyncio.sleep(0.005)
-        search.seen = [sighting(ada.device_id, port)]
+        search.show(sighting(ada.device_id, port))
         assert await running == ada.device_id
     assert search.said == ["Looking for the device that shows this code, for up to 5 s more."]
 
@@ -203,7 +207,7 @@ async def test_a_code_that_has_just_ended_is_not_waited_for_long(people: list[Id
     async with daemon(ada) as links:
         async with PairingHost(ada, links) as host:
             search = Search(bob, host.code)
-        search.seen = [sighting(ada.device_id, links.port, name="ada")]
+        search.show(sighting(ada.device_id, links.port, name="ada"))
         began_s = time.monotonic()
         told = await search.fails()
         assert time.monotonic() - began_s < limits.PAIRING_SEARCH_S
@@ -218,6 +222,6 @@ async def test_when_nobody_can_be_reached_it_says_whom_it_tried(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     search = Search(people[1], "123-456")
-    search.seen = [sighting("0" * 64, port, name="ada")]
+    search.show(sighting("0" * 64, port, name="ada"))
     told = await search.fails()
     assert told.startswith(f"cannot reach ada (127.0.0.1:{port}) (Connection refused): check")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshtraind.projection.lgc.latents import Convolved
 from meshtraind.projection.lgc.leader import Places, default_places
 from meshtraind.projection.lgc.residuals import Underway, WholeRests

@@ -56,6 +56,7 @@ from meshwire.sync.mode import sync_settings
 from tests.daemon.roundhost import executor_of
 from tests.daemon.session.test_learner_notices import JOB, MANIFEST, PLAN, Desk, Peer, turns
 from tests.daemon.session.test_session_edges import job_of
+from tests.daemon.waiting import until
 
 # Learners that are replaced
 
@@ -98,7 +99,7 @@ async def test_a_learner_that_is_lost_in_a_barrier_leaves_nothing_behind_in_it(e
 async def test_a_lost_learner_is_in_no_barrier_of_others() -> None:
     """They wait for the next one: it will enter it."""
     job = cast(Any, job_of("ab", 0))
-    agreement = Agreement(job, lambda _rank, _message: None, set)
+    agreement = Agreement(job, lambda _rank, _message: None)
     agreement.news(BarrierReached(job=JOB, rank=1, number=1))
     both = job.generation
     job.generation = both.model_copy(update={"learning": (0,)})
@@ -388,18 +389,18 @@ def life(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> LearnerSupervisor:
     spec = SimpleNamespace(job=JOB, script="train.py", args=())
     job = SimpleNamespace(folder=tmp_path, rank=0, spec=spec, members=(1, 2))
     node = SimpleNamespace(entrance=SimpleNamespace(address="", learners=LearnerTokens()))
-    return LearnerSupervisor(cast(Any, node), cast(Any, job), 1, lambda: cast(Any, None))
+    return LearnerSupervisor(cast(Any, node), cast(Any, job), 1)
 
 
 @pytest.mark.asyncio
 async def test_a_learner_is_let_in_while_it_runs_and_by_its_own_token_only(life: LearnerSupervisor) -> None:
     tokens = life._node.entrance.learners
-    assert await life.start(life.run)
+    assert await life.start(life.run, cast(Any, None))
     first = life._token
     assert tokens.job_of(first) == life._job.spec.job
     life.run += 1
     await life.kill()
-    assert await life.start(life.run)
+    assert await life.start(life.run, cast(Any, None))
     assert tokens.job_of(first) is None, "of a process that was replaced"
     assert tokens.job_of(life._token) == life._job.spec.job
     await life.stop(now=True)
@@ -412,7 +413,7 @@ async def begin(life: LearnerSupervisor) -> None:
     life.run += 1
     run = life.run
     await life.kill()
-    if await life.start(run):
+    if await life.start(run, cast(Any, None)):
         await life.wait()
 
 
@@ -420,16 +421,17 @@ async def begin(life: LearnerSupervisor) -> None:
 async def test_a_device_that_is_left_out_and_taken_in_quickly_runs_one_learner(life: LearnerSupervisor) -> None:
     """Also when a process is still being started: it would have gone on for ever, beside the next one."""
     tasks = TaskSet("test")
+    over: list[asyncio.Task[None]] = []
     for pause_s in (0.0, 0.005, 0.012, 0.0, 0.02):
-        tasks.spawn(begin(life), "begin")
+        over.append(tasks.spawn(begin(life), "begin"))
         await asyncio.sleep(pause_s)
         life.run += 1  # left out
-        tasks.spawn(life.kill(), "end")
+        over.append(tasks.spawn(life.kill(), "end"))
         await asyncio.sleep(pause_s / 2)
-    await asyncio.sleep(0.1)
+    await asyncio.wait_for(asyncio.gather(*over), 10)
     assert not SlowProcess.alive, "none runs that nobody wants"
     last = tasks.spawn(begin(life), "begin")
-    await asyncio.sleep(0.05)
+    await until(lambda: SlowProcess.alive)
     assert len(SlowProcess.alive) == 1
     await life.stop(now=True)
     await last

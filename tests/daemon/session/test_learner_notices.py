@@ -95,15 +95,21 @@ class Desk:
         )  # fmt: skip
         who = tuple(Member(device=f"{rank:064x}", incarnation=1, name=f"n{rank}") for rank in range(members))
         self.generation = Generation.first(JOB, "0" * 64, who)
+        self.gone: set[int] = set()
         job = cast(
             Any,
             SimpleNamespace(
-                spec=spec, rank=0, members=who, ended=False, folder=Path("/none"), generation=self.generation
+                spec=spec,
+                rank=0,
+                members=who,
+                ended=False,
+                folder=Path("/none"),
+                generation=self.generation,
+                gone=self.gone,
             ),
         )
         self.links = cast(Any, {rank: Peer() for rank in range(1, members)})
-        self.gone: set[int] = set()
-        self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body), lambda: self.gone)
+        self.agreement = Agreement(job, lambda rank, body: self.links[rank].notify(body))
         self.tasks = TaskSet("test", lambda _name, error: self.failed.append(repr(error)))
         owner = SimpleNamespace(
             who="rank 0 (n0)", fail=self.failed.append, tell_hash=lambda _body: None, tell_report=lambda: None

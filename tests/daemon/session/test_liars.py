@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from meshtraind.codecs import codec_named
+from meshtraind.contributions.received import BrokenPartError
+from meshtraind.contributions.segments import Segment
 from meshtraind.executor.gather import GatherArithmetic
-from meshtraind.parts.received import BrokenPartError
-from meshtraind.parts.segments import Segment
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.session.session import JobSession
 from meshwire.collectives.exchange import Work

@@ -63,10 +63,11 @@ class Trio:
                 rank=rank,
                 members=MEMBERS,
                 generation=generation(1, (0, 1, 2)),
+                gone=set(),
             )
             for rank in range(3)
         ]
-        self.members = [Agreement(cast(Any, self.jobs[rank]), self._sender(rank), set) for rank in range(3)]
+        self.members = [Agreement(cast(Any, self.jobs[rank]), self._sender(rank)) for rank in range(3)]
         self.foundings = [Founding(cast(Any, self.jobs[rank]), self.members[rank]) for rank in range(3)]
 
     def _sender(self, sender: int) -> Any:

@@ -29,6 +29,7 @@ from meshwire.messages.link import Software
 from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.sync.mode import sync_settings
+from tests.daemon.waiting import until
 
 JOB = "1kx3m9q2v7bd"
 SOFTWARE = Software(meshtrain="0.1.0", python="3.11.7", torch="2.13.0", system="Linux x86_64")
@@ -204,7 +205,7 @@ async def test_all_members_save_after_the_same_round(tmp_path: Path) -> None:
     desks = [Desk(tmp_path / str(rank), rank) for rank in range(3)]
     for desk in desks:
         desk.complete(20 - ROUNDS_AHEAD)
-    await asyncio.sleep(0.2)
+    await until(lambda: sum(len(desk.told) for desk in desks) >= 2, "two to be asked")
     asked = [[save.after_round for save in desk.told] for desk in desks]
     assert sorted(asked) == [[], [20], [20]]
     for desk in desks:
@@ -232,13 +233,14 @@ async def test_after_some_minutes_the_round_of_now_is_saved(tmp_path: Path, monk
 
 
 @pytest.mark.asyncio
-async def test_a_round_is_named_once_all_hold_it(desk: Desk) -> None:
+async def test_a_round_is_named_once_all_hold_it(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """G5: until then its history may not be the one that is kept."""
+    monkeypatch.setattr(checkpointing, "COMMITTED_POLL_S", 0.01)
     desk.complete(20 - ROUNDS_AHEAD)
     save = await desk.asked()
     desk.complete(21, committed=False)
     desk.answer(save, 20)
-    await asyncio.sleep(0.2)
+    await asyncio.sleep(3 * checkpointing.COMMITTED_POLL_S)
     assert not desk.found()
     desk.rounds.committed = 20
     await desk.idle()

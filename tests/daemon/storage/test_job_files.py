@@ -31,14 +31,15 @@ def mesh() -> Iterator[LocalMesh]:
         pytest.skip("mounting a tmpfs needs root on Linux")
     mounted: list[Path] = []
 
-    def prefix(data_dir: Path) -> Sequence[str]:
-        if data_dir.name != "small":
-            return ()
-        mounted.append(data_dir)
-        return ("sh", "-c", MOUNT, str(data_dir), str(SMALL_DISK_BYTES))
+    class WithASmallDisk(LocalMesh):
+        def prefix(self, data_dir: Path) -> Sequence[str]:
+            if data_dir.name != "small":
+                return ()
+            mounted.append(data_dir)
+            return ("sh", "-c", MOUNT, str(data_dir), str(SMALL_DISK_BYTES))
 
     try:
-        with LocalMesh(["large", "small"], lambda _line: None, prefix) as mesh:
+        with WithASmallDisk(["large", "small"], lambda _line: None) as mesh:
             yield mesh
     finally:
         for data_dir in mounted:

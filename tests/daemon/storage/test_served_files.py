@@ -38,6 +38,7 @@ from meshwire import limits
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.jobs.files import check_path
 from meshwire.messages.job import BlobRef, Fetch, Fetched
+from tests.daemon.waiting import until
 
 JOB = "1kx3m9q2v7bd"
 SECRET = b"-----BEGIN PRIVATE KEY-----"
@@ -530,9 +531,3 @@ def test_the_end_of_the_process_does_not_wait_for_a_disk_that_hangs() -> None:
     root = Path(meshtraind.storage.fetch.__file__).parents[2]
     paths = os.pathsep.join(str(root / part) for part in ("daemon", "protocol"))
     subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": paths}, timeout=30, check=True)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PROMPT_S):
-        while not condition():
-            await asyncio.sleep(0.002)

@@ -22,7 +22,8 @@ from meshwire.messages.link import Heartbeat
 from meshwire.messages.local import GetJobs, GetStatus, SubmitProgress
 from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
-from tests.daemon.connectionpair import DEADLINE_S, Recorder, chunk, every_transport, pair, run, until
+from tests.daemon.connectionpair import DEADLINE_S, Recorder, chunk, every_transport, pair, run
+from tests.daemon.waiting import until
 
 
 @every_transport

@@ -16,7 +16,8 @@ from meshtraind.transport.compression import (
     unpack_into,
 )
 from meshwire import limits
-from tests.daemon.connectionpair import chunk, every_transport, pair, run, until
+from tests.daemon.connectionpair import chunk, every_transport, pair, run
+from tests.daemon.waiting import until
 
 NOISE = os.urandom(limits.CHUNK_BYTES)
 HALF = NOISE[: limits.CHUNK_BYTES // 4] + bytes(limits.CHUNK_BYTES // 2) + NOISE[: limits.CHUNK_BYTES // 4]

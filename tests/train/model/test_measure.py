@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meshtrain.train.model import tensors
-from meshtrain.train.model.memory import learner_bytes, model_size
+from meshtrain.train.model.memory_needs import learner_bytes, model_size
 from meshwire.memory.footprint import Measurement
 from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
 from meshwire.sync.mode import sync_settings

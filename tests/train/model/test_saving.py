@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from meshtrain.errors import JobStopped, MeshtrainError
 from meshtrain.train.model import tensors
-from meshtrain.train.model.masks import Masks
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.hyperparameters import RoundOptions
+from meshtrain.train.partial.masks import Masks
 from meshtrain.train.session import LearnerSession
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.messages.learner import LearnerSaved, RoundDone, StepLost

@@ -79,12 +79,13 @@ def hidden_mesh(tmp_path: Path, job_folder: Path) -> Iterator[LocalMesh]:
     if tried.returncode:
         pytest.skip(f"no mount namespace can be made, which takes root: {tried.stderr.strip()}")
 
-    def prefix(data_dir: Path) -> Sequence[str]:
-        hidden = "" if data_dir.name == SUBMITTER else str(job_folder)
-        places = [str(data_dir), str(data_dir.parent), str(stash), hidden]
-        return [*namespace, "sh", "-c", HIDE, "hide", *places]
+    class Hidden(LocalMesh):
+        def prefix(self, data_dir: Path) -> Sequence[str]:
+            hidden = "" if data_dir.name == SUBMITTER else str(job_folder)
+            places = [str(data_dir), str(data_dir.parent), str(stash), hidden]
+            return [*namespace, "sh", "-c", HIDE, "hide", *places]
 
-    with LocalMesh(NAMES, print, prefix) as mesh:
+    with Hidden(NAMES, print) as mesh:
         yield mesh
 
 

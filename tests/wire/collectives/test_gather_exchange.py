@@ -1,22 +1,19 @@
 """The gather of one bucket: any delivery order gives every rank the same mean (C2, W1, W3, V1, R4)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.codecs.registry import FP32, CodecSpec, Family, Reduction
+from meshwire.codecs.registry import CodecSpec, Reduction
 from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Flags
 from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
-from tests.wire.partsmesh import Mesh
+from tests.wire.partsmesh import Mesh, codecs_of
 
 SEGMENT_BYTES = 4 * SEGMENT_VALUES
-FIXED = CodecSpec(replace(FP32.family, reduction=Reduction.GATHER), ())
-VARIABLE = CodecSpec(Family("some", Reduction.GATHER, lambda _, count: 4 * count, "", "", fixed=False), ())
+FIXED, VARIABLE = codecs_of(Reduction.GATHER)
 
 
 @pytest.fixture(autouse=True, scope="module")

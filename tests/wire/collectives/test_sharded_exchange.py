@@ -1,12 +1,10 @@
 """The sharded exchange of one bucket: any delivery order gives every rank the same mean (C2, W1, W3, V1, R4)."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwire.codecs.registry import FP32, CodecSpec, Family, Reduction
+from meshwire.codecs.registry import CodecSpec, Reduction
 from meshwire.collectives.direct import PartsLayout
 from meshwire.collectives.exchange import Part
 from meshwire.collectives.sharded import ShardedExchange
@@ -14,11 +12,10 @@ from meshwire.collectives.topology import bucket_shards, sharded_program
 from meshwire.frames.header import Flags
 from meshwire.layout.encoded import EncodedLayout
 from tests.wire.onebucket import SEGMENT_VALUES, announce, generations, make_plan
-from tests.wire.partsmesh import Mesh
+from tests.wire.partsmesh import Mesh, codecs_of
 
 SEGMENT_BYTES = 4 * SEGMENT_VALUES
-FIXED = CodecSpec(replace(FP32.family, reduction=Reduction.TWO_SIDED), ())
-VARIABLE = CodecSpec(Family("some", Reduction.TWO_SIDED, lambda _, count: 4 * count, "", "", fixed=False), ())
+FIXED, VARIABLE = codecs_of(Reduction.TWO_SIDED)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,7 +3,6 @@
 import pytest
 
 from meshwire.membership.effects import Effect, Fence, HistoryLeft, MembershipPhase, NobodyLearns
-from meshwire.membership.entitled import electorate_of
 from meshwire.membership.inputs import (
     CaughtUpToCut,
     LinkDown,
@@ -16,6 +15,7 @@ from meshwire.membership.inputs import (
     WasAway,
 )
 from meshwire.membership.machine import Membership
+from meshwire.membership.quorum import electorate_of
 from meshwire.messages.generation import AskIn, Entered, Holding, Propose, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.timeouts import BASE_S

@@ -19,7 +19,6 @@ from meshwire.membership.effects import (
     Shunned,
     TurnedAway,
 )
-from meshwire.membership.entitled import electorate_of, is_entitled
 from meshwire.membership.inputs import (
     CannotCatchUp,
     CaughtUpToCut,
@@ -36,6 +35,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.links import MemberLinks
 from meshwire.membership.machine import Membership
+from meshwire.membership.quorum import electorate_of, is_entitled
 from meshwire.membership.requests import MemberRequests
 from meshwire.messages.generation import AskIn, Enter, Entered, Promised, Propose, Refused, Standing, Where, Wish
 from meshwire.messages.job import Generation, Member

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwire.membership import proposals as proposing
-from meshwire.membership.checks import enter_wrong, list_wrong, number_wrong
 from meshwire.membership.lineage import Relation, ballot, keeps_history, relation
+from meshwire.membership.proposal_checks import enter_wrong, list_wrong, number_wrong
 from meshwire.membership.proposals import enter_message, keep, lies_on, roll_of, worst_linked
 from meshwire.messages.generation import Standing
 from meshwire.messages.job import Generation, Member

@@ -6,9 +6,9 @@ import pytest
 
 from meshwire import limits
 from meshwire.membership.effects import Effect, Send, Shunned
-from meshwire.membership.entitled import electorate_of
 from meshwire.membership.inputs import LinkDown, LinkUp, MessageFrom, PeerGone, TimerDue, ViolationSeen
 from meshwire.membership.machine import Membership
+from meshwire.membership.quorum import electorate_of
 from meshwire.messages.generation import Accuse, AskIn, Entered, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.rounds.stall import StallWatch

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 import pytest
 
 from meshwire import limits
-from meshwire.membership.checks import list_wrong
+from meshwire.membership.proposal_checks import list_wrong
 from meshwire.messages.generation import Where
 from meshwire.messages.job import Generation, Member
 from meshwire.revival import Revival, is_older
 from meshwire.timeouts import Timeouts
-from tests.wire.membership.test_entitled import FIRST, JOB, MEMBERS, after
+from tests.wire.membership.test_quorum import FIRST, JOB, MEMBERS, after
 
 PATIENCE_S = 5.0
 LINK_S = 1.5  # until two that are up have a link

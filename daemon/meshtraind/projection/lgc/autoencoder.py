@@ -24,7 +24,8 @@ MARGIN = STRIDE // 2  # of zeros that a convolution sees on both sides
 
 
 def starting_weights(architecture: Architecture) -> Values:
-    """Before anything is learnt: so many values of a group as it has latents pass as they are, evenly spaced."""
+    """The weights before anything is learnt: so many values of a group as it has latents pass as they are, evenly
+    spaced."""
     weights = np.zeros(architecture.weight_count, np.float32)
     first, second, third, fourth = _kernels(weights, architecture)
     for place in range(STRIDE):  # a value and its negative: what the LeakyReLU makes of both is (1 + slope) apart
@@ -48,7 +49,7 @@ def check_weights(weights: Values, architecture: Architecture) -> None:
 
 
 class Autoencoder:
-    """With the weights that all members were told. Owns scratch memory: use it from one thread.
+    """Encodes and decodes with the weights that all members were told. Owns scratch memory: use it from one thread.
 
     Args:
         weights: `weight_count` of them, copied.

@@ -16,19 +16,19 @@ FADING = 0.9  # what a round leaves of what earlier ones have shown
 
 
 class AsTheyAre:
-    """As many latents as values."""
+    """The map of as many latents as values: they are the values."""
 
     def encode_into(self, values: Values, out: Values) -> None:
-        """Arguments as of `Basis`."""
+        """Copies the values; arguments as of `Basis.encode_into`."""
         np.copyto(out, values.ravel())
 
     def decode_into(self, latents: Values, out: Values, scratch: Values) -> None:
-        """Arguments as of `Basis`."""
+        """Copies the latents; arguments as of `Basis.decode_into`."""
         np.copyto(out, latents.reshape(out.shape))
 
 
 class Basis:
-    """An orthonormal one, for the values of each block.
+    """The map by an orthonormal basis, for the values of each block.
 
     Args:
         rows: (latents of a block, values of a block), as all members have heard them.
@@ -39,7 +39,7 @@ class Basis:
         self.rows = orthonormal(rows, seed)
 
     def encode_into(self, values: Values, out: Values) -> None:
-        """The latents of blocks.
+        """Writes the latents of blocks.
 
         Args:
             values: (blocks, values of a block).
@@ -48,7 +48,7 @@ class Basis:
         left_factor(values, self.rows, out=out.reshape(len(self.rows), -1))
 
     def decode_into(self, latents: Values, out: Values, scratch: Values) -> None:
-        """What latents stand for. Equal to the last bit everywhere.
+        """Writes the values that latents stand for. Equal to the last bit everywhere.
 
         Args:
             out: (blocks, values of a block).
@@ -74,13 +74,13 @@ class Convolved:
             self._autoencoder = Autoencoder(architecture, start)
 
     def encode_into(self, values: Values, out: Values) -> None:
-        """Arguments as of `Basis`. Raises CodecError as `Autoencoder`."""
+        """Writes the latents; arguments as of `Basis.encode_into`. Raises CodecError as `Autoencoder`."""
         groups = np.zeros((len(values), GROUP_VALUES), np.float32)
         groups[:, : values.shape[1]] = values
         self._autoencoder.encode_into(groups.reshape(-1), out)
 
     def decode_into(self, latents: Values, out: Values, scratch: Values) -> None:
-        """Arguments as of `Basis`. What no encoder makes is brought to what one can."""
+        """Writes the values; arguments as of `Basis.decode_into`. What no encoder makes is brought to what one can."""
         groups = np.empty((len(out), GROUP_VALUES), np.float32)
         bounded = np.clip(latents, -LATENT_MAX, LATENT_MAX, out=scratch[: latents.size])
         self._autoencoder.decode_into(bounded, groups.reshape(-1))
@@ -88,7 +88,8 @@ class Convolved:
 
 
 def smooth_rows(rows: int, values: int) -> Values:
-    """Before a basis was announced: constant, straight, square .., for values that fall from place to place.
+    """The rows of a basis before one was announced: constant, straight, square .., for values that fall from place to
+    place.
 
     Only additions and multiplications: the same on all machines.
     """
@@ -114,7 +115,7 @@ class Learning:
         self._squares: NDArray[np.float64] = np.zeros((values, values))
 
     def begin_round(self) -> None:
-        """A round begins."""
+        """Notes that a round begins."""
         self._squares *= FADING
 
     def see(self, values: Values) -> None:

@@ -22,7 +22,7 @@ TOLD_MAX = 2 * PLACE_MIDDLE  # more says nobody
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Announced:
-    """In one bucket of one round.
+    """What a leader has announced in one bucket of one round.
 
     Attributes:
         places: of the chosen values of each block in turn that it is about, within the block: (blocks, chosen).
@@ -34,7 +34,7 @@ class Announced:
 
 
 def announce(chosen: Chosen, bucket: int, announced: Announced, out: Values) -> None:
-    """What a leader adds.
+    """Writes what a leader adds to the vector.
 
     Args:
         out: values of the vector that is sent, all that is announced in the bucket.
@@ -49,8 +49,8 @@ def announce(chosen: Chosen, bucket: int, announced: Announced, out: Values) -> 
 
 
 def heard(chosen: Chosen, number: int, bucket: int, mean: Values, weight: float) -> Announced | None:
-    """What is made of the mean of all that was added; None if no leader, or more than one, has said anything, or what
-    no leader says.
+    """Reads what was announced in the mean of what all have added; None if no leader, or more than one, has said
+    anything, or what no leader says.
 
     Args:
         weight: of the round, summed.
@@ -70,7 +70,7 @@ def heard(chosen: Chosen, number: int, bucket: int, mean: Values, weight: float)
 
 
 def _are_places(chosen: Chosen, bucket: int, blocks: Sequence[int], places: Places) -> bool:
-    """All in their blocks, and none twice."""
+    """Whether all places are in their blocks, and none is there twice."""
     if not len(blocks):
         return True
     ordered = np.sort(places, axis=1)
@@ -87,7 +87,8 @@ def short_block(chosen: Chosen, bucket: int) -> int:
 
 
 def default_places(chosen: Chosen, number: int, bucket: int) -> Places:
-    """Of all blocks, (blocks, chosen), where nothing is announced: evenly spaced, and others in each round."""
+    """The places of all blocks, (blocks, chosen), where nothing is announced: evenly spaced, and others in each
+    round."""
     spaced = np.arange(chosen.block_chosen, dtype=np.int64)
     places = np.empty((chosen.blocks(bucket), chosen.block_chosen), np.int32)
     for run, size in ((slice(-1), chosen.block_values), (slice(-1, None), short_block(chosen, bucket))):
@@ -96,7 +97,7 @@ def default_places(chosen: Chosen, number: int, bucket: int) -> Places:
 
 
 def largest_places(chosen: Chosen, number: int, bucket: int, values: Values) -> Places:
-    """Of the blocks whose turn it is: where the largest magnitudes are, in falling order of their values. Then the
+    """The places of the largest magnitudes in the blocks whose turn it is, in falling order of their values. Then the
     values of a block are much alike in all blocks, and few latents say most of them.
 
     Args:

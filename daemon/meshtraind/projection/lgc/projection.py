@@ -10,10 +10,10 @@ from functools import partial
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Areas, RoundForm, RoundForms, values_in
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms, values_in
 from meshtraind.projection.base import Projection
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion
@@ -108,8 +108,8 @@ class LearnedGradients(Projection):
     # What a round is encoded and decoded with
 
     def places(self, number: int, bucket: int) -> Places:
-        """Of the chosen values of all blocks, within the bucket: (blocks, chosen). The rounds that they were announced
-        in are complete."""
+        """The places of the chosen values of all blocks, within the bucket: (blocks, chosen). The rounds that they were
+        announced in are complete."""
         made = self._places.setdefault(number, {})
         if bucket not in made:
             made[bucket] = self._make_places(number, bucket)

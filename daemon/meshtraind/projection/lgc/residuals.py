@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.error_feedback import Residual
+from meshtraind.contributions.error_feedback import Residual
 from meshtraind.projection.lgc.latents import AsTheyAre, Basis, Convolved
 from meshtraind.projection.lgc.leader import Places
 from meshwire.layout.lgc import PIECE_BLOCKS, Chosen
@@ -33,22 +33,23 @@ class Underway:
 
 
 class WholeRests:
-    """One member's, of one job: its values but for its share of what all have decoded are what was left out of them."""
+    """What one member's rounds leave out at chosen places: its values, less its share of what all have decoded
+    there."""
 
     def __init__(self) -> None:
         self._underway: dict[int, dict[int, Underway]] = {}  # by round and bucket
         self._work: deque[tuple[int, Callable[[], None]]] = deque()  # with its bucket
 
     def keep(self, number: int, bucket: int, part: Underway) -> None:
-        """Until the round is settled, `take`."""
+        """Keeps the values of a part until the round is settled, and `take` asks for them."""
         self._underway.setdefault(number, {})[bucket] = part
 
     def take(self, number: int) -> dict[int, Underway]:
-        """What was kept of a round, by bucket. It is kept no more."""
+        """What was kept of a round, by bucket; from now on it is kept no more."""
         return self._underway.pop(number, {})
 
     def leave(self, bucket: int, part: Underway, chosen: Chosen, places: Places, map_: Map, latents: Values) -> None:
-        """The round counts: the rest goes into the residual, piece by piece.
+        """Puts what a round that counts has left out into the residual, piece by piece.
 
         Args:
             places: of the round, as `LearnedGradients.places`.
@@ -60,7 +61,7 @@ class WholeRests:
             self._work.append((bucket, partial(_leave_piece, part, run, chosen.block_values, places, map_, of_run)))
 
     def leave_one(self) -> bool:
-        """A piece, well under a millisecond. Returns False if there was none."""
+        """Does one piece, well under a millisecond. Returns False if there was none."""
         if not self._work:
             return False
         _, piece = self._work.popleft()
@@ -68,7 +69,7 @@ class WholeRests:
         return True
 
     def catch_up(self, bucket: int) -> None:
-        """All pieces of a bucket, whose residual is about to be sent."""
+        """Does all pieces of a bucket now: its residual is about to be sent."""
         for _ in range(len(self._work)):
             of, piece = self._work.popleft()
             if of == bucket:

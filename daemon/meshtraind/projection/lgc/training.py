@@ -24,7 +24,7 @@ ROUNDS_BETWEEN = 50  # a learner takes up to a second each time
 
 
 class EncoderLearning:
-    """One member's, of one job.
+    """Has one member's learner train the autoencoder: collects a sample of values, asks, and takes the weights.
 
     Attributes:
         weights: the best that are known here; as many as the architecture has.
@@ -40,11 +40,11 @@ class EncoderLearning:
         self.weights = starting_weights(architecture)
 
     def begin_round(self) -> None:
-        """A round begins."""
+        """Notes that a round begins."""
         self._rounds += 1
 
     def see(self, blocks: Values) -> None:
-        """Values of a round, finite. Some rows of them become part of the sample, others each time.
+        """Takes some rows of a round's values, which are finite, into the sample; others each time.
 
         Args:
             blocks: (blocks, values of a block); of each, zeros make a group.
@@ -76,7 +76,7 @@ class EncoderLearning:
         )
 
     def answered(self, body: LearnerEncoder) -> None:
-        """The learner's answer. One that nobody waits for was for a process of before."""
+        """Takes the learner's answer. One that nobody waits for was to a question of an earlier process."""
         if not self._waiting or body.number != self._number:
             return
         self._waiting = False
@@ -88,11 +88,11 @@ class EncoderLearning:
             log.warning("LGC's autoencoder stays as it is: %s", wrong)
 
     def learnt(self) -> Values:
-        """What is announced."""
+        """The weights that this member announces when it leads."""
         return self.weights
 
     def learner_lost(self) -> None:
-        """Another process will be asked anew."""
+        """Forgets what was asked: another process will be asked anew."""
         self._waiting = False
 
     def _take(self, sent: bytes) -> str | None:

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import RoundForms, values_in
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import RoundForms, values_in
 from meshtraind.projection.orthonormal import orthonormal
 from meshwire.layout.powersgd import Factors, lag
 
@@ -21,7 +21,7 @@ Matrices = list[Values | None]
 
 
 class Bases:
-    """One job's, each made when it is first asked for.
+    """The bases of one job's rounds, each made when it is first asked for.
 
     Args:
         rounds: by number; complete ones are kept for as long as a basis may be made of them.
@@ -41,14 +41,14 @@ class Bases:
         self._made: dict[int, dict[int, Matrices]] = {}  # by round and bucket
 
     def of(self, number: int, bucket: int) -> Matrices:
-        """For a bucket of a round whose source, `lag` rounds before, is complete."""
+        """The bases for a bucket of a round whose source, `lag` rounds before, is complete."""
         made = self._made.setdefault(number, {})
         if bucket not in made:
             made[bucket] = self._make(number, bucket)
         return made[bucket]
 
     def forget(self, number: int) -> None:
-        """The round is needed no more."""
+        """Forgets a round that is needed no more."""
         self._made.pop(number, None)
 
     def factors(self, number: int, bucket: int, values: Values) -> Matrices:

@@ -9,9 +9,9 @@ from functools import partial
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Values
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.results import RoundResults
-from meshtraind.parts.segments import Areas, RoundForm, RoundForms
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.results import RoundResults
+from meshtraind.contributions.segments import Areas, RoundForm, RoundForms
 from meshtraind.projection.base import Projection
 from meshtraind.projection.contribution import Inputs, ShorterPart
 from meshtraind.projection.expansion import Expansion
@@ -126,7 +126,7 @@ class FactorExpansion(Expansion):
 
 
 class LowRankProjection(Projection):
-    """Arguments as of `Bases`."""
+    """PowerSGD: sums one factor of each matrix, on bases that follow from earlier rounds. Arguments as of `Bases`."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class LowRankProjection(Projection):
         self._arriving: Values = np.empty(forms.shorter_values, np.float32)
 
     def enter(self, place: int | None, learners: int) -> None:
-        """It has no part in it."""
+        """Nothing to do: bases follow from results, whoever computes."""
 
     def part(self, form: RoundForm, areas: Areas, scratch: Values, number: int, weight: float) -> FactorPart:
         return FactorPart(

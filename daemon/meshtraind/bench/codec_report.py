@@ -28,7 +28,7 @@ class CodecFigures:
 
     @property
     def bits(self) -> float:
-        """Per value."""
+        """Bits per value."""
         return 8 * self.encoded_bytes / self.values
 
     @property
@@ -68,7 +68,7 @@ class CodecReport:
     figures: Sequence[CodecFigures]
 
     def as_json(self) -> dict[str, object]:
-        """Units end the names. `pays_below_mbit` is null if it pays at any speed."""
+        """The report as plain values; units end their names. `pays_below_mbit` is null if it pays at any speed."""
         return {
             "runs": self.runs,
             "codecs": [

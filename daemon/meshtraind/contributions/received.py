@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.codecs.indices import Indices
 from meshtraind.codecs.sparse import SparseCodec
-from meshtraind.parts.contribution import OwnContribution
-from meshtraind.parts.segments import Segment, each_payload
+from meshtraind.contributions.contribution import OwnContribution
+from meshtraind.contributions.segments import Segment, each_payload
 from meshwire.collectives.exchange import Work
 
 
@@ -27,7 +27,7 @@ class BrokenPartError(CodecError):
 
 
 class MemberPart:
-    """One member's part of a run. All raise BrokenPartError when it is broken."""
+    """One member's part of a run, read segment by segment. Every method raises BrokenPartError when it is broken."""
 
     def __init__(self, rank: int, segments: Sequence[Segment], run: memoryview) -> None:
         self._rank = rank
@@ -37,7 +37,7 @@ class MemberPart:
             raise self._broken(error) from None
 
     def decode_into(self, index: int, out: Values) -> None:
-        """The values of the segment at `index` of the run."""
+        """Writes the values of the segment at `index` of the run."""
         segment, payload = self._payloads[index]
         try:
             segment.codec.decode_into(payload, out)
@@ -45,7 +45,7 @@ class MemberPart:
             raise self._broken(error) from None
 
     def add_to(self, index: int, total: Values) -> None:
-        """Adds those values to `total`."""
+        """Adds the values of the segment at `index` to `total`."""
         segment, payload = self._payloads[index]
         try:
             segment.codec.sum_into(payload, total, total)
@@ -63,7 +63,7 @@ class MemberPart:
             raise self._broken(error) from None
 
     def check(self, index: int, scratch: Values) -> None:
-        """Raises, too, where what no encoder makes was added in silence."""
+        """Looks for what no encoder makes, which `add_to` may have added in silence."""
         self.decode_into(index, scratch)
 
     def _broken(self, error: CodecError) -> BrokenPartError:
@@ -71,7 +71,8 @@ class MemberPart:
 
 
 def member_parts(bitmap: int, segments: Sequence[Segment], payloads: Sequence[memoryview]) -> list[MemberPart]:
-    """Of the contributors in `bitmap`, whose bytes `payloads` are, in the order of ranks. Raises BrokenPartError."""
+    """The parts of the contributors in `bitmap`, whose bytes are `payloads`, in the order of ranks. Raises
+    BrokenPartError."""
     ranks = [rank for rank in range(bitmap.bit_length()) if bitmap >> rank & 1]
     return [MemberPart(rank, segments, payload) for rank, payload in zip(ranks, payloads, strict=True)]
 

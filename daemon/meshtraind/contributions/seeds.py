@@ -4,7 +4,7 @@ _MASK = (1 << 64) - 1
 
 
 def member_seed(job: int, rank: int, *, owner: bool, shared: bool) -> int:
-    """Of one member as worker, or as owner.
+    """The seed of one member as worker, or as owner.
 
     Args:
         job: the job's seed.
@@ -14,7 +14,7 @@ def member_seed(job: int, rank: int, *, owner: bool, shared: bool) -> int:
 
 
 def segment_seed(seed: int, number: int, start: int) -> int:
-    """Of one segment in round `number`: 64 bits.
+    """The seed of one segment in round `number`: 64 bits.
 
     Args:
         start: its first value's place in the vector.

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
-from meshtraind.parts.byte_budget import ByteBudget
-from meshtraind.parts.error_feedback import Feedback, Residual
-from meshtraind.parts.momentum import MomentumCorrection, correction_of
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Segment, Segments
+from meshtraind.contributions.byte_budget import ByteBudget
+from meshtraind.contributions.error_feedback import Feedback, Residual
+from meshtraind.contributions.momentum import MomentumCorrection, correction_of
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Segment, Segments
 from meshwire.codecs.spec import CodecSpec
 from meshwire.collectives.exchange import Part
 from meshwire.layout.budget import Budget
@@ -25,7 +25,7 @@ Encode = Callable[[Values, memoryview, Terms], int]
 
 
 class OwnContribution(ABC):
-    """The w*g of one round."""
+    """This member's part of one round: its gradients times its weight, w*g."""
 
     area: memoryview | None = None
     """Memory of the daemon's that it takes."""
@@ -52,10 +52,10 @@ class OwnContribution(ABC):
 
     @abstractmethod
     def _take(self, bucket: int, raw: Values) -> None:
-        """Raises CodecError when a value is found that is not finite."""
+        """Reads a bucket of the raw slot. Raises CodecError when a value is found that is not finite."""
 
     def counted(self) -> None:
-        """The round is complete, and counts, and this is in it."""
+        """Hears that the round is complete, and that it counts with this part in it."""
         return
 
     @abstractmethod
@@ -67,7 +67,7 @@ class OwnContribution(ABC):
 
 
 class HopContribution(OwnContribution):
-    """It enters the sum at one hop of the ring as values."""
+    """A part that enters a sum at one hop, as values: of codecs whose sums grow from hop to hop."""
 
     @abstractmethod
     def values(self, segment: Segment) -> Values:
@@ -75,8 +75,9 @@ class HopContribution(OwnContribution):
 
 
 class ZeroCopy(HopContribution):
-    """s=0: the learner writes the slot again only after the round is complete, and so after its successor on the ring
-    has received what was sent from here. Nothing is copied, and what only enters a sum is never rounded."""
+    """A part that stays in the learner's slot, for s=0: the learner writes the slot again only after the round is
+    complete, and so after its successor on the ring has received what was sent from here. Nothing is copied, and what
+    only enters a sum is never rounded."""
 
     def __init__(self, segments: Segments) -> None:
         super().__init__(segments)
@@ -99,7 +100,7 @@ class ZeroCopy(HopContribution):
 
 
 class Retained(HopContribution):
-    """s>0: encoded at once, for the learner writes the slot again while the round is on its way.
+    """A part that is encoded at once, for s>0: the learner writes the slot again while the round is on its way.
 
     Args:
         area: where it is kept.
@@ -136,7 +137,7 @@ class Retained(HopContribution):
 
 @dataclass(frozen=True)
 class Compensation:
-    """What every part of a member is encoded with where the exchange is not the ring's.
+    """What every part of a member is encoded with, where parts meet whole or are added encoded.
 
     Attributes:
         seed: of the job and this member, for codecs that draw.
@@ -154,14 +155,16 @@ class Compensation:
 def compensation_of(
     seed: int, codec: CodecSpec, plan: Plan, budget: Budget | None, feedback: Feedback | None, momentum: Momentum | None
 ) -> Compensation:
-    """For a job's codec; `momentum` is that which it takes over from the optimizer."""
+    """What the parts of a job with this codec are encoded with; `momentum` is what the codec takes over from the
+    optimizer."""
     residual = feedback.worker if feedback is not None else None
     return Compensation(seed, residual, budget, correction_of(codec, momentum, feedback, plan))
 
 
 class WithErrorFeedback(OwnContribution):
-    """Where parts meet whole, whatever s is: encoded at once with what earlier rounds left out, for what this one
-    leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it lies.
+    """A part that is encoded at once, whatever s is, where parts meet whole: with what earlier rounds left out, for
+    what this one leaves out enters the next. A bucket's segments lie back to back, so any run of them can be sent as it
+    lies.
 
     Args:
         number: of the round.
@@ -221,14 +224,14 @@ class WithErrorFeedback(OwnContribution):
         self._ends[bucket] = ends
 
     def _add(self, bucket: int, values: Values, gradient: Values) -> Values | None:
-        """What is new in this round, to what was left out. Returns the bucket's velocity, if there is one."""
+        """Adds what is new in this round to what was left out. Returns the bucket's velocity, if there is one."""
         if self._correction is None:
             np.add(values, gradient, out=values)
             return None
         return self._correction.accumulate(self._number, bucket, values, gradient, self.weight, self._members)
 
     def _encoded(self, segment: Segment, encode: Encode, values: Values, at: int) -> int:
-        """Where it ends that begins at `at`."""
+        """Encodes a segment at `at`, and returns where it ends."""
         seed = segment_seed(self._seed, self._number, segment.start)
         terms = Terms(self._number, seed, self._byte_budget.reserve(segment))
         length = encode(values, self.area[at : at + segment.length], terms)

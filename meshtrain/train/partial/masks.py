@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from meshtrain.errors import NotSupported
-from meshtrain.train.model.mask_choice import largest, moved, only
 from meshtrain.train.model.tensors import ModelTensors
+from meshtrain.train.partial.mask_choice import largest, moved, only
 from meshwire.model.manifest import TensorSpec
 from meshwire.model.masks import MaskSettings, kept_of, travel_of
 from meshwire.model.schedule import Travel
@@ -58,7 +58,7 @@ class Masks:
         return self._kept
 
     def places(self, index: int) -> Tensor | None:
-        """Where the kept values of a tensor are; None: it is whole."""
+        """The places of the kept values of a tensor; None where it is whole."""
         return self._places.get(index)
 
     def change_in(self, number: int) -> bool:
@@ -68,7 +68,8 @@ class Masks:
     # State of the base
 
     def mask(self, index: int) -> Tensor | None:
-        """For a saved state: which values of a tensor are kept, as bool; None: it is whole, or nothing has begun."""
+        """Which values of a tensor are kept, as bool, for a saved state; None where it is whole, or nothing has
+        begun."""
         places = self._places.get(index)
         if places is None:
             return None

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshtraind.codecs.base import INFINITY_FP32, MAGNITUDE_FP32, CodecError, Values
+from meshtraind.codecs.bit_packing import FOURS, either_sign, pack_nibbles, pack_quads, unpack_nibbles
 from meshtraind.codecs.blocks import by_block, read_steps, signed_step_sizes, step_sizes, write_steps
-from meshtraind.codecs.packing import FOURS, either_sign, pack_nibbles, pack_quads, unpack_nibbles
 from meshwire.codecs.quantizers import INT4_BLOCK, INT4_LEVELS, QUAD_LEVELS, STEP_BYTES, blocks
 from meshwire.codecs.sparsifiers import values_bytes
 

@@ -12,7 +12,7 @@ from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.round import BucketResult, Round
 
 
-class RoundTable:
+class OpenRounds:
     """The rounds after the committed one. Methods that take a message return what is wrong with it, or None.
 
     Own messages enter by the same methods. What is wrong changes nothing.
@@ -35,13 +35,13 @@ class RoundTable:
         self._last_binds: dict[int, Bind] = {}
         self.own_decided = self.complete = self.committed = complete
 
-    def entered(self, settings: RoundSettings, promised: Mapping[int, int]) -> "RoundTable":
+    def entered(self, settings: RoundSettings, promised: Mapping[int, int]) -> "OpenRounds":
         """The table of the next generation, entered at `complete` (G6). The members tell their decisions again.
 
         Args:
             promised: what each rank held whole when it promised (G5). Those not named hold the cut, or need nothing.
         """
-        table = RoundTable(settings, self.complete)
+        table = OpenRounds(settings, self.complete)
         table.committed = self.committed
         for rank in settings.ranks:
             if rank != self._rank:

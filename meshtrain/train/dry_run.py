@@ -6,7 +6,7 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from meshtrain.train.model.memory import model_size
+from meshtrain.train.model.memory_needs import model_size
 from meshtrain.train.single import SingleProcess
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import CodecSpec, parse_codec

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from meshtraind.codecs.base import CodecError, Terms
 from meshtraind.codecs.homomorphic import Homomorphic, Recovered
 from meshtraind.codecs.sketch import cells_of, peel, poured
-from meshtraind.parts.segments import Segment
-from meshtraind.parts.sketch import Shares
+from meshtraind.contributions.segments import Segment
+from meshtraind.contributions.sketch import Shares
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sketch import LIMIT, STEP, cells_for
 from meshwire.limits import MEMBERS_MAX

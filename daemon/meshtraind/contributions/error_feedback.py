@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.segments import Segment
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.manifest import Momentum
 
@@ -30,7 +30,7 @@ Run = tuple[int, int]
 
 @dataclass(slots=True)
 class _Changed:
-    """A run that a round has changed."""
+    """A run of values that a round has changed."""
 
     count: int
     left_by: float | None  # weight of the round before; None: nothing had been left
@@ -46,7 +46,7 @@ class _Before:
 
 
 class Residual:
-    """One vector of what was left out. Rounds change it run by run, always in the same runs and in order.
+    """A vector of what was left out. Rounds change it run by run, always in the same runs and in order.
 
     Args:
         count: of values.
@@ -68,7 +68,7 @@ class Residual:
         self._spare: list[Values] = []
 
     def lay_out(self, bucket: Run) -> None:
-        """So many values of a bucket travel from now on."""
+        """Makes room for so many values of a bucket: as many travel from now on."""
         start, count = bucket
         before = self._laid_out.get(start, count)
         self._laid_out[start] = count
@@ -88,8 +88,8 @@ class Residual:
         return self._laid_out.get(start, count) == count
 
     def begin(self, number: int, start: int, count: int, weight: float) -> Values:
-        """The values of a run, decayed and in units of a round of this weight, which is above 0 (W3). Round `number` is
-        going to change them in place. They may be infinite or NaN where weights differ too much."""
+        """The values of a run, decayed and in units of a round of this weight, which is above 0 (W3), for round
+        `number` to change in place. They may be infinite or NaN where weights differ too much."""
         before = self._before.get(number)
         if before is None:
             spare = self._spare.pop() if self._spare else np.empty_like(self.values)
@@ -106,13 +106,13 @@ class Residual:
         return now
 
     def cancel(self, number: int, start: int) -> None:
-        """The round changes this run not after all."""
+        """Takes back what a round has begun to change in this run."""
         before = self._before[number]
         self._restore(before.values, start, before.runs.pop(start))
 
     def settle(self, number: int, *, void: bool) -> None:
-        """A round is complete: it is not taken back any more. A void one has never been (V1), but for rounding where
-        later rounds have built on it."""
+        """Keeps what a complete round has changed: it is not taken back any more. What a void one has changed is undone
+        (V1), but for rounding where later rounds have built on it."""
         before = self._before.pop(number, None)
         if before is None:
             return
@@ -122,7 +122,7 @@ class Residual:
         self._spare.append(before.values)
 
     def rewind(self, after: int) -> None:
-        """The rounds after `after` have not been: they run again."""
+        """Undoes the rounds after `after`: they run again."""
         for number in sorted((number for number in self._before if number > after), reverse=True):
             before = self._before.pop(number)
             for start, run in before.runs.items():
@@ -130,7 +130,7 @@ class Residual:
             self._spare.append(before.values)
 
     def add(self, run: int, start: int, values: Values, weight: float) -> None:
-        """Something more was left out, before all rounds that are not settled.
+        """Adds what else was left out, before all rounds that are not settled.
 
         Args:
             run: where the run begins in which the values lie from `start` on.
@@ -148,7 +148,7 @@ class Residual:
             self._shift(ran, run, start, _in_units(values, weight, left_by))
 
     def close(self) -> None:
-        """Nothing is owed any more: whoever still refers to this keeps no vector alive."""
+        """Lets go of its vector, also where somebody still refers to this: nothing is owed any more."""
         self.values = np.empty(0, np.float32)
         self._before.clear()
         self._spare.clear()
@@ -183,7 +183,7 @@ class Residual:
             state[start:end] += change
 
     def _factor(self, left_by: float | None, weight: float) -> np.float32:
-        """By which a round multiplies what was left before it."""
+        """The factor by which a round multiplies what was left before it."""
         if left_by is None or left_by == weight:
             return self._decay
         with np.errstate(over="ignore"):
@@ -195,7 +195,7 @@ class Residual:
 
 
 def _in_units(values: Values, of: float | None, weight: float) -> Values:
-    """Those of w*g with one weight in units of another."""
+    """Values of w*g with one weight, in units of another."""
     return values if of is None or of == weight else values * np.float32(weight / of)
 
 
@@ -210,7 +210,7 @@ class Velocity(Residual):
 
 
 class Feedback:
-    """One member's, of one job.
+    """All that one member's encodings have left out in a job: as worker, and as owner of shards.
 
     Args:
         count: of values.
@@ -244,15 +244,16 @@ class Feedback:
         return self.owner.begin(number, start, count, 1.0)  # means have no weight
 
     def settle(self, number: int, *, void: bool, contributed: bool) -> None:
-        """A round is complete. Whoever has encoded a part and is not in it after all (X3) has lost that step's gradient
-        as every void one's, and nothing of what it owed before."""
+        """Keeps or undoes what a complete round has changed. Whoever has encoded a part and is not in it after all (X3,
+        what others held is dealt again) has lost that step's gradient as every void one's, and nothing of what it owed
+        before."""
         self.worker.settle(number, void=void or not contributed)
         if self.velocity is not None:
             self.velocity.settle(number, void=void or not contributed)
         self.owner.settle(number, void=void)
 
     def enter(self, cut: int, lost: Iterable[tuple[Run, Segment]]) -> None:
-        """A generation begins after round `cut`, in which this member finishes `lost` (bucket, segment) no more.
+        """Begins a generation after round `cut`, in which this member finishes `lost` (bucket, segment) no more.
 
         What it still owed there it sends as a worker: times the weight of all, for it was part of a mean, in units of
         its own weight in the same round. So it is as much of a later mean, as long as this member's share of all
@@ -279,5 +280,5 @@ class Feedback:
 
 
 def feedback_of(codec: CodecSpec, count: int, momentum: Momentum | None) -> Feedback | None:
-    """None for a codec without."""
+    """What a job's codec needs of error feedback; None for a codec without."""
     return Feedback(count, codec.decay, momentum) if codec.error_feedback else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import meshtrain as mt
 from meshtrain.errors import NotSupported, UsageError
-from meshtrain.train.model.progressive import Progressive
+from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.session import LearnerSession
 from meshtrain.train.single import SingleProcess
 from meshwire.model.plan import aligned

@@ -46,7 +46,7 @@ class RoundForm:
 
 
 class RoundForms:
-    """Those of one job's rounds, in their order of time.
+    """The forms of one job's rounds, in their order of time.
 
     Attributes:
         codec: the job's.
@@ -65,22 +65,22 @@ class RoundForms:
         return iter(self._forms.values())
 
     def of(self, number: int) -> RoundForm:
-        """A round's."""
+        """The form of a round."""
         return self._forms[self._layouts.of(number)]
 
     def ends_with(self, number: int) -> bool:
-        """No later round has the form of this one."""
+        """Whether no later round has the form of this one."""
         return self._layouts.ends_with(number)
 
     @property
     def shorter_values(self) -> int:
-        """Of the longest vector that is sent in the place of the model's; 0: there is none."""
+        """How many values the longest vector has that is sent in place of the model's; 0 where none is."""
         plans = [form.layout.plan for form in self if form.layout.projected]
         return max((plan.total_values for plan in plans), default=0)
 
     @property
     def bytes_max(self) -> int:
-        """The longest encoded vector of any round."""
+        """How many bytes the longest encoded vector of any round takes."""
         return self._layouts.bytes_max
 
 
@@ -111,7 +111,8 @@ def each_payload(segments: Sequence[Segment], run: memoryview) -> Iterator[tuple
 
 
 def values_in(area: memoryview, segments: Sequence[Segment]) -> Values:
-    """A new array of what these segments of a bucket, one behind the other, say, each in its place of an area."""
+    """A new array of the values of these segments of a bucket, which lie one behind the other, each in its place of an
+    area."""
     first = segments[0].start if segments else 0
     values: Values = np.empty(sum(segment.count for segment in segments), np.float32)
     for segment in segments:
@@ -130,7 +131,7 @@ class Areas:
         self._lent: set[int] = set()  # by identity
 
     def take(self) -> memoryview:
-        """An area with nothing of interest in it. A fresh one is zero: it can be served with a part never written."""
+        """An area whose content nobody needs. A fresh one is zero: it can be served with a part never written."""
         area = self._free.pop() if self._free else np.zeros(self.size_bytes, np.uint8).data
         self._lent.add(id(area))
         return area
@@ -142,10 +143,10 @@ class Areas:
             self._free.append(area)
 
     def retire(self) -> None:
-        """Nothing that is lent now will be used again: a link may still receive into it, or send from it (G8)."""
+        """Has nothing that is lent now used again: a link may still receive into it, or send from it (G8)."""
         self._lent.clear()
 
     def close(self) -> None:
-        """Lets go of the free ones."""
+        """Lets go of the areas that are free."""
         self._free.clear()
         self._lent.clear()

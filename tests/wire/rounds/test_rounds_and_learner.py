@@ -42,9 +42,9 @@ from meshwire.rounds.inputs import (
     RoundDecoded,
     RoundServed,
 )
-from meshwire.rounds.job_rounds import JobRounds
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
+from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.samples.grants import SampleGrants
 from meshwire.samples.pool import Batch
 from meshwire.sync.mode import sync_settings

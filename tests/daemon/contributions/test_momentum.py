@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec
-from meshtraind.parts.contribution import Compensation, WithErrorFeedback
-from meshtraind.parts.error_feedback import feedback_of
-from meshtraind.parts.momentum import correction_of
-from meshtraind.parts.segments import RoundForms, Segment
+from meshtraind.contributions.contribution import Compensation, WithErrorFeedback
+from meshtraind.contributions.error_feedback import feedback_of
+from meshtraind.contributions.momentum import correction_of
+from meshtraind.contributions.segments import RoundForms, Segment
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import kept_in_round, kept_values

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from meshtraind.parts.segments import RoundForm
+from meshtraind.contributions.segments import RoundForm
 from meshwire.collectives.exchange import BucketExchange
 
 
@@ -25,13 +25,13 @@ class Final(NamedTuple):
 
     @property
     def void(self) -> bool:
-        """No values: poison (V1), or nobody's."""
+        """Whether it has no values: poison (V1), or nobody's."""
         return not self.payloads
 
 
 @dataclass(slots=True)
 class RoundResults:
-    """What is here of one round: the memory that its chunks land in, and what of it is final."""
+    """What is here of one round: the memory in which its chunks land, and what of it is final."""
 
     number: int
     form: RoundForm
@@ -61,7 +61,7 @@ class EncodedRound:
         return sum(map(len, self.payloads))
 
     def read(self, offset_bytes: int, max_bytes: int) -> bytes:
-        """A piece of them; shorter, or empty, where they end."""
+        """A piece of the payloads; shorter, or empty, where they end."""
         pieces = []
         end_bytes = offset_bytes + max_bytes
         at = 0

@@ -7,8 +7,8 @@ import pytest
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Codec, CodecError, Values
-from meshtraind.parts.received import BrokenPartError, MemberPart, mean_into, senders_mean_into
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.received import BrokenPartError, MemberPart, mean_into, senders_mean_into
+from meshtraind.contributions.segments import Segment
 
 EXACT = "topk:0.5,senders+fp32"
 

@@ -1,11 +1,11 @@
-"""What segments may take that are encoded one after the other under a budget."""
+"""Hands out a budget of bytes to segments that are encoded one after the other."""
 
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.segments import Segment
 from meshwire.layout.budget import Budget
 
 
 class ByteBudget:
-    """What the segments before have left of their shares is the next one's.
+    """A budget of bytes for segments in turn: what earlier ones have left of their shares is the next one's.
 
     Args:
         budget: None: there is no limit.
@@ -16,14 +16,15 @@ class ByteBudget:
         self._left_bytes = 0
 
     def reserve(self, segment: Segment) -> int | None:
-        """Adds a segment's share, and returns what it may take; None for one of another codec, or without limit."""
+        """Adds a segment's share, and returns how many bytes it may take; None for one of another codec, or without a
+        limit."""
         if self._budget is None or not self._limits(segment):
             return None
         self._left_bytes += self._budget.share_bytes(segment.start, segment.count)
         return self._left_bytes
 
     def spend(self, segment: Segment, length_bytes: int) -> None:
-        """It took so much."""
+        """Takes the bytes that a segment has taken off the budget."""
         if self._limits(segment):
             self._left_bytes -= length_bytes
 

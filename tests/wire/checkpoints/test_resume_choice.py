@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwire.checkpoints.way_on import WayOn, way_on
+from meshwire.checkpoints.resume_choice import WayOn, way_on
 from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Holding, Standing
 from tests.wire.membership.test_proposing import generation

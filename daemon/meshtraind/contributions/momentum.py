@@ -14,7 +14,7 @@ import math
 import numpy as np
 
 from meshtraind.codecs.base import Values
-from meshtraind.parts.error_feedback import Feedback, Velocity
+from meshtraind.contributions.error_feedback import Feedback, Velocity
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.manifest import Momentum
 from meshwire.model.plan import Plan, Span
@@ -23,14 +23,14 @@ from meshwire.model.plan import Plan, Span
 def correction_of(
     codec: CodecSpec, momentum: Momentum | None, feedback: Feedback | None, plan: Plan
 ) -> "MomentumCorrection | None":
-    """None for a codec that does not take momentum over."""
+    """The momentum correction of a job; None for a codec that does not take momentum over."""
     if momentum is None or feedback is None or feedback.velocity is None:
         return None
     return MomentumCorrection(feedback.velocity, momentum, codec.number("clip"), plan)
 
 
 class MomentumCorrection:
-    """One member's.
+    """Adds one member's momentum to what it sends, and clips its gradients, as DGC does.
 
     Args:
         velocity: decays by the momentum's factor.

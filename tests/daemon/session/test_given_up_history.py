@@ -18,8 +18,8 @@ from meshtraind import cli
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
 from meshtraind.recovery import checkpointer as checkpointing
-from meshtraind.recovery import parting
-from meshtraind.recovery.parting import TOO_LATE
+from meshtraind.recovery import given_up_history as parting
+from meshtraind.recovery.given_up_history import TOO_LATE
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_host as passage
 from meshtraind.session.membership_driver import MembershipDriver
@@ -62,8 +62,9 @@ from tests.daemon.api.test_app import config
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.session.test_generation_edges import catch_up, generations, where
 from tests.daemon.session.test_learner_notices import PLAN, Desk, kinds, stepped, turns
-from tests.daemon.session.test_session_edges import MODEL, Script, until
+from tests.daemon.session.test_session_edges import MODEL, Script
 from tests.daemon.startup.test_checkpointing import Desk as Checkpoints
+from tests.daemon.waiting import until
 
 LOST = GivenUp(first=101, last=1100, samples=32000, made_by=(0,), kept=(1,))
 NAME = CheckpointName(1100, "ab12cd34")

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshtrain.train.model.mask_choice import largest, moved, packed, spread
+from meshtrain.train.partial.mask_choice import largest, moved, packed, spread
 
 # Few values, so that there are many ties; all kinds of them.
 VALUES = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -0.5, 1e-45, -3e38, float("inf"), float("nan")])

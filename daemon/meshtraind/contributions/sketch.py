@@ -1,4 +1,4 @@
-"""What this member adds to a round whose segments are added encoded, and how much of their room it takes.
+"""This member's part of a round whose segments are added encoded, and how much of their room it takes.
 
 The members' values meet in cells that have room for so many places. How far supports overlap nobody knows before, and
 everybody sees afterwards: how many places a sum has stands in its bytes. So each member fills a share of the room, by
@@ -10,10 +10,10 @@ import numpy as np
 
 from meshtraind.codecs.base import CodecError, Terms, Values
 from meshtraind.codecs.homomorphic import Homomorphic, Recovered
-from meshtraind.parts.contribution import Compensation, Retained
-from meshtraind.parts.error_feedback import Residual
-from meshtraind.parts.seeds import segment_seed
-from meshtraind.parts.segments import Segment, Segments
+from meshtraind.contributions.contribution import Compensation, Retained
+from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.seeds import segment_seed
+from meshtraind.contributions.segments import Segment, Segments
 
 FILL = 0.95
 GROWTH_MAX = 1.25  # in a round
@@ -22,17 +22,18 @@ SHRINKAGE_MIN = 0.9  # after a round in which values were not found, if it was b
 
 
 class Shares:
-    """One member's. Nobody else needs to know them: they change no layout, and who is new begins as all did."""
+    """How much of each segment's room one member fills. Nobody else needs to know: it changes no layout, and who is new
+    begins as all did."""
 
     def __init__(self) -> None:
         self._shares: dict[int, float] = {}  # by the segment's start
 
     def of(self, segment: Segment, members: int) -> float:
-        """Of the segment's room."""
+        """The share of the segment's room."""
         return self._shares.get(segment.start, 1 / members)
 
     def learn(self, segment: Segment, room: int, share: float, found: Recovered) -> None:
-        """What has become of a round in which this member has filled `share`.
+        """Grows or shrinks a share, by what has become of a round in which this member has filled `share`.
 
         As long as the sum has too many places the share shrinks, down to a single value; then all members' fit in.
         """
@@ -43,7 +44,7 @@ class Shares:
 
 
 class SketchPart(Retained):
-    """Encoded at once at any s, for what it leaves out enters the next one.
+    """A part that is encoded at once at any s, for what it leaves out enters the next one.
 
     Multiples of STEP are only what is sent: the codec rounds, and leaves the rest. So the residual may be brought to
     another weight as any other, and sums stay exact.
@@ -79,15 +80,15 @@ class SketchPart(Retained):
         self._found: dict[Segment, Recovered] = {}
 
     def payload(self, segment: Segment) -> memoryview:
-        """Its bytes."""
+        """The bytes of a segment."""
         return self.area[segment.offset : segment.offset + segment.length]
 
     def found(self, segment: Segment, found: Recovered) -> None:
-        """What was found in the sum. When a round runs again, what its last run has found counts."""
+        """Notes what was found in the sum. When a round runs again, what its last run has found counts."""
         self._found[segment] = found
 
     def counted(self) -> None:
-        """What nobody has found in the sum is owed again, and goes with a later round, in other cells."""
+        """Owes again what nobody has found in the sum: it goes with a later round, in other cells."""
         for bucket, filled in self._filled.items():
             start = self._segments[bucket][0].start
             for segment, share in filled.items():

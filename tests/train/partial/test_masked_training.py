@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from meshtrain.train.model.mask_choice import largest, moved
+from meshtrain.train.partial.mask_choice import largest, moved
 from meshtrain.train.session import LearnerSession
 from meshwire.model.masks import MaskSettings, split
 from tests.train.localdaemon import LocalDaemon

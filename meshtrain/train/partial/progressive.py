@@ -68,14 +68,15 @@ class Progressive(nn.Module):
         return output
 
     def train(self, mode: bool = True) -> "Progressive":
-        """As every module's; stages that stand still stay as in evaluation, so their statistics stand still too."""
+        """Sets the mode as every module does; stages that stand still stay as in evaluation, so their statistics stand
+        still too."""
         super().train(mode)
         for stage in self.stages[: self.frozen]:
             stage.eval()
         return self
 
     def enter_round(self, number: int) -> None:
-        """From now on the model is that of this round, numbered from 1."""
+        """Makes the model that of this round, numbered from 1."""
         parts = self._parts(number)
         if parts != (self.active, self.frozen):
             self._enter(*parts)
@@ -95,7 +96,7 @@ class Progressive(nn.Module):
         return active, active - 1 if since < self._warmup else 0
 
     def _trained(self, active: int, frozen: int) -> Iterator[Tensor]:
-        """Parameters and buffers."""
+        """The parameters and buffers that are trained in a round."""
         for part in (*self.stages[frozen:active], self.heads[active - 1]):
             yield from part.parameters()
             yield from part.buffers()

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Collection, Mapping
 
 from meshwire import limits
-from meshwire.membership.entitled import Votes, electorate_of, is_entitled, newest_history
+from meshwire.membership.quorum import Votes, electorate_of, is_entitled, newest_history
 from meshwire.messages.generation import Electorate, Standing
 from meshwire.messages.job import Generation, Member
 

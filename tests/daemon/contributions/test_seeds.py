@@ -1,4 +1,4 @@
-from meshtraind.parts.seeds import member_seed, segment_seed
+from meshtraind.contributions.seeds import member_seed, segment_seed
 
 
 def test_members_draw_apart_unless_the_codec_shares_its_draws() -> None:

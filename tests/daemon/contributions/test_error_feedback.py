@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs import codec_named
 from meshtraind.codecs.base import Values
-from meshtraind.parts.error_feedback import Feedback, Residual, Run
-from meshtraind.parts.segments import Segment
+from meshtraind.contributions.error_feedback import Feedback, Residual, Run
+from meshtraind.contributions.segments import Segment
 
 Wide = NDArray[np.float64]
 
