@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meshtraind.app import App, Config, StartError
+from meshtraind.runtime.free_memory import keep_one_arena
 from meshtraind.runtime.log_file import open_log
 from meshtraind.runtime.log_limit import LimitedHandler
 from meshtraind.runtime.tasks import TaskSet
@@ -77,6 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         from meshtraind.replay.command import replay
 
         return replay(options.trace, as_json=options.json, out=sys.stdout, errors=sys.stderr)
+    keep_one_arena()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # M3; numpy, imported with the first job, reads it
     try:
         handler = open_log(options.log_file, options.log_level)

@@ -1,13 +1,13 @@
 """The jobs of this daemon's life, and the sessions of those that run here."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from meshtraind.learner.environment import learner_threads
 from meshtraind.peers.node import Node
+from meshtraind.runtime.free_memory import release_unused
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.session import JobSession
 from meshtraind.storage.cleanup import clean_up
@@ -148,7 +148,7 @@ class JobRegistry:
         await asyncio.to_thread(clean_up, job_id, folder, self._node.blobs, succeeded=succeeded)
         # Its parts hold each other, and the buffers of its rounds with them. Python looks for such circles when there
         # are a quarter more objects than before, which may be many jobs later. This takes about 30 ms.
-        asyncio.get_running_loop().call_soon(gc.collect)
+        asyncio.get_running_loop().call_soon(release_unused)
 
     def tell_generations(self, session: JobSession, device: str, body: Message) -> None:
         """Hands what a device says of a job's membership to the job's session."""
