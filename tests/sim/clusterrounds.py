@@ -25,7 +25,7 @@ from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync.mode import SyncSettings
-from tests.sim.clusterexchange import Chunk, Exchange, News, ServedBytes, Slots, round_bytes
+from tests.sim.clusterexchange import BUCKETS, Chunk, Exchange, News, ServedBytes, Slots, round_bytes
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -40,6 +40,9 @@ MANIFEST = ModelManifest(
     ),
     optimizer="SGD",
 )
+CODEC = "fp32"
+PLAN = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(CODEC))
+assert len(PLAN.buckets) == BUCKETS
 SERVED_MAX = 2  # rounds in one message
 
 
@@ -56,7 +59,7 @@ def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
         files=BlobRef(sha256=bytes(32), size_bytes=0),
         data=None,
         sync=sync,
-        codec="fp32",
+        codec=CODEC,
         on_nan="skip",
         seed=0,
         bucket_bytes=BUCKET_BYTES,
@@ -89,9 +92,7 @@ class WatchedRounds:
         self._done: dict[int, RoundComplete] = {}  # complete, and still to be counted
         self._due_s = math.inf  # of its timer
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
-        spec = self.world.spec
-        plan = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(spec.codec))
-        model = JobModel(spec, MANIFEST, plan, self.world.space)
+        model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
         start = RoundsStart(rank, generation, entry, loading)
         ports = RoundsPorts(daemon.round_sides, self.slots, self)
         self.shipped = daemon.loop.run(partial(Rounds, model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S))
