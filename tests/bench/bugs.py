@@ -625,6 +625,30 @@ BUGS: tuple[Bug, ...] = (
     ),
     # What was left out, what strangers send, and what is kept.
     Bug(
+        "mean-over-all-that-contributed",
+        "meshtraind.contributions.received",
+        "senders_mean_into",
+        "np.divide(out, of_senders.astype(np.float32), out=out, where=sent)",
+        "np.divide(out, np.float32(sum(weights)), out=out)",
+        f"{DAEMON}/test_senders.py",
+    ),
+    Bug(
+        "served-weights-equal",
+        "meshtraind.rounds.generation_change",
+        "GenerationChange.take_served",
+        "[bind.weight for _, bind in sorted(done.binds.items())]",
+        "[1.0 for _ in done.binds]",
+        f"{DAEMON}/test_served_weights.py",
+    ),
+    Bug(
+        "borders-of-tensors-missed",
+        "meshwire.model.plan",
+        "Plan.borders",
+        "start < at < start + count",
+        "start + 64 < at < start + count",
+        f"{DAEMON}/test_codec_borders.py",
+    ),
+    Bug(
         "residual-in-wrong-units",
         "meshtraind.contributions.error_feedback",
         "Residual._factor",

@@ -12,7 +12,7 @@ COMMAND = "python -m tests.bench.codec_speed > tests/bench/results/codec_speed.m
 LIMIT_S = 0.06  # encode, decode and add 11.7 million values; a step of ResNet-18 took 135 ms there
 COLUMNS = ("codec", "bits a value", "error", "encode", "decode + add", "both", "x fp32", "memory", "pays below")
 
-SPARSELOCO = "topk:0.015625,chunk=4096,decay=0.95,gather+2bit"  # what --sync sparseloco:H brings
+SPARSELOCO = "topk:0.015625,chunk=4096,decay=0.95,senders+2bit"  # what --sync sparseloco:H brings
 REASONS = {
     "dct": "two 64 x 64 transforms there and two back of all values, and the way back has to be bit-equal everywhere, "
     "so it is no matrix product; the residual needs it on the way there, too",

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from meshtraind.codecs import codec_named
 from meshtraind.contributions.error_feedback import Residual
+from meshtraind.contributions.segments import RoundForms
 from meshwire.codecs.registry import Reduction, parse_codec
 from meshwire.frames.header import Header
 from meshwire.layout.by_round import RoundLayouts
@@ -25,7 +25,7 @@ class ShardedMesh(ChurnRing):
     """A mesh whose generations change.
 
     Attributes:
-        layouts, coders: as the members have them.
+        layouts, forms: as the members have them.
         parts: the bytes of each segment of a member's part, by (rank, round, bucket, segment).
         told: the means of the rounds, as the first member has applied them.
     """
@@ -36,7 +36,7 @@ class ShardedMesh(ChurnRing):
         super().__init__(members, codec, staleness, seed, rounds)
         self.gathers = parse_codec(codec).reduction is Reduction.GATHER
         self.layouts = RoundLayouts(PLAN, parse_codec(codec))
-        self.coders = {spec: codec_named(str(spec)) for layout in self.layouts.all for spec in layout.codecs}
+        self.forms = RoundForms(PLAN, parse_codec(codec))
         self.parts: dict[tuple[int, int, int, int], bytes] = {}
 
     def receivers(self, rank: int) -> tuple[int, ...]:
@@ -54,11 +54,10 @@ class ShardedMesh(ChurnRing):
 
     def _same_as_before(self, sender: int, header: Header, payload: memoryview) -> None:
         """C1: a round that runs again is sent the bytes of before, whoever receives which of them now."""
-        coder = self.coders[self.layouts.of(header.round).codecs[header.bucket]]
+        segments = self.forms.of(header.round).segments[header.bucket]
         at = 0
         for segment in range(header.first_segment, header.first_segment + header.segment_count):
-            _, count = PLAN.buckets[header.bucket].segment_bounds(segment)
-            length = coder.length_of(payload[at:], count)
+            length = segments[segment].codec.length_of(payload[at:], segments[segment].count)
             part = bytes(payload[at : at + length])
             assert self.parts.setdefault((sender, header.round, header.bucket, segment), part) == part
             at += length
@@ -87,8 +86,8 @@ class ShardedMesh(ChurnRing):
         weights = [self.rounds[number][rank].weight for rank in contributors]
         by_value: Values = np.full(PLAN.total_values, sum(weights), np.float32)
         for bucket in PLAN.buckets:
-            coder = self.coders[self.layouts.of(number).codecs[bucket.index]]
-            for segment, (start, count) in enumerate(map(bucket.segment_bounds, range(bucket.segment_count))):
+            for segment, each in enumerate(self.forms.of(number).segments[bucket.index]):
+                coder, start, count = each.codec, each.start, each.count
                 values = np.empty((len(contributors), count), np.float32)
                 for rank, of_rank in zip(contributors, values, strict=True):
                     coder.decode_into(memoryview(self.parts[rank, number, bucket.index, segment]), of_rank)

@@ -1,8 +1,9 @@
 """What all codecs have in common: checks, scratch memory, adding, and what an encoding leaves out."""
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +55,21 @@ class Codec(ABC):
 
     def __init__(self, spec: CodecSpec) -> None:
         self.spec = spec
+        self._borders: tuple[int, ...] = ()
         self._bytes_max: dict[int, int] = {}  # by count
         self._bits: Bits = np.empty(limits.SEGMENT_VALUES_MAX, np.uint32)
         self._decoded: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
         self._rest: Values = np.empty(limits.SEGMENT_VALUES_MAX, np.float32)
+
+    def within(self, borders: tuple[int, ...]) -> Self:
+        """The same codec for segments in which other tensors begin at `borders`. It shares this one's scratch memory:
+        use both from one thread. This one itself, if borders are nothing to it."""
+        if not borders or self.spec.family.blocks is None:
+            return self
+        bordered = copy.copy(self)
+        bordered._borders = borders
+        bordered._bytes_max = {}
+        return bordered
 
     def encode_into(self, values: Values, out: memoryview, terms: Terms = FIRST) -> int:
         """Writes a segment to the beginning of `out`, which has at least `segment_bytes_max(len(values))` bytes, and
@@ -136,13 +148,19 @@ class Codec(ABC):
         if most is None:
             if count > limits.SEGMENT_VALUES_MAX:
                 raise CodecError(f"{self.spec}: a segment of {count} values; at most {limits.SEGMENT_VALUES_MAX}")
-            most = self._bytes_max[count] = self.spec.segment_bytes_max(count)
+            most = self._bytes_max[count] = self.spec.segment_bytes_max(count, self._borders)
         return most
 
     def _check(self, payload: memoryview, count: int) -> None:
         length = self.length_of(payload, count)
         if len(payload) != length:
             raise CodecError(f"{self.spec}: {len(payload)} bytes for {count} values, which take {length}")
+
+    def _starts(self, count: int) -> NDArray[np.intp]:
+        """Where the blocks of a segment begin, of a codec that has such (`meshwire.codecs.spec.Blocks`)."""
+        blocks = self.spec.family.blocks
+        assert blocks is not None
+        return np.array(blocks.starts(count, self._borders), np.intp)
 
     def _peak(self, values: Bits, bits: Bits) -> float:
         """max |x| of fp32 values given as bits, 0 if there are none. Raises CodecError when one is not finite.

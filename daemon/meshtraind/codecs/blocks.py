@@ -172,6 +172,17 @@ def by_block(ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], len
     ufunc(values[end:], of_blocks[whole:], out=out[end:])
 
 
+def by_starts(
+    ufunc: np.ufunc, values: NDArray[Any], of_blocks: NDArray[Any], at: NDArray[np.intp], *, out: NDArray[Any]
+) -> None:
+    """As `by_block`, of blocks that begin at `at`, the first one at 0, and may be of any lengths."""
+    lengths = np.diff(at, append=len(values))
+    if (lengths[:-1] == lengths[:1]).all() and (lengths[-1:] <= lengths[:1]).all():
+        by_block(ufunc, values, of_blocks, int(lengths[0]) if len(lengths) else 1, out=out)
+    else:
+        ufunc(values, np.repeat(of_blocks, lengths), out=out)
+
+
 def starts(count: int, length: int) -> NDArray[np.intp]:
     """Where the blocks of `count` values begin, for a ufunc's `reduceat`."""
     return np.arange(0, count, length, dtype=np.intp)

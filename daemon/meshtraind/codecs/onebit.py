@@ -1,4 +1,5 @@
-"""1-bit SGD: a sign for each value, and for each column of 4096 values the means of either sign.
+"""1-bit SGD: a sign for each value, and for each column of 4096 values the means of either sign. A column ends where a
+tensor does: means of values of different sizes would be those of none.
 
 A segment is the columns' means of the values from zero up, then those of the values below zero, both fp32, then a bit
 for each value, 1 from zero up. What a mean leaves out of its values adds up to zero.
@@ -9,9 +10,9 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.bit_packing import Bytes, pack_planes, unpack_planes
-from meshtraind.codecs.blocks import by_block, starts
+from meshtraind.codecs.blocks import by_starts
 from meshwire import limits
-from meshwire.codecs.quantizers import ONEBIT_COLUMN, SCALE_BYTES, blocks
+from meshwire.codecs.quantizers import SCALE_BYTES
 from meshwire.codecs.registry import CodecSpec
 
 
@@ -23,7 +24,7 @@ class OneBit(Codec):
         self._signs: Bytes = np.empty(limits.SEGMENT_VALUES_MAX, np.uint8)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        columns = starts(len(values), ONEBIT_COLUMN)
+        columns = self._starts(len(values))
         means = np.frombuffer(out, "<f4", 2 * len(columns)).reshape(2, len(columns))
         packed = np.frombuffer(out, np.uint8, offset=means.nbytes)
         signs = self._signs[: len(values)]
@@ -34,14 +35,15 @@ class OneBit(Codec):
         below = np.right_shift(source, 31, out=self._decoded[: len(values)].view(np.int32))  # all ones if negative
         np.bitwise_and(source, below, out=below)
         above = np.bitwise_xor(source, below, out=bits.view(np.int32))
-        of_above = np.add.reduceat(np.bitwise_count(packed), starts(len(packed), ONEBIT_COLUMN // 8), dtype=np.int64)
+        of_above = np.add.reduceat(np.bitwise_count(packed), columns // 8, dtype=np.int64)
         of_below = np.diff(columns, append=len(values)) - of_above
         means[0] = self._means(above.view(np.float32), columns, of_above)
         means[1] = self._means(below.view(np.float32), columns, of_below)
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        columns = blocks(len(out), ONEBIT_COLUMN)
+        starts = self._starts(len(out))
+        columns = len(starts)
         above, below = np.frombuffer(payload, "<f4", 2 * columns).astype(np.float32).reshape(2, columns)
         if not ((above >= 0) & (above < np.inf) & (below <= 0) & (below > -np.inf)).all():
             raise CodecError(f"{self.spec}: a mean is infinite, not a number, or of the wrong sign")
@@ -50,8 +52,8 @@ class OneBit(Codec):
         # below ^ sign * (above ^ below), as bits: several times as fast as choosing one of the two.
         np.copyto(bits, signs)
         below_bits = below.view(np.uint32)
-        by_block(np.multiply, bits, above.view(np.uint32) ^ below_bits, ONEBIT_COLUMN, out=bits)
-        by_block(np.bitwise_xor, bits, below_bits, ONEBIT_COLUMN, out=out.view(np.uint32))
+        by_starts(np.multiply, bits, above.view(np.uint32) ^ below_bits, starts, out=bits)
+        by_starts(np.bitwise_xor, bits, below_bits, starts, out=out.view(np.uint32))
 
     def _means(self, values: Values, columns: NDArray[np.intp], counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """Sums in fp64: they cannot overflow, and are exact for equal values: decoded ones keep their mean.

@@ -1,4 +1,5 @@
-"""2-bit: each value becomes one of four means of its column of 4096: of the small or of the large ones of its sign.
+"""2-bit: each value becomes one of four means of its column of 4096: of the small or of the large ones of its sign. A
+column ends where a tensor does.
 
 A segment is each column's four means as bf16 magnitudes (small and large from zero up, small and large below zero),
 then 16 values in every 32-bit word, four in each of its bytes, the first one in the two highest bits: the sign, then
@@ -15,13 +16,11 @@ from numpy.typing import NDArray
 
 from meshtraind.codecs.base import Bits, Codec, CodecError, Terms, Values
 from meshtraind.codecs.bit_packing import FOURS, Bytes, either_sign, pack_quads
-from meshtraind.codecs.blocks import by_block, read_steps, step_sizes, write_steps
+from meshtraind.codecs.blocks import by_starts, read_steps, step_sizes, write_steps
 from meshtraind.codecs.moments import root_mean_square
 from meshwire import limits
-from meshwire.codecs.quantizers import QUAD_LEVELS, STEP_BYTES, TWOBIT_COLUMN, blocks
+from meshwire.codecs.quantizers import QUAD_LEVELS, STEP_BYTES
 from meshwire.codecs.registry import CodecSpec
-
-PACKED_COLUMN = TWOBIT_COLUMN // 4
 
 
 class TwoBit(Codec):
@@ -36,9 +35,9 @@ class TwoBit(Codec):
         self._weights = np.empty(limits.SEGMENT_VALUES_MAX, np.float64)
 
     def _encode(self, values: Values, bits: Bits, out: memoryview, terms: Terms) -> int:
-        columns = blocks(len(values), TWOBIT_COLUMN)
+        columns = self._starts(len(values))
         large_from = self._thresholds(values, columns)
-        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS * columns)
+        packed = np.frombuffer(out, np.uint8, offset=STEP_BYTES * QUAD_LEVELS * len(columns))
         numbers = self._numbers[: 4 * len(packed)]
         numbers[len(values) :] = 0
         codes = numbers[: len(values)]
@@ -47,19 +46,19 @@ class TwoBit(Codec):
         np.add(bits, bits, out=bits)
         np.copyto(codes, bits, casting="unsafe")
         large = self._rest[: len(values)].view(np.uint8)[: len(values)]
-        by_block(np.greater_equal, magnitudes, large_from, TWOBIT_COLUMN, out=large.view(np.bool_))
+        by_starts(np.greater_equal, magnitudes, large_from, columns, out=large.view(np.bool_))
         np.add(codes, large, out=codes)
         write_steps(self._means(magnitudes, codes, columns), out)
         pack_quads(numbers, packed)
         return len(out)
 
     def _decode(self, payload: memoryview, out: Values, bits: Bits) -> None:
-        columns = blocks(len(out), TWOBIT_COLUMN)
+        columns = self._starts(len(out))
         try:
-            magnitudes = read_steps(payload, QUAD_LEVELS * columns, 1)
+            magnitudes = read_steps(payload, QUAD_LEVELS * len(columns), 1)
         except CodecError as error:
             raise CodecError(f"{self.spec}: {error}") from None
-        levels = either_sign(magnitudes.reshape(columns, QUAD_LEVELS))
+        levels = either_sign(magnitudes.reshape(-1, QUAD_LEVELS))
         packed = np.frombuffer(payload, np.uint8, offset=magnitudes.size * STEP_BYTES)
         whole, rest = divmod(len(out), 4)
         last = FOURS[packed[whole:]].ravel()
@@ -69,24 +68,23 @@ class TwoBit(Codec):
         indices = bits[: 2 * whole].view(np.intp)[:whole]
         np.copyto(indices, packed[:whole])
         fours = out[: 4 * whole].reshape(whole, 4)
-        for column in range(columns):
-            run = slice(column * PACKED_COLUMN, (column + 1) * PACKED_COLUMN)
-            np.take(levels[column][FOURS], indices[run], axis=0, out=fours[run], mode="clip")
+        for of_column, first, end in zip(levels, columns // 4, (*columns[1:] // 4, whole), strict=True):
+            np.take(of_column[FOURS], indices[first:end], axis=0, out=fours[first:end], mode="clip")
         if rest:
             out[4 * whole :] = levels[-1][last[:rest]]
 
-    def _thresholds(self, values: Values, columns: int) -> Values:
+    def _thresholds(self, values: Values, columns: NDArray[np.intp]) -> Values:
         """From where on a value of each column is large. Raises CodecError when a value is not finite."""
-        parts = (values[at : at + TWOBIT_COLUMN] for at in range(0, columns * TWOBIT_COLUMN, TWOBIT_COLUMN))
+        parts = np.split(values, columns[1:]) if len(columns) else []
         with np.errstate(over="ignore"):  # infinite: nothing is large
             return np.array([self._rms * root_mean_square(part) for part in parts]).astype(np.float32)
 
-    def _means(self, magnitudes: Values, codes: Bytes, columns: int) -> Values:
+    def _means(self, magnitudes: Values, codes: Bytes, columns: NDArray[np.intp]) -> Values:
         """Of each column's values of each code, as they are written; 0 where there are none."""
         classes, weights = self._classes[: len(codes)], self._weights[: len(codes)]
         np.copyto(weights, magnitudes)
-        by_block(np.add, codes, QUAD_LEVELS * np.arange(columns), TWOBIT_COLUMN, out=classes)
-        sums = np.bincount(classes, weights=weights, minlength=QUAD_LEVELS * columns)
-        counts = np.bincount(classes, minlength=QUAD_LEVELS * columns)
+        by_starts(np.add, codes, QUAD_LEVELS * np.arange(len(columns)), columns, out=classes)
+        sums = np.bincount(classes, weights=weights, minlength=QUAD_LEVELS * len(columns))
+        counts = np.bincount(classes, minlength=QUAD_LEVELS * len(columns))
         means: NDArray[np.float32] = (sums / np.maximum(counts, 1)).astype(np.float32)
         return step_sizes(means, 1, reaching=False)

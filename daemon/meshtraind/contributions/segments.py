@@ -88,7 +88,7 @@ def _segments(layout: EncodedLayout, codecs: Mapping[CodecSpec, Codec]) -> Segme
     return [
         [
             Segment(
-                codec,
+                codec.within(layout.plan.borders(bucket.index, segment)),
                 *layout.span(bucket.index, segment, 1),
                 *bucket.segment_bounds(segment),
                 measured=segment < layout.measured_segments(bucket.index),

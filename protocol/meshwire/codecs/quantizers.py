@@ -3,7 +3,8 @@
 How the bits lie is in `meshtraind.codecs`; every segment of so many values takes the same.
 """
 
-from meshwire.codecs.spec import Choice, CodecSpec, Family, Number, Reduction, always, warmup
+from meshwire import limits
+from meshwire.codecs.spec import Blocks, Choice, CodecSpec, Family, Number, Reduction, always, warmup
 
 STEP_BYTES = 2  # of each block, as bf16
 SCALE_BYTES = 4  # fp32
@@ -16,6 +17,10 @@ TRITS_PER_BYTE = 5  # 3^5 = 243
 TWOBIT_COLUMN = 4096  # 8 bytes for so many times two bits are 0.8 % more
 QUAD_LEVELS = 4  # what a number of 2 bits stands for
 QUADS_PER_WORD = 16  # numbers of 2 bits in a 32-bit word
+
+_ONEBIT_COLUMNS = Blocks(ONEBIT_COLUMN, 2 * SCALE_BYTES)
+_TWOBIT_COLUMNS = Blocks(TWOBIT_COLUMN, STEP_BYTES * QUAD_LEVELS)
+_TENSORS = Blocks(limits.SEGMENT_VALUES_MAX, SCALE_BYTES)
 
 _ROUNDING = Choice(
     "rounding", ("nearest", "sr"), "nearest", "to the nearest step, or stochastic without error feedback"
@@ -67,11 +72,11 @@ def _qsgd_bytes(spec: CodecSpec, count: int) -> int:
 
 
 def _onebit_bytes(_: CodecSpec, count: int) -> int:
-    return 2 * SCALE_BYTES * blocks(count, ONEBIT_COLUMN) + plane_bytes(count)
+    return _ONEBIT_COLUMNS.header_bytes * blocks(count, ONEBIT_COLUMN) + plane_bytes(count)
 
 
 def _twobit_bytes(_: CodecSpec, count: int) -> int:
-    return STEP_BYTES * QUAD_LEVELS * blocks(count, TWOBIT_COLUMN) + quad_bytes(count)
+    return _TWOBIT_COLUMNS.header_bytes * blocks(count, TWOBIT_COLUMN) + quad_bytes(count)
 
 
 def _terngrad_bytes(_: CodecSpec, count: int) -> int:
@@ -131,6 +136,7 @@ QUANTISING_FAMILIES = (
         parameters=(warmup(0.0),),
         error_feedback=always,
         example="onebit:warmup=100",
+        blocks=_ONEBIT_COLUMNS,
     ),
     Family(
         "twobit",
@@ -141,6 +147,7 @@ QUANTISING_FAMILIES = (
         parameters=(Number("rms", 0.125, 8, 1.0, "what reaches so many root mean squares of 4096 values is large"),),
         error_feedback=always,
         example="twobit:rms=2",
+        blocks=_TWOBIT_COLUMNS,
     ),
     Family(
         "terngrad",
@@ -148,5 +155,6 @@ QUANTISING_FAMILIES = (
         _terngrad_bytes,
         about="-s, 0 or s, drawn so that the mean is the value clipped to 2.5 root mean squares",
         source="Wen et al. 2017, arXiv 1705.07878",
+        blocks=_TENSORS,
     ),
 )

@@ -125,6 +125,26 @@ MAP = Choice("map", ("linear", "conv"), "linear", "what makes numbers of values:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """Runs of a segment's values that share what is written once for them. They end at the borders of tensors.
+
+    Attributes:
+        length: of values, where no tensor ends before.
+        header_bytes: of each.
+    """
+
+    length: int
+    header_bytes: int
+
+    def starts(self, count: int, borders: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """Where those of a segment of `count` values begin. `borders`: as of `CodecSpec.segment_bytes_max`."""
+        ends = (*borders, count)
+        return tuple(
+            at for first, end in zip((0, *borders), ends, strict=True) for at in range(first, end, self.length)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class CodecSpec:
     """A codec with its parameters. `str()` gives the shortest text that is parsed to the same.
 
@@ -196,9 +216,17 @@ class CodecSpec:
         """Whether it is for tensors of this shape. Others travel whole, in buckets of their own."""
         return self.family.takes(self, shape)
 
-    def segment_bytes_max(self, count: int) -> int:
-        """Upper limit of an encoded segment of `count` values, header included."""
-        return self.family.segment_bytes_max(self, count)
+    def segment_bytes_max(self, count: int, borders: tuple[int, ...] = ()) -> int:
+        """Upper limit of an encoded segment of `count` values, header included.
+
+        Args:
+            borders: where in it other tensors begin than its first one, ascending.
+        """
+        size = self.family.segment_bytes_max(self, count)
+        blocks = self.family.blocks
+        if not borders or blocks is None:
+            return size
+        return size + blocks.header_bytes * (len(blocks.starts(count, borders)) - len(blocks.starts(count)))
 
     def number(self, name: str) -> float:
         """A parameter's value. Raises KeyError for a name that the family does not have."""
@@ -254,7 +282,8 @@ class Family:
 
     Attributes:
         reduction: by default (`EXCHANGE`).
-        segment_bytes_max: upper limit of an encoded segment of so many values, header included.
+        segment_bytes_max: upper limit of an encoded segment of so many values of one tensor, header included.
+        blocks: those that end at the borders of tensors; None: what its values share does not.
         fixed: it is the exact size of every segment of so many values.
         selects: which of a segment's values travel depends on the others.
         transforms: segments are of a shorter vector, which the model's is turned into (`meshwire.layout.projections`).
@@ -280,6 +309,7 @@ class Family:
     takes: Callable[[CodecSpec, tuple[int, ...]], bool] = every_shape
     momentum: bool = False
     example: str = ""
+    blocks: Blocks | None = None
 
     @property
     def exchanges(self) -> tuple[str, ...]:

@@ -149,13 +149,16 @@ class BucketExchange(ABC):
 
     def unlike(self, header: Header, bound: tuple[int, float]) -> str | None:
         """R2: what is wrong with an announced chunk, if those whose parts can be in it are bound to these contributors
-        with this summed weight. Poison replaces all that a sum had gathered."""
+        with this summed weight. Poison replaces all that a sum had gathered. One member's weight is no sum, and exact:
+        who told each receiver a slightly different one would make their means differ (C2)."""
         contributors, weight = bound
         if header.flags & Flags.POISON:
             return None
         if header.contributors != contributors:
             return f"its sum shows the contributors {header.contributors:#x}, the binds name {contributors:#x} (R2)"
-        if not math.isclose(header.weight, weight, rel_tol=WEIGHT_TOLERANCE):
+        if not math.isclose(
+            header.weight, weight, rel_tol=WEIGHT_TOLERANCE if contributors & contributors - 1 else 0.0
+        ):
             return f"its sum shows the weight {header.weight}, the binds add up to {weight} (R2)"
         return None
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Protocol
 
 from meshwire import limits
@@ -54,7 +56,7 @@ class EncodedLayout:
         self._places: list[_Places] = []
         offset = 0
         for bucket, each in zip(plan.buckets, self.codecs, strict=True):
-            places = _Places(bucket, each, offset)
+            places = _Places(plan, bucket, each, offset)
             offset += places.run_bytes(0, bucket.segment_count)
             self._places.append(places)
         self.total_bytes = offset
@@ -68,7 +70,7 @@ class EncodedLayout:
     def span(self, bucket: int, first_segment: int, segment_count: int) -> tuple[int, int]:
         """(offset, length) in bytes of a run of segments."""
         places = self._places[bucket]
-        return places.offset + first_segment * places.full_bytes, places.run_bytes(first_segment, segment_count)
+        return places.start(first_segment), places.run_bytes(first_segment, segment_count)
 
     def chunk_segments(self, bucket: int) -> int:
         """How many segments one frame carries, if there are so many."""
@@ -103,17 +105,20 @@ def _codec_of(bucket: Bucket, plan: Plan, codec: CodecSpec, parameters: CodecSpe
 class _Places:
     """One bucket's, from `offset` on."""
 
-    def __init__(self, bucket: Bucket, codec: CodecSpec, offset: int) -> None:
-        self.offset = offset
-        self.full_bytes = codec.segment_bytes_max(bucket.segment_values)
-        self._segment_count = bucket.segment_count
-        self._last_bytes = codec.segment_bytes_max(bucket.segment_bounds(bucket.segment_count - 1)[1])
+    def __init__(self, plan: Plan, bucket: Bucket, codec: CodecSpec, offset: int) -> None:
+        size_bytes = cache(codec.segment_bytes_max)  # most are alike
+        by_tensor = codec.family.blocks is not None
+        lengths = (
+            size_bytes(bucket.segment_bounds(segment)[1], plan.borders(bucket.index, segment) if by_tensor else ())
+            for segment in range(bucket.segment_count)
+        )
+        self._starts = tuple(accumulate(lengths, initial=offset))
         # About CHUNK_BYTES, for segment headers must not halve it.
-        self.chunk_segments = max(1, (limits.CHUNK_BYTES + self.full_bytes // 8) // self.full_bytes)
+        full_bytes = codec.segment_bytes_max(bucket.segment_values)
+        self.chunk_segments = max(1, (limits.CHUNK_BYTES + full_bytes // 8) // full_bytes)
+
+    def start(self, segment: int) -> int:
+        return self._starts[segment]
 
     def run_bytes(self, first_segment: int, segment_count: int) -> int:
-        if not segment_count:
-            return 0
-        if first_segment + segment_count < self._segment_count:
-            return segment_count * self.full_bytes
-        return (segment_count - 1) * self.full_bytes + self._last_bytes
+        return self._starts[first_segment + segment_count] - self._starts[first_segment]

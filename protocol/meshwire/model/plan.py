@@ -96,6 +96,13 @@ class Plan:
     parameter_buckets: int
     travel: Travel | None = None
 
+    def borders(self, bucket: int, segment: int) -> tuple[int, ...]:
+        """Where in a segment other tensors begin than its first one, in values of the segment, ascending. They are
+        multiples of ALIGNMENT_VALUES; padding belongs to the tensor before it."""
+        start, count = self.buckets[bucket].segment_bounds(segment)
+        begin = (self.spans[index].start for index in self.buckets[bucket].spans if self.spans[index].count)
+        return tuple(at - start for at in begin if start < at < start + count)
+
     def digest(self) -> bytes:
         """SHA-256 over all positions."""
         spans = [(span.name, span.tensor, span.start, span.count) for span in self.spans]

@@ -158,7 +158,7 @@ async def test_a_part_that_cannot_be_decoded_is_told_with_its_sender() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["int8", "topk:0.05", "topk:0.05,gather"])
+@pytest.mark.parametrize("codec", ["int8", "terngrad", "topk:0.05", "topk:0.05,gather"])
 async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> None:
     """C2: m=1 encodes as an owner does, so the base is made of bytes that others can be given."""
     mesh = ShardedMesh(1, codec, 1, 1, constant_offers(1, 1, 4, 1, poison=0))
@@ -169,10 +169,10 @@ async def test_a_member_alone_has_what_a_joiner_would_be_served(codec: str) -> N
     await mesh.change((0, 1))
     await mesh.finish()
     served = np.full(PLAN.total_values, np.nan, np.float32)
-    for bucket, spec in zip(PLAN.buckets, mesh.layouts.of(1).codecs, strict=True):
-        for start, count in map(bucket.segment_bounds, range(bucket.segment_count)):
-            length = mesh.coders[spec].length_of(held, count)
-            mesh.coders[spec].decode_into(held[:length], served[start : start + count])
+    for segments in mesh.forms.of(1).segments:
+        for segment in segments:
+            length = segment.codec.length_of(held, segment.count)
+            segment.codec.decode_into(held[:length], served[segment.start : segment.start + segment.count])
             held = held[length:]
     assert not held
     assert served.tobytes() == mesh.members[0].means[1].tobytes()

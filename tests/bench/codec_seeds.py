@@ -1,0 +1,159 @@
+"""`python -m tests.bench.codec_seeds CODEC[@H] ...`: the loss that codecs end at in one process, without daemons.
+
+Members are simulated: each takes gradients of its own batches, or H local steps with AdamW, and what they add goes
+through the job's codecs, parts and error feedback, of workers and of owners, segment by segment. It is for comparing
+codecs, and two versions of one, on a few seeds in minutes; what jobs of daemons reach says `codec_table`.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from meshtrain.examples.gpt import GPT, GPTConfig
+from meshtrain.examples.text import stdlib_text
+from meshtraind.codecs import codec_named
+from meshtraind.codecs.base import Terms, Values
+from meshtraind.contributions.received import MemberPart, mean_into, senders_mean_into
+from meshtraind.contributions.segments import Segment
+from meshwire.codecs.registry import Reduction, parse_codec
+from meshwire.model.plan import SELECTED_VALUES_MIN, values_per_segment
+
+TEXT_BYTES = 300_000
+BATCH = 24  # of all members together
+RATE = 2e-3
+CONTEXT = 64
+
+
+class Exchange:
+    """The mean of what members add, as a job's codec makes it; all have the same number of samples."""
+
+    def __init__(self, text: str, values: int, members: int) -> None:
+        spec = parse_codec(text)
+        self._codec = codec_named(text)
+        self._decay = np.float32(spec.decay)
+        self._feedback, self._gathered, self._senders = (
+            spec.error_feedback,
+            spec.reduction is Reduction.GATHER,
+            getattr(spec, "of_senders", False),
+        )
+        least = {"least": SELECTED_VALUES_MIN} if spec.family.selects else {}
+        self._cut = values_per_segment(values, **least)
+        self._owed = np.zeros((members + 1, values), np.float32)  # the last one's are owners'
+        self._out = memoryview(bytearray(spec.segment_bytes_max(self._cut)))
+        self.sent_bytes = 0
+        self._round = 0
+
+    def mean(self, parts: Sequence[Values]) -> Values:
+        """Of one round."""
+        self._round += 1
+        made = np.empty_like(parts[0])
+        for start in range(0, len(made), self._cut):
+            run = slice(start, min(start + self._cut, len(made)))
+            segment = Segment(self._codec, 0, len(self._out), start, run.stop - run.start, measured=True)
+            arrived = [
+                MemberPart(member, [segment], self._encoded(member, part[run], run))
+                for member, part in enumerate(parts)
+            ]
+            if self._senders:
+                senders_mean_into(arrived, 0, [1.0] * len(parts), made[run])
+            else:
+                mean_into(arrived, 0, float(len(parts)), made[run])
+            if not self._gathered and self._codec.spec.reduction is not Reduction.LINEAR:
+                self._codec.decode_into(self._encoded(len(parts), made[run].copy(), run), made[run])
+        return made
+
+    def _encoded(self, member: int, values: Values, run: slice) -> memoryview:
+        terms = Terms(self._round, hash((member, self._round, run.start)) & 0xFFFFFFFF)
+        if self._feedback:
+            owed = self._owed[member, run]
+            owed *= self._decay
+            owed += values
+            length = self._codec.encode_rest_into(owed, self._out, terms)
+        else:
+            length = self._codec.encode_into(values, self._out, terms)
+        self.sent_bytes += length
+        return memoryview(bytes(self._out[:length]))
+
+
+def flat(tensors: Sequence[torch.Tensor]) -> Values:
+    vector: Values = torch.cat([each.detach().reshape(-1) for each in tensors]).numpy()
+    return vector
+
+
+def unflatten(vector: Values, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    pieces = torch.from_numpy(vector).split([each.numel() for each in tensors])
+    return [piece.view_as(each) for piece, each in zip(pieces, tensors, strict=True)]
+
+
+def train(way: str, members: int, steps: int, seed: int) -> tuple[float, float]:
+    """(held-out loss, times fewer bytes than fp32)."""
+    text, _, period = way.partition("@")
+    codes = np.frombuffer(stdlib_text(TEXT_BYTES).encode("ascii", "replace"), np.uint8).astype(np.int64) % 128
+    data = torch.from_numpy(codes)
+    cut = len(data) * 9 // 10
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(vocabulary_size=128, context=CONTEXT, num_layers=2, num_heads=4, width=96))
+    parameters = list(model.parameters())
+    optimizers = [torch.optim.AdamW(parameters, lr=RATE) for _ in range(members if period else 1)]
+    exchange = Exchange(text, sum(each.numel() for each in parameters), members)
+    draws = [torch.Generator().manual_seed(1000 * seed + member) for member in range(members)]
+
+    def loss_of(starts: torch.Tensor) -> torch.Tensor:
+        rows = torch.stack([data[at : at + CONTEXT + 1] for at in starts.tolist()])
+        return F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
+
+    def step(member: int) -> None:
+        model.zero_grad()
+        loss_of(torch.randint(0, cut - CONTEXT - 1, (BATCH // members,), generator=draws[member])).backward()
+
+    rounds = steps // int(period or 1)
+    for _ in range(rounds):
+        base, parts = flat(parameters), []
+        for member in range(members):
+            for _ in range(int(period or 1)):
+                step(member)
+                if period:
+                    optimizers[member].step()
+            if period:
+                parts.append(base - flat(parameters))
+                with torch.no_grad():
+                    for each, value in zip(parameters, unflatten(base, parameters), strict=True):
+                        each.copy_(value)
+            else:
+                parts.append(flat([each.grad for each in parameters if each.grad is not None]))
+        mean = exchange.mean(parts)
+        with torch.no_grad():
+            for each, value in zip(parameters, unflatten(mean, parameters), strict=True):
+                if period:
+                    each.sub_(value)
+                else:
+                    each.grad = value.clone()
+        if not period:
+            optimizers[0].step()
+    with torch.no_grad():
+        held_out = loss_of(torch.arange(cut, len(data) - CONTEXT - 1, 97)).item()
+    dense = 4 * len(exchange._owed[0]) * steps * members * (1 if exchange._gathered else (members + 1) / members)
+    return held_out, dense / exchange.sent_bytes
+
+
+def main() -> None:
+    """One line a codec."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench.codec_seeds", description=__doc__)
+    parser.add_argument("ways", nargs="+", metavar="CODEC[@H]")
+    parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--seeds", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for way in options.ways:
+        found = [train(way, options.members, options.steps, seed) for seed in range(options.seeds)]
+        losses = ", ".join(f"{loss:.3f}" for loss, _ in found)
+        mean = sum(loss for loss, _ in found) / len(found)
+        print(f"{way}: loss {mean:.3f} ({losses}), {found[0][1]:.0f} times fewer bytes", flush=True)
+
+
+if __name__ == "__main__":
+    main()
