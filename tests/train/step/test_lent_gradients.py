@@ -27,7 +27,7 @@ def parts(session: LearnerSession) -> Any:
 def in_slot(session: LearnerSession, gradient: Tensor | None) -> bool:
     assert gradient is not None
     slot = parts(session)._base.means.slots.result
-    return slot.data_ptr() <= gradient.data_ptr() < slot.data_ptr() + 4 * slot.numel()
+    return bool(slot.data_ptr() <= gradient.data_ptr() < slot.data_ptr() + 4 * slot.numel())
 
 
 def backward(model: nn.Module, seed: int) -> None:
@@ -125,7 +125,8 @@ def test_rounds_that_go_on_without_a_learner_leave_its_gradients_alone(when: str
             if idle == "after it":
                 parts(session).wait_idle("a pause", lambda: base.applied >= 3, "others")
             kept = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-            assert len(kept) == len(gradients) and all(map(torch.equal, gradients, kept)), (rank, step)
+            assert len(kept) == len(gradients)
+            assert all(map(torch.equal, gradients, kept)), (rank, step)
             if rank == 1 and step == 2:
                 idle_over.set()
                 break
