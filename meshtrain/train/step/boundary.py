@@ -17,9 +17,9 @@ from meshtrain.train.lgc.training import train_as_asked
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.model.progressive import Progressive
 from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
-from meshtrain.train.step.lent_gradients import LentGradients
 from meshtrain.train.step.saving import StateSaver
 from meshwire.messages.learner import (
     BarrierPassed,

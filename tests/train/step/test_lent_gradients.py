@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.session import LearnerSession
-from meshtrain.train.step.lent_gradients import LentGradients
 from tests.train.localdaemon import LocalDaemon
 
 STEPS = 3
