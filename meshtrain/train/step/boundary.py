@@ -16,10 +16,10 @@ from meshtrain.errors import MeshtrainError, RequestError, UsageError
 from meshtrain.train.lgc.training import train_as_asked
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.partial.progressive import Progressive
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
-from meshtrain.train.step.lent_gradients import LentGradients
 from meshtrain.train.step.saving import StateSaver
 from meshwire.messages.learner import (
     BarrierPassed,

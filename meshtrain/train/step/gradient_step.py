@@ -17,6 +17,7 @@ from meshtrain.errors import UsageError
 from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.optim import clipping
 from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
 from meshtrain.train.optim.step_patch import ReplacedStep
@@ -24,7 +25,6 @@ from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.gradients import GradientHooks
-from meshtrain.train.step.lent_gradients import LentGradients
 
 SCALER_CODE = torch.amp.GradScaler.step.__code__
 

@@ -18,11 +18,11 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.optim.clipping import UntouchedGradients
+from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.stale_view import StaleView
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.contribution import StepContribution
-from meshtrain.train.step.lent_gradients import LentGradients
 
 REENTRANT_CODE: CodeType = CheckpointFunction.backward.__code__
 

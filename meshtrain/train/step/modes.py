@@ -13,6 +13,7 @@ from meshtrain.train.model.kept_state import NoKeptState
 from meshtrain.train.model.state import ReplicaState, RoundProgress
 from meshtrain.train.optim.clipping import UntouchedGradients, refusal_to_clip
 from meshtrain.train.optim.leader_options import LeaderOptions
+from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.local_weights import LocalWeights
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.momentum_handover import WithoutMomentum
@@ -27,7 +28,6 @@ from meshtrain.train.step.contribution import StepContribution
 from meshtrain.train.step.engine import Engine
 from meshtrain.train.step.gradient_step import GradientStep
 from meshtrain.train.step.gradients import GradientHooks
-from meshtrain.train.step.lent_gradients import LentGradients
 from meshtrain.train.step.local_step import LocalStep
 from meshtrain.train.step.mask_growth import MaskGrowth
 from meshtrain.train.step.means import RoundMeans

@@ -113,6 +113,10 @@ class RoundMachine:
         assert own is not None, f"round {round_} was nulled here"
         return own[0]
 
+    def is_news(self, announced: CompleteAnnounced) -> bool:
+        """G5: whether a member's counter says more than is known. Every frame carries it, and most repeat it."""
+        return self._table.is_news(announced.rank, announced.complete)
+
     @property
     def decided_by_all(self) -> int:
         """The last round that nobody has still to bind, seal or null."""

@@ -117,6 +117,10 @@ class OpenRounds:
         self._complete[rank] = max(self._complete[rank], complete)
         return None
 
+    def is_news(self, rank: int, complete: int) -> bool:
+        """Whether `announce` would change anything, or find it wrong."""
+        return complete > self._complete[rank]
+
     def result(self, round_: int, bucket: int, result: BucketResult) -> str | None:
         """All values of one bucket's result are here."""
         state = self._rounds.get(round_)

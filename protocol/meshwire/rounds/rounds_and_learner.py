@@ -150,6 +150,8 @@ class JobRounds:
 
     def handle(self, input_: JobInput, now_s: float) -> list[JobEffect]:
         """Takes one input, decides all that it has made possible, and returns the effects to perform, in order."""
+        if isinstance(input_, CompleteAnnounced) and not self.machine.is_news(input_):
+            return []  # what time alone has made possible comes with `TimeReached`
         self._take(input_, now_s)
         if self._grants is not None:
             self._tell_notices(self._grants)

@@ -233,3 +233,38 @@ def test_finite_check_takes_large_values_whose_squares_overflow_for_finite() -> 
     assert write_scaled(values, 1.0, out)
     assert torch.equal(out, values)
     assert not write_scaled(values, 2.0, out)
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+def test_the_bucket_that_is_not_finite_is_poisoned_and_no_other(value: float, turned: bool) -> None:
+    """V1: by bucket, naming the parameter. Large values, whose squares overflow, are none of that."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            form = torch.channels_last if turned else torch.contiguous_format
+            values = (torch.zeros(16, 8, 4, 4).to(memory_format=form) for _ in range(5))
+            self.weights = nn.ParameterList(nn.Parameter(each) for each in values)
+
+        def forward(self, factors: list[float]) -> Tensor:
+            return sum((w[3, 2, 1, 1] * f for w, f in zip(self.weights, factors, strict=True)), torch.zeros(()))
+
+    with LocalDaemon(1, bucket_bytes=10_000, on_nan="skip") as daemon:
+
+        def script(session: LearnerSession, rank: int) -> None:  # noqa: ARG001
+            model = Model()
+            optimizer = sgd(model)
+            session.prepare(model, optimizer)
+            for factors in ([1.0, 1.0, value, 1.0, 1.0], [1.0] * 5):
+                optimizer.zero_grad()
+                model(factors).backward()
+                optimizer.step()
+
+        daemon.run(script)
+        first, second = ([bucket.poison for bucket in daemon.buckets[step][0]] for step in (1, 2))
+        assert len(first) == 5, "a bucket each"
+        assert [poison and poison.parameter for poison in first] == (
+            [None] * 5 if math.isfinite(value) else [None, None, "weights.2", None, None]
+        )
+        assert second == [None] * 5, "the next step is looked at anew"

@@ -17,7 +17,9 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.rounds import Bind, SampleBlock, Seal
 from meshwire.rounds.effects import (
+    Committed,
     DecodeRound,
+    Effect,
     JobEffect,
     LearnerBrokeRules,
     ProtocolError,
@@ -261,3 +263,24 @@ def test_nothing_overtakes_a_promise() -> None:
     member.effects(MemberMessage(1, bind, behind=True), LearnerApplied(round=1))
     assert not [effect for effect in member.effects(ended(1)) if isinstance(effect, ProtocolError | TellLearner)]
     assert (member.rounds.machine.phase, member.rounds.machine.step) == (Phase.COMPUTING, 2)
+
+
+def test_a_counter_that_says_nothing_new_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G5: it comes with every frame, chunks included. One that says more, or what cannot be, is looked at."""
+    member = Member(staleness=0)
+    member.whole_round(1)
+    heard: list[CompleteAnnounced] = []
+    handle = member.rounds.machine.handle
+
+    def counted(input_: CompleteAnnounced, now_s: float) -> list[Effect]:
+        heard.append(input_)
+        return handle(input_, now_s)
+
+    monkeypatch.setattr(member.rounds.machine, "handle", counted)
+    assert member.effects(CompleteAnnounced(1, 0), CompleteAnnounced(1, 0)) == []
+    assert heard == []
+    assert any(isinstance(effect, Committed) for effect in member.effects(CompleteAnnounced(1, 1)))
+    assert member.effects(CompleteAnnounced(1, 1)) == []
+    (wrong,) = member.effects(CompleteAnnounced(1, 2))
+    assert isinstance(wrong, ProtocolError)
+    assert heard == [CompleteAnnounced(1, 1), CompleteAnnounced(1, 2)]
