@@ -228,7 +228,7 @@ def test_losses_of_whole_bursts_are_refused() -> None:
 @delayed
 def test_a_delay_is_paid_each_way_and_varies() -> None:
     with Lab(2, cell=Cell(50), delays={0: Delay(10, 5)}) as lab:
-        trips_ms = round_trips_ms(lab, 0, ACCESS_POINT, 15)
+        trips_ms = round_trips_ms(lab, 0, ACCESS_POINT, 15, spacing_s=0.002)
         assert min(trips_ms) > 10
         assert 15 < median(trips_ms) < 30
         assert max(trips_ms) - min(trips_ms) > 3
