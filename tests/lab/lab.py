@@ -102,7 +102,10 @@ class Lab:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        held = self._forwarder is None or self._forwarder.poll() is None
         self._remove()
+        if not held and error is None:
+            raise LabError("the process that holds delayed frames ended before the lab did: see above")
 
     def host(self, station: int) -> str:
         """The IPv4 address of a station."""

@@ -184,10 +184,11 @@ def lost_percent(lab: Lab, sender: int, receiver: int, count: int) -> float:
         _acquaint(source, target)
         _received(target)
         got = 0
-        for _ in range(count):
+        for number in range(count):
             source.send(bytes(DATAGRAM_BYTES))
-            time.sleep(0.0002)
-            got += len(_received(target))
+            if number % 4 == 3:
+                time.sleep(0.001)
+                got += len(_received(target))
         time.sleep(SETTLE_S)
         got += len(_received(target))
     return 100 * (1 - got / count)

@@ -69,6 +69,23 @@ def alive(pid: int) -> bool:
         return False
 
 
+def await_end(pid: int) -> None:
+    deadline_s = time.monotonic() + 5
+    while alive(pid):
+        assert time.monotonic() < deadline_s, f"process {pid} does not end"
+        time.sleep(0.01)
+
+
+def forwarder_in(switch: str) -> int:
+    return int(subprocess.check_output(["ip", "netns", "pids", switch], text=True))
+
+
+def kill_the_forwarder(switch: str) -> None:
+    forwarder = forwarder_in(switch)
+    os.kill(forwarder, signal.SIGKILL)
+    await_end(forwarder)
+
+
 def test_one_flow_gets_the_rate() -> None:
     """DESIGN 13: per-station rates, as goodput."""
     with Lab(stations=2, rate_mbit=RATE_MBIT) as lab:
@@ -211,11 +228,17 @@ def test_losses_of_whole_bursts_are_refused() -> None:
 @delayed
 def test_a_delay_is_paid_each_way_and_varies() -> None:
     with Lab(2, cell=Cell(50), delays={0: Delay(10, 5)}) as lab:
-        trips_ms = round_trips_ms(lab, 0, ACCESS_POINT, 15)
+        trips_ms = round_trips_ms(lab, 0, ACCESS_POINT, 15, spacing_s=0.002)
         assert min(trips_ms) > 10
         assert 15 < median(trips_ms) < 30
         assert max(trips_ms) - min(trips_ms) > 3
         assert min(round_trips_ms(lab, 1, ACCESS_POINT, 5)) < 5, "the other station has none"
+
+
+@delayed
+def test_a_lab_whose_delays_broke_says_so() -> None:
+    with pytest.raises(LabError, match="ended before the lab did"), Lab(1, delays={0: Delay(1)}) as lab:
+        kill_the_forwarder(lab.namespace(ACCESS_POINT))
 
 
 @pytest.mark.slow
@@ -290,12 +313,9 @@ def test_nothing_of_a_cell_with_delays_outlives_a_killed_run() -> None:
     with crashing.stdout as output:
         output.readline()
         switch = next(name for name in namespaces_of(crashing.pid) if name.split()[0].endswith("-switch")).split()[0]
-        (forwarder,) = subprocess.check_output(["ip", "netns", "pids", switch], text=True).split()
+        forwarder = forwarder_in(switch)
         crashing.kill()
         crashing.wait(5)
-        deadline_s = time.monotonic() + 5
-        while alive(int(forwarder)):
-            assert time.monotonic() < deadline_s, "it ends by itself"
-            time.sleep(0.02)
+        await_end(forwarder)
         remove_stale()
     assert not namespaces_of(crashing.pid)
