@@ -92,6 +92,7 @@ def spec_of(liar: Liar, manifest: bytes, **changes: Any) -> JobSpec:
         "files": BlobRef(sha256=hashlib.sha256(manifest).digest(), size_bytes=len(manifest)),
         "data": None,
         "codec": "fp32",
+        "topology": None,
         "masks": None,
         "resume": None,
         "peers_max": None,

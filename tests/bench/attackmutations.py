@@ -36,7 +36,7 @@ STRETCHED = 0.3  # whole, with numbers at the ends of ranges
 NUMBERS_STRETCHED = 0.15  # of such a message: one wrong number would hide what the others do
 STRETCHED_OF_A_MEMBER = 0.9  # most others would end the link, and with it the membership
 ENDS = (0, 1, 2, 63, 2**31 - 1, 2**31, 2**32 - 1, 2**63 - 1)
-JOBS_MAX = 8  # of the liar's own, one after the other: a violation leaves it out of one
+JOBS_MAX = 40  # of the liar's own, one after the other: the first violation leaves it out of one (G10)
 JOB_TIMEOUT_S = 60.0
 INTAKE_TIMEOUT_S = 30.0
 
@@ -215,7 +215,7 @@ async def as_a_member_of_a_job(scene: Scene) -> str:
                 return seen.state in ("starting", "running", "finishing") and not seen.refused  # nothing is heard then
 
             mutants = Mutants(rng, job, generation, stretched=STRETCHED_OF_A_MEMBER, names=OF_MEMBERS)
-            done, more = await sent(max(1, count // JOBS_MAX), mutants, link, again, goes_on)
+            done, more = await sent(max(1, (count - total) // 4), mutants, link, again, goes_on)
             total, links = total + done, links + more
             state = state_of(victim, job)
             ends[state] = ends.get(state, 0) + 1

@@ -12,7 +12,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, RoundDone, Start, StepLost
 from meshwire.messages.rounds import Poison
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 if TYPE_CHECKING:
     from tests.sim.clusterrounds import Rounds

@@ -10,7 +10,7 @@ from meshtraind.startup.requests import check_travel
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire.codecs.registry import parse_codec
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace

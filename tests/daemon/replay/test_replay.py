@@ -35,7 +35,7 @@ from meshwire.rounds.inputs import (
 )
 from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench import trace_picture
 from tests.sim import clusterrounds
 from tests.sim.clusterfaults import random_schedule

@@ -5,7 +5,6 @@ import random
 from collections.abc import Iterable, Mapping
 
 import pytest
-from tests.wire.membership.test_entitled import FIRST, JOB, MEMBERS, after
 
 from meshwire import limits
 from meshwire.membership.proposal_checks import list_wrong
@@ -13,6 +12,7 @@ from meshwire.messages.generation import Where
 from meshwire.messages.job import Generation, Member
 from meshwire.revival import Revival, is_older
 from meshwire.timeouts import Timeouts
+from tests.wire.membership.test_quorum import FIRST, JOB, MEMBERS, after
 
 PATIENCE_S = 5.0
 LINK_S = 1.5  # until two that are up have a link
