@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from meshwire.memory.shared_slots import DATA_DIR_VARIABLE
+from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
 
 
 def data_folder(given: Path | None = None) -> Path:

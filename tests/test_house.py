@@ -189,6 +189,22 @@ def test_a_room_has_a_door_sign(folder: Path) -> None:
     assert not [name for name in named if not any(f"/{path}".endswith(f"/{name}") for path in everywhere)]
 
 
+OTHERS_FILES = {"_state.py", "dgc/memory.py"}  # of h11, and of a paper's authors
+
+
+def test_a_file_that_is_named_is_there() -> None:
+    """In guides and docstrings, by the end of its path: who renames one renames it there. X and NAME stand for any."""
+    ours = [f"/{path}" for path in tracked()]
+    gone = set()
+    for path in tracked():
+        if path.endswith((".md", ".py")) and path != "CHANGELOG.md":  # which tells of what was
+            for name in re.findall(r"`\.*/?((?:\w+/)*\w+\.py)`", (ROOT / path).read_text("utf-8")):
+                placeholder = re.search(r"(?<![a-z])(X|NAME)\.py$", name)
+                if not placeholder and name not in OTHERS_FILES and not any(file.endswith(f"/{name}") for file in ours):
+                    gone.add(f"{path}: {name}")
+    assert not gone
+
+
 @pytest.mark.parametrize("folder", sorted({path.parent for top in PACKAGES.values() for path in top.rglob("*.py")}))
 def test_a_room_is_small_enough_to_look_around_in(folder: Path) -> None:
     """At most 15 files; codecs are one file each, and are not counted."""

@@ -19,7 +19,7 @@ from meshtraind.runtime.log_limit import LimitedHandler
 from meshtraind.runtime.tasks import TaskSet
 from meshwire import limits
 from meshwire.addresses import DEFAULT_PORT
-from meshwire.memory.shared_slots import DATA_DIR_VARIABLE
+from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
 
 EXIT_FAILED = 1
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from meshtrain.packing.tree import scan, scan_data
 from meshwire import limits
 from meshwire.messages.job import Fetch, Fetched, JobSummary, Metrics
 from meshwire.messages.local import Cancel, Submit, Submitted, Watch, Watched
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina", "hugo")
 TEXT_BYTES = 1_000_000

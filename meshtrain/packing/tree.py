@@ -1,6 +1,6 @@
 """What a job ships: a folder on this machine as a manifest of its files.
 
-Which files git would leave out is decided in `ignoring.py`, which ones look like secrets in `secretnames.py`; whether
+Which files git would leave out is decided in `gitignore.py`, which ones look like secrets in `secret_names.py`; whether
 other systems can take their names, in `meshwire.jobs.files`.
 """
 

@@ -10,9 +10,9 @@ from meshtrain.train.model.memory_needs import model_size
 from meshtrain.train.single import SingleProcess
 from meshtrain.train.step.preparation import check_optimizer, describe_model
 from meshwire.codecs.registry import CodecSpec, parse_codec
-from meshwire.memory.footprint import Measurement
-from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.memory_layout.footprint import Measurement
+from meshwire.memory_layout.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741

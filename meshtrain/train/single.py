@@ -11,7 +11,7 @@ import torch
 
 from meshtrain.train.device import best_device, device_of
 from meshtrain.train.partial.progressive import find
-from meshwire.memory.shared_slots import SCRIPT_DATA_VARIABLE
+from meshwire.memory_layout.shared_slots import SCRIPT_DATA_VARIABLE
 
 M = TypeVar("M", bound=torch.nn.Module)
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741

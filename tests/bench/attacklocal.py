@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from meshtrain.client import Client, ConnectionLost, RequestError
-from meshwire.memory.shared_slots import ENDPOINT_VARIABLE, JOB_VARIABLE, TOKEN_VARIABLE
+from meshwire.memory_layout.shared_slots import ENDPOINT_VARIABLE, JOB_VARIABLE, TOKEN_VARIABLE
 from meshwire.message_base import Wire
 from meshwire.messages.job import Fetch
 from meshwire.messages.local import (

@@ -14,7 +14,7 @@ from meshtrain.client import ConnectionLost, RequestError
 from meshtrain.demo.localmesh import LocalDaemon, LocalMeshError
 from meshwire.messages.job import JobSummary
 from meshwire.messages.local import Watch, Watched
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench import codecjob
 from tests.bench.codeckills import lose_and_return
 from tests.daemon import realjobs as jobs

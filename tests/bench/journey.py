@@ -24,14 +24,14 @@ from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header
 from meshwire.jobs.lifecycle import job_number
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import LearnerBucket, LearnerSealed
 from meshwire.messages.rounds import Bind, Call, Null, Seal
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import Plan, plan_buckets
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 PACKAGES = ("/meshtraind/", "/meshwire/", "/meshtrain/")
 JOB = "1kx3m9q2v7bd"

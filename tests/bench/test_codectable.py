@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from meshwire.messages.job import JobSummary, Member, Metrics, RankReport
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench.codec_table import TIMED_STEPS, WAYS, plan
 from tests.bench.codecreport import tables
 from tests.bench.codecruns import Outcome, ResultFile, ResultFileError, Run, Sent, rounds

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.bugs import BUGS, Bug
-from tests.bench.mutate import ROOT, DoesNotApply, place, planted
+from tests.bench.mutate import DoesNotApply, place, planted
 
 SOURCE = '''
 def other(value: int) -> int:
@@ -51,18 +51,12 @@ def test_a_function_is_found_in_another_module(tmp_path: Path) -> None:
     assert place(tmp_path, bug("Counter.count"))[0].name == "counter.py", "the module that is named goes first"
 
 
+def test_each_bug_can_be_planted() -> None:
+    """Its text is still there: whoever changes the code writes its bugs anew."""
+    for planned in BUGS:
+        place(Path(__file__).parents[2], planned)
+
+
 def test_each_bug_has_a_name_of_its_own_and_changes_something() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS)
     assert all(bug.old != bug.new for bug in BUGS)
-
-
-def test_the_test_of_each_bug_is_where_the_bug_says() -> None:
-    """One that has moved finds nothing, and nobody sees that before bugs are planted again."""
-    files = {bug.test.partition(" ")[0].partition("::")[0] for bug in BUGS}
-    assert not [file for file in sorted(files) if not (ROOT / file).is_file()]
-
-
-def test_each_bug_can_be_planted() -> None:
-    """Its text is still there: whoever changes the code writes its bugs anew."""
-    for bug in BUGS:
-        place(ROOT, bug)

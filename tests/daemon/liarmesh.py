@@ -23,7 +23,7 @@ from meshtraind.storage.job_record import Job
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
 from meshwire.membership.effects import Message as OfMembership
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, Metrics, RankReport
 from meshwire.messages.learner import (
@@ -37,7 +37,7 @@ from meshwire.messages.learner import (
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.stall import StallWatch
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 Values = NDArray[np.float32]
 Frame = tuple[Header, bytes | Wire | None]

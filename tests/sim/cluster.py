@@ -17,7 +17,7 @@ from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, device_of, member_of
 from tests.sim.clusterhistory import Histories

@@ -14,8 +14,8 @@ from meshtraind.executor.host import BindsOfRounds, RoundHost
 from meshtraind.transport.round_link import RoundLink
 from meshwire.collectives.exchange import Part
 from meshwire.frames.header import Flags, Header, Kind
-from meshwire.memory.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTES_MAX
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTES_MAX
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.generation import ServedRound
 from meshwire.messages.job import Generation

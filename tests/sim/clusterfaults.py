@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clustermoments import Moment
 from tests.sim.clusternetwork import Wake

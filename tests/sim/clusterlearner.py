@@ -21,7 +21,7 @@ from meshwire.messages.learner import (
 )
 from meshwire.messages.rounds import Poison
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 from tests.sim.clusterexchange import BUCKETS
 
 if TYPE_CHECKING:

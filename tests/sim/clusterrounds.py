@@ -24,7 +24,7 @@ from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundCompl
 from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 from tests.sim.clusterexchange import BUCKETS, Chunk, Exchange, News, ServedBytes, Slots, round_bytes
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterdaemon import Daemon
 from tests.sim.clusterfaults import Fault, befall

@@ -41,7 +41,7 @@ from meshwire.rounds.inputs import (
 )
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
-from meshwire.sync.mode import Straggler, Visibility
+from meshwire.sync_modes.mode import Straggler, Visibility
 
 EVENTS_MAX = 400_000  # of one run: more is a livelock
 VIRTUAL_S_MAX = 10_000.0

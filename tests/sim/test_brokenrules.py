@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.sim import brokenrules
 from tests.sim.cluster import Cluster, Setting, main
 from tests.sim.clusterfaults import Schedule, failure, random_schedule, shrunk

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from meshwire.sync.mode import Straggler, Visibility
+from meshwire.sync_modes.mode import Straggler, Visibility
 from tests.sim.roundcluster import Cluster, Mishap, Timing
 from tests.tiers import mostly_slow
 

@@ -6,7 +6,7 @@ import pytest
 
 from meshwire.messages.learner import RoundDone
 from meshwire.rounds.schedule import LearnerSchedule
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall
 from tests.sim.clustergrowth import grown, kept

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from meshwire.membership.inputs import PeerGone
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.sim import cuts
 from tests.sim.cluster import Cluster, Setting
 from tests.sim.clusterfaults import Fault, befall

@@ -7,7 +7,7 @@ import pytest
 
 from meshwire import limits
 from meshwire.membership.effects import MembershipPhase
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.sim.cluster import Cluster, Setting
 
 PATIENCE_S = 5.0

@@ -22,7 +22,7 @@ from meshwire.message_base import Wire
 from meshwire.messages.learner import EpochOver, Grant, StepLost
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.ledger import Ledger
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 NULL_CHANCE = 0.3  # that a computing learner is passed over when the rules allow it
 OVERDUE_CHANCE = 0.03  # that it is taken for absent while it computes (R5)

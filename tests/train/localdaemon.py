@@ -19,7 +19,7 @@ from meshtrain.train.session import LearnerSession
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header, Kind
 from meshwire.frames.parser import Broken, ControlReceived, FrameParser
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.envelope import Done, Envelope, Failure, Role, decode, encode
 from meshwire.messages.job import BlobRef, JobSpec, Member
@@ -45,7 +45,7 @@ from meshwire.messages.learner import (
 from meshwire.messages.local import Attach
 from meshwire.model.manifest import first_difference
 from meshwire.model.plan import plan_buckets
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.train.localrounds import LocalRounds, Values
 
 JOB = "1kx3m9q2v7bd"

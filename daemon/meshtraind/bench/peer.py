@@ -33,7 +33,7 @@ from meshwire.collectives.exchange import Part
 from meshwire.collectives.strategy import collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 
 ROUNDS_KEPT = 2  # as in a daemon: a round is committed, and its bytes are freed, while the next one is exchanged

@@ -1,6 +1,7 @@
 """DGC's momentum correction: the momentum of SGD, kept by each worker, before anything is left out (Lin et al. 2018).
 
-With u the velocity and v the worker's residual, both in units of w*g (`feedback.py`), a round with the gradient g does
+With u the velocity and v the worker's residual, both in units of w*g (`error_feedback.py`), a round with the gradient g
+does
 
     u <- mu u + g,  v <- v + u            (Nesterov: v <- v + g + mu u, with the new u),
 

@@ -41,7 +41,7 @@ from meshwire.collectives.strategy import Strategy, collective_for
 from meshwire.frames.header import Header
 from meshwire.layout.budget import budget_of
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.memory.shared_slots import round_bytes
+from meshwire.memory_layout.shared_slots import round_bytes
 
 
 class Executor:

@@ -20,8 +20,8 @@ from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import Submit, SubmitProgress
 from meshwire.model.masks import masks_of
 from meshwire.model.plan import BUCKET_BYTES
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
 
 def check_settings(body: Submit, *, unequal_peers: bool) -> SyncSettings:

@@ -31,8 +31,8 @@ from meshwire.messages.job import (
     Promise,
 )
 from meshwire.messages.local import Resubmit, ResumeFrom, Submit, SubmitProgress, Submitted
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import SyncSettings
 
 log = logging.getLogger(__name__)
 

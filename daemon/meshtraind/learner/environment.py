@@ -6,7 +6,7 @@ trains outside the job, without encryption.
 
 import os
 
-from meshwire.memory.shared_slots import JOB_VARIABLE
+from meshwire.memory_layout.shared_slots import JOB_VARIABLE
 from meshwire.messages.job import JobSpec
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from meshtraind.learner.script_error import RECORD_BYTES_MAX, ScriptError
 from meshtraind.learner.shared_memory import SharedMemory
 from meshtraind.runtime.open_below import open_below, read_below
-from meshwire.memory.kept_state import KEPT_FD_VARIABLE
-from meshwire.memory.shared_slots import MEMORY_FD_VARIABLE
+from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
+from meshwire.memory_layout.shared_slots import MEMORY_FD_VARIABLE
 from meshwire.messages.job import JobSpec
 
 KILL_TIMEOUT_S = 10.0

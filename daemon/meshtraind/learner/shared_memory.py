@@ -6,8 +6,8 @@ import os
 import secrets
 import sys
 
-from meshwire.memory.kept_state import kept_round
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.kept_state import kept_round
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.model.plan import VALUE_BYTES
 
 SHARED_MEMORY_NAME = "meshtrain-learner"

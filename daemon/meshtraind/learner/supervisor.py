@@ -13,7 +13,7 @@ from meshtraind.peers.node import Node
 from meshtraind.storage.cleanup import SOURCE
 from meshtraind.storage.fetch import log_path, output_folder
 from meshtraind.storage.job_record import Job
-from meshwire.memory.shared_slots import ENDPOINT_VARIABLE, TOKEN_VARIABLE
+from meshwire.memory_layout.shared_slots import ENDPOINT_VARIABLE, TOKEN_VARIABLE
 
 RESTARTS_MAX = 3  # after errors of the script's own
 SAME_ERROR_WAIT_S = 1.0  # an error on all members ends the job before any of them begins anew

@@ -15,7 +15,7 @@ from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header
 from meshwire.layout.projections import builds_on
-from meshwire.memory.footprint import unapplied_max
+from meshwire.memory_layout.footprint import unapplied_max
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation, JobSpec, RankReport
 from meshwire.messages.learner import SampleSpace

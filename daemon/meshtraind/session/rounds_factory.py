@@ -12,7 +12,7 @@ from meshtraind.transport.connection import RequestFailed
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import job_number
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace

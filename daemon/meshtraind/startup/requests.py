@@ -18,15 +18,15 @@ from meshwire.collectives.strategy import collective_for
 from meshwire.layout.budget import budget_of
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.memory.footprint import fits, residual_bytes, retained_bytes
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.footprint import fits, residual_bytes, retained_bytes
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace, StateTask
 from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.model.schedule import refusal
-from meshwire.sync.codec_for_mode import suits
+from meshwire.sync_modes.codec_for_mode import suits
 
 PREPARED_TWICE = "meshtrain.prepare was called twice; call it once in a script"
 

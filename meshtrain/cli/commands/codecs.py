@@ -11,7 +11,7 @@ from meshwire.codecs.schedules import Ramp
 from meshwire.codecs.spec import Family, Value
 from meshwire.collectives.strategy import topologies_for
 from meshwire.layout.projections import TRANSFORMS
-from meshwire.memory.footprint import residual_bytes
+from meshwire.memory_layout.footprint import residual_bytes
 
 
 @reported

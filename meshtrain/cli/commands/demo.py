@@ -8,8 +8,8 @@ import typer
 
 from meshtrain.cli.ui.errors import BadCommandLine, CliError, reported
 from meshtrain.cli.ui.terminal import console, human_step, print_table, say
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import sync_settings
 from meshwire.text import printable
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from meshtrain.demo.run import DemoResult, PeerResult
     from meshwire.messages.job import JobSummary
-    from meshwire.sync.mode import SyncSettings
+    from meshwire.sync_modes.mode import SyncSettings
 
 CURVE_WIDTH = 60
 BARS = "▁▂▃▄▅▆▇█"

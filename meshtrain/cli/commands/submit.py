@@ -27,8 +27,8 @@ from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.jobs.partition_wait import partition_wait as partition_wait_of
 from meshwire.messages.local import Resubmit, Submit
 from meshwire.model.masks import MaskSettings, masks_of
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
 IN_STEP = "Keeping in step, when --sync alone is not enough"
 

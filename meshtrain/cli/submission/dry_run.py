@@ -14,14 +14,14 @@ from meshwire.jobs.files import human_bytes
 from meshwire.layout.budget import budget_of
 from meshwire.layout.by_round import RoundLayouts
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.memory.footprint import Footprint, Measurement, fits, footprint
+from meshwire.memory_layout.footprint import Footprint, Measurement, fits, footprint
 from meshwire.messages.job import Member
 from meshwire.messages.local import GetPeers, GetStatus, Peers, Status, Submitted
 from meshwire.model.masks import NOT_BOTH, MaskSettings, mask_bytes, travel_of
 from meshwire.model.plan import Plan, plan_buckets
 from meshwire.model.schedule import refusal
-from meshwire.sync.codec_for_mode import suits
-from meshwire.sync.mode import SyncSettings, own_coefficient
+from meshwire.sync_modes.codec_for_mode import suits
+from meshwire.sync_modes.mode import SyncSettings, own_coefficient
 from meshwire.text import printable
 
 if TYPE_CHECKING:

@@ -13,14 +13,14 @@ from typing import IO
 from meshtrain.cli.ui.errors import CliError
 from meshtrain.cli.ui.progress import Stages
 from meshwire.codecs.registry import CodecSpec
-from meshwire.memory.footprint import Measurement
-from meshwire.memory.shared_slots import (
+from meshwire.memory_layout.footprint import Measurement
+from meshwire.memory_layout.shared_slots import (
     MEASURE_CODEC_VARIABLE,
     MEASURE_SYNC_VARIABLE,
     MEASURE_VARIABLE,
     SCRIPT_DATA_VARIABLE,
 )
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 MEASURE_TIMEOUT_S = 120.0  # importing torch takes seconds on a cold disk, and a large model as long again to fill
 POLL_S = 0.5

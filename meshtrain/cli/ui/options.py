@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from meshwire.memory.shared_slots import DATA_DIR_VARIABLE
+from meshwire.memory_layout.shared_slots import DATA_DIR_VARIABLE
 
 DataDir = Annotated[
     Path | None,

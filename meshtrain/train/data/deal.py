@@ -20,7 +20,7 @@ from meshtrain.train.data.ordering import LoaderOrder
 from meshwire import limits
 from meshwire.messages.learner import SampleSpace
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 
 class SampleWaits(Protocol):

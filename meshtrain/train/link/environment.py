@@ -1,12 +1,12 @@
-"""What a daemon tells its learner when it spawns it (`meshwire.memory.shared_slots`)."""
+"""What a daemon tells its learner when it spawns it (`meshwire.memory_layout.shared_slots`)."""
 
 import os
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 
 from meshtrain.errors import UsageError
-from meshwire.memory.kept_state import KEPT_FD_VARIABLE
-from meshwire.memory.shared_slots import (
+from meshwire.memory_layout.kept_state import KEPT_FD_VARIABLE
+from meshwire.memory_layout.shared_slots import (
     ENDPOINT_VARIABLE,
     JOB_VARIABLE,
     MEMORY_FD_VARIABLE,

@@ -11,7 +11,7 @@ import os
 import torch
 
 from meshtrain.errors import MeshtrainError
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.model.plan import VALUE_BYTES, Plan, Span
 
 

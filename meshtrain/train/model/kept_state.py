@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.model.optimizers import options, plain, set_option
 from meshtrain.train.model.state import PROGRESS, RoundProgress
-from meshwire.memory.kept_state import (
+from meshwire.memory_layout.kept_state import (
     DIRTY,
     DIRTY_OFFSET,
     HEADER_BYTES,
@@ -29,7 +29,7 @@ from meshwire.memory.kept_state import (
     KeptHeader,
     sample_digest,
 )
-from meshwire.memory.shared_slots import PAGE_BYTES
+from meshwire.memory_layout.shared_slots import PAGE_BYTES
 
 ALIGN_BYTES = 64
 VALUES = "values"  # of trained parameters, by position
@@ -131,7 +131,7 @@ class _File:
         found[at : at + len(data)] = data
 
     def sample(self, region: tuple[int, int]) -> bytes:
-        """The words of a region by which it is known again (`meshwire.memory.kept_state.sample_places`)."""
+        """The words of a region by which it is known again (`meshwire.memory_layout.kept_state.sample_places`)."""
         found, at = self._at(region[0])
         words = region[1] // WORD_BYTES
         step = max(1, -(-words // SAMPLE_WORDS))

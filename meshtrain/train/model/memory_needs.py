@@ -8,9 +8,9 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.train.model.tensors import ModelTensors
-from meshwire.memory.footprint import ModelSize, footprint
+from meshwire.memory_layout.footprint import ModelSize, footprint
 from meshwire.model.masks import MaskSettings, mask_bytes
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 GUESSED_VALUES = 2  # of state for each of a parameter's values, in an optimizer that is not in the table
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from meshwire.sync.mode import Outer
+from meshwire.sync_modes.mode import Outer
 
 # DiLoCo, Douillard et al. 2023, arXiv 2311.08105
 NESTEROV_RATE = 0.7

@@ -33,7 +33,7 @@ from meshtrain.train.step.mask_growth import MaskGrowth
 from meshtrain.train.step.means import RoundMeans
 from meshtrain.train.step.saving import StateSaver
 from meshwire.codecs.spec import CodecSpec
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.model.masks import NOT_BOTH, MaskSettings
 from meshwire.model.schedule import refusal
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 
 @dataclass(frozen=True)

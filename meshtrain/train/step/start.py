@@ -30,7 +30,7 @@ from meshwire.messages.job import JobSpec
 from meshwire.messages.learner import LearnerModel, LearnerReady, LearnerState, LearnerWelcome, StateTask
 from meshwire.model.plan import plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
-from meshwire.sync.mode import own_coefficient
+from meshwire.sync_modes.mode import own_coefficient
 
 log = logging.getLogger("meshtrain")
 

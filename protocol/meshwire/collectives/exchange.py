@@ -156,9 +156,8 @@ class BucketExchange(ABC):
             return None
         if header.contributors != contributors:
             return f"its sum shows the contributors {header.contributors:#x}, the binds name {contributors:#x} (R2)"
-        if not math.isclose(
-            header.weight, weight, rel_tol=WEIGHT_TOLERANCE if contributors & contributors - 1 else 0.0
-        ):
+        is_sum = contributors.bit_count() > 1
+        if not math.isclose(header.weight, weight, rel_tol=WEIGHT_TOLERANCE if is_sum else 0.0):
             return f"its sum shows the weight {header.weight}, the binds add up to {weight} (R2)"
         return None
 

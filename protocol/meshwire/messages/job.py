@@ -12,7 +12,7 @@ from meshwire.jobs.partition_wait import PartitionWait
 from meshwire.message_base import DeviceId, Digest, Int64, Name, Seconds, Wire
 from meshwire.messages.envelope import message
 from meshwire.model.masks import MaskSettings
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MEMBERS_MAX)]
 Text = Annotated[str, Field(max_length=limits.ERROR_CHARS_MAX)]

@@ -20,7 +20,7 @@ from meshwire.codecs.spec import CodecSpec
 from meshwire.message_base import Wire
 from meshwire.model.manifest import TensorSpec
 from meshwire.model.schedule import Stretch, Travel, refusal
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 ROUNDS_MAX = 10**7
 _LEGAL = (

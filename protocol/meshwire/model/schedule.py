@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from meshwire import limits
 from meshwire.codecs.spec import CodecSpec
 from meshwire.message_base import Wire
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 Counts = tuple[int, ...]
 """By tensor, in the manifest's order: how many of its values travel. 0 for what never does."""

@@ -6,7 +6,7 @@ from enum import Enum
 
 from meshwire import limits
 from meshwire.rounds.step_times import StepTimes
-from meshwire.sync.mode import Straggler, Visibility
+from meshwire.sync_modes.mode import Straggler, Visibility
 
 Decision = tuple[bool, str]
 """What was decided, and why."""

@@ -74,7 +74,7 @@ from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.schedule import LearnerSchedule, round_done
 from meshwire.samples.grants import SampleGrants
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 FIRST_STEP = 1  # of every process
 

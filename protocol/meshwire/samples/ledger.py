@@ -12,7 +12,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.epochs import cuts, rounds_per_epoch
 from meshwire.samples.pool import Batch, SamplePool, place
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 FIRST_BATCHES = 32  # of each rank at the start, and s more: one step may accumulate so many
 FIRST_BATCHES_LOCKSTEP_MAX = 128  # where speeds do not matter, as far as the epoch has so many

@@ -19,7 +19,7 @@ from meshwire.frames.header import HEADER_BYTES, LAYOUT, MAGIC, WIRE_VERSION, He
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, JobSpec
 from meshwire.messages.local import PairCode, PairJoin, Unpair
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.waiting import until
 
 TIMEOUT_S = 15.0

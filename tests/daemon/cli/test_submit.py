@@ -21,7 +21,7 @@ from meshtraind.jobs.submission import Submission
 from meshwire.codecs.registry import FAMILIES, FP32, parse_codec
 from meshwire.jobs.files import FileManifest
 from meshwire.jobs.lifecycle import JobState
-from meshwire.memory.footprint import Measurement, ModelSize
+from meshwire.memory_layout.footprint import Measurement, ModelSize
 from meshwire.messages.job import Member
 from meshwire.messages.local import (
     GetJobs,
@@ -35,7 +35,7 @@ from meshwire.messages.local import (
     Submitted,
 )
 from meshwire.model.manifest import ModelManifest, TensorSpec
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.fakedaemon import BERT, JOB, MEMBERS, SOFTWARE, STATUS, Endpoint, accepting, known_jobs, run, summary
 from tests.daemon.realjobs import submission
 

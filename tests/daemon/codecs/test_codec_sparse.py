@@ -18,8 +18,8 @@ from meshtraind.contributions.error_feedback import Residual
 from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.codecs.sparsifiers import SIDCO_EXCESS, kept_values, values_bytes
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.codectrips import Values, codec, encoded, heavy, refused, round_trip
 
 FULL = limits.SEGMENT_VALUES_MAX

@@ -13,8 +13,8 @@ import pytest
 
 from meshwire.codecs.registry import FAMILIES, CodecSpec, Reduction, parse_codec
 from meshwire.model.manifest import Momentum
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.churnring import ChurnRing
 from tests.daemon.executorring import NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing

@@ -24,7 +24,7 @@ from meshwire.frames import header
 from meshwire.jobs.lifecycle import JobState, new_job_id
 from meshwire.message_base import Wire
 from meshwire.messages.job import FilesProgress, Generation, JobSpec, Member, Offer, OfferReply
-from tests.daemon.jobs.test_intake import Peer, make_spec
+from tests.daemon.jobs.test_file_intake import Peer, make_spec
 from tests.daemon.linkusers import DialsNobody
 
 ANNA, BERT = (Member(device=letter * 64, incarnation=1, name=name) for letter, name in (("a", "anna"), ("b", "bert")))

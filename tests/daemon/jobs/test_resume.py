@@ -34,7 +34,7 @@ from meshwire.messages.job import (
 from meshwire.messages.learner import LearnerModel, LearnerState, SampleSpace
 from meshwire.messages.local import ResumeFrom
 from meshwire.model.manifest import Momentum
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon import realjobs as jobs
 from tests.daemon.startup.test_checkpointing import JOB, MEMBERS, MODEL, SOFTWARE, SPACE, UNITS, deal, spec
 

@@ -42,7 +42,7 @@ from meshwire.messages.job import (
     ResumePoint,
 )
 from meshwire.messages.local import Cancel
-from tests.daemon.jobs.test_intake import make_spec
+from tests.daemon.jobs.test_file_intake import make_spec
 from tests.daemon.jobs.test_resume import written
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.startup.test_checkpointing import JOB, MEMBERS

@@ -36,7 +36,7 @@ from meshwire.rounds.inputs import (
 )
 from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.bench import trace_picture
 from tests.sim.clusterfaults import random_schedule
 from tests.sim.clusterfaults import run as run_cluster

@@ -34,7 +34,7 @@ from meshwire.codecs.registry import parse_codec
 from meshwire.jobs.lifecycle import JobEvent, JobState
 from meshwire.membership.effects import CatchUpFrom, Effect, HistoryLeft
 from meshwire.membership.inputs import CannotCatchUp, CaughtUpToCut, Input, PeerGone, ViolationSeen, WasAway
-from meshwire.memory import footprint
+from meshwire.memory_layout import footprint
 from meshwire.message_base import Wire
 from meshwire.messages.generation import (
     AskModel,
@@ -52,7 +52,7 @@ from meshwire.messages.learner import BarrierPassed, LearnerBarrier, LearnerStat
 from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.messages.startup import Model
 from meshwire.model.plan import plan_buckets
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.roundhost import executor_of
 from tests.daemon.session.test_learner_notices import JOB, MANIFEST, PLAN, Desk, Peer, turns
 from tests.daemon.session.test_session_edges import job_of

@@ -36,7 +36,7 @@ from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, job_number, new_job_id
 from meshwire.membership import lineage
 from meshwire.membership.effects import EnterGeneration, Fence, HistoryLeft, Send
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskIn, Where, Wish
 from meshwire.messages.job import BlobRef, Generation, GivenUp, JobSpec, Member
@@ -57,7 +57,7 @@ from meshwire.messages.learner import (
 from meshwire.messages.link import Software
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.learner import Phase
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.api.test_app import config
 from tests.daemon.linkusers import DialsNobody
 from tests.daemon.session.test_generation_edges import catch_up, generations, where

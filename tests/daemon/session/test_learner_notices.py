@@ -18,7 +18,7 @@ from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshwire import limits
 from meshwire.jobs.lifecycle import new_job_id
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import BarrierReached, BlobRef, Generation, JobSpec, Member
 from meshwire.messages.learner import (
@@ -39,7 +39,7 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.rounds.effects import RoundComplete
 from meshwire.rounds.learner import Phase
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 MANIFEST = ModelManifest(
     tensors=(

@@ -35,7 +35,7 @@ from meshwire.codecs.registry import parse_codec
 from meshwire.discovery.addressbook import AddressBook
 from meshwire.frames.header import Header, Kind
 from meshwire.jobs.lifecycle import JobEvent, JobState, job_number, new_job_id
-from meshwire.memory.shared_slots import MemoryLayout
+from meshwire.memory_layout.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import (
     BarrierReached,
@@ -66,7 +66,7 @@ from meshwire.messages.local import Cancel, GetJobs
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
 from meshwire.model.schedule import Stretch, Travel
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon import realjobs as jobs
 from tests.daemon.linkusers import DialsNobody, QuietUser
 from tests.daemon.roundhost import executor_of

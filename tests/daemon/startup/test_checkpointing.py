@@ -28,7 +28,7 @@ from meshwire.messages.learner import LearnerSaved, SampleSpace, Save
 from meshwire.messages.link import Software
 from meshwire.messages.startup import Model
 from meshwire.model.manifest import ModelManifest, TensorSpec
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.waiting import until
 
 JOB = "1kx3m9q2v7bd"

@@ -26,7 +26,7 @@ from meshwire.messages.job import Fetch, ListOutputs
 from meshwire.messages.local import GetJobs
 from tests.daemon.fakedaemon import Endpoint, known_jobs, run, summary
 from tests.daemon.linkusers import DialsNobody
-from tests.daemon.storage.test_history import record
+from tests.daemon.storage.test_job_history import record
 
 DAY_S = 86_400.0
 NOW_S = 2e9

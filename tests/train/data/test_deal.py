@@ -16,7 +16,7 @@ from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from meshwire.samples.epochs import rounds_per_epoch
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 from tests.plannedeal import deal as planned
 from tests.tiers import mostly_slow
 from tests.train.dealcluster import Cluster, Learner

@@ -27,7 +27,7 @@ from meshtrain.train.session import LearnerSession
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.rounds import SampleBlock
 from meshwire.samples.ledger import Ledger
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 from tests.train.localdaemon import LocalDaemon
 
 

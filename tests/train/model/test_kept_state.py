@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from meshtrain.errors import MeshtrainError
 from meshtrain.train.model.kept_state import KeptState
 from meshtrain.train.model.state import RoundProgress
-from meshwire.memory.kept_state import HEADER_BYTES, KeptHeader, kept_round
+from meshwire.memory_layout.kept_state import HEADER_BYTES, KeptHeader, kept_round
 from tests.train.localdaemon import LocalDaemon
 from tests.train.model.test_saving import (
     STEPS,

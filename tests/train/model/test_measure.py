@@ -11,9 +11,9 @@ import torch
 
 from meshtrain.train.model import tensors
 from meshtrain.train.model.memory_needs import learner_bytes, model_size
-from meshwire.memory.footprint import Measurement
-from meshwire.memory.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
-from meshwire.sync.mode import sync_settings
+from meshwire.memory_layout.footprint import Measurement
+from meshwire.memory_layout.shared_slots import MEASURE_CODEC_VARIABLE, MEASURE_SYNC_VARIABLE, MEASURE_VARIABLE
+from meshwire.sync_modes.mode import sync_settings
 from tests.tiers import mostly_slow
 
 Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshwire.memory.shared_slots import ENDPOINT_VARIABLE, JOB_VARIABLE, MEMORY_FD_VARIABLE, TOKEN_VARIABLE
+from meshwire.memory_layout.shared_slots import ENDPOINT_VARIABLE, JOB_VARIABLE, MEMORY_FD_VARIABLE, TOKEN_VARIABLE
 from tests.train.localdaemon import LocalDaemon
 
 SCRIPT = """

@@ -13,8 +13,8 @@ from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.masks import MaskSettings, kept_of, mask_bytes, masks_of, parse_masks, split, travel_of
 from meshwire.model.plan import aligned, plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
-from meshwire.sync.codec_for_mode import codec_of
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of
+from meshwire.sync_modes.mode import sync_settings
 
 SETTINGS = st.builds(
     MaskSettings,

@@ -15,7 +15,7 @@ from meshwire.model.plan import ALIGNMENT_VALUES, Plan, aligned, plan_buckets
 from meshwire.model.plans_by_round import RoundPlans
 from meshwire.model.schedule import Stretch, Travel, refusal
 from meshwire.rounds.learner import RoundSettings
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 SHAPES = ((40, 30), (7,), (90, 100), (33,), (2, 3, 5))
 

@@ -33,7 +33,7 @@ from meshwire.rounds.inputs import (
 )
 from meshwire.rounds.learner import Phase, RoundSettings
 from meshwire.rounds.machine import RoundMachine
-from meshwire.sync.mode import Straggler, Visibility
+from meshwire.sync_modes.mode import Straggler, Visibility
 
 NAN = Poison(bucket=0, parameter="layer.weight", reason="not finite")
 

@@ -49,7 +49,7 @@ from meshwire.rounds.machine import RoundMachine
 from meshwire.rounds.rounds_and_learner import JobRounds
 from meshwire.samples.grants import SampleGrants
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 SPACE = SampleSpace(total=1000, batch=4, whole_batches=False, drop_last=False)
 

@@ -9,7 +9,7 @@ from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.grants import LOOK_EVERY_BINDS, SampleGrants
 from meshwire.samples.ledger import FIRST_BATCHES
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import Shares, SyncSettings
+from meshwire.sync_modes.mode import Shares, SyncSettings
 
 
 class Member:

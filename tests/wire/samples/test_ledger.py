@@ -13,7 +13,7 @@ from meshwire.messages.rounds import Bind, SampleBlock
 from meshwire.samples.epochs import rounds_per_epoch
 from meshwire.samples.ledger import FIRST_BATCHES, FIRST_BATCHES_LOCKSTEP_MAX, Ledger, first_batches
 from meshwire.samples.pool import Batch
-from meshwire.sync.mode import SyncSettings, sync_settings
+from meshwire.sync_modes.mode import SyncSettings, sync_settings
 from tests.plannedeal import deal
 
 LOCKSTEP = SyncSettings()

@@ -6,11 +6,11 @@ from meshwire import limits
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.strategy import collective_for
 from meshwire.layout.encoded import EncodedLayout
-from meshwire.memory.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
-from meshwire.memory.shared_slots import MemoryLayout, round_bytes
+from meshwire.memory_layout.footprint import ModelSize, fits, footprint, retained_bytes, unapplied_max
+from meshwire.memory_layout.shared_slots import MemoryLayout, round_bytes
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
-from meshwire.sync.mode import Outer
+from meshwire.sync_modes.mode import Outer
 
 RING = collective_for(parse_codec("fp32"))
 VALUES = 1_000_000

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshwire.memory.shared_slots import PAGE_BYTES
+from meshwire.memory_layout.shared_slots import PAGE_BYTES
 
 KEPT_FD_VARIABLE = "MESHTRAIN_KEPT_FD"
 

@@ -3,8 +3,8 @@
 import pytest
 
 from meshwire.codecs.registry import parse_codec
-from meshwire.sync.codec_for_mode import codec_of, suits
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.codec_for_mode import codec_of, suits
+from meshwire.sync_modes.mode import sync_settings
 
 
 @pytest.mark.parametrize(

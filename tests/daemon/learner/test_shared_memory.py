@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
-from meshwire.memory.kept_state import DIRTY_OFFSET, HEADER_BYTES, KeptHeader, sample_digest
-from meshwire.memory.shared_slots import PAGE_BYTES, MemoryLayout
+from meshwire.memory_layout.kept_state import DIRTY_OFFSET, HEADER_BYTES, KeptHeader, sample_digest
+from meshwire.memory_layout.shared_slots import PAGE_BYTES, MemoryLayout
 
 LAYOUT = MemoryLayout.for_bound(values=1024, staleness=0)
 NAMED = Path("/dev/shm")

@@ -9,11 +9,11 @@ from meshwire import limits
 from meshwire.codecs.registry import FP32, CodecSpec
 from meshwire.collectives.strategy import Collective, collective_for
 from meshwire.jobs.files import human_bytes
-from meshwire.memory.shared_slots import MemoryLayout, round_bytes
+from meshwire.memory_layout.shared_slots import MemoryLayout, round_bytes
 from meshwire.message_base import Wire
 from meshwire.model.manifest import ModelManifest
 from meshwire.model.plan import VALUE_BYTES
-from meshwire.sync.mode import Outer
+from meshwire.sync_modes.mode import Outer
 
 UNAPPLIED_BYTES_MAX = 1024 * limits.MIB
 ROUND_OBJECTS_BYTES = 16 * limits.KIB  # a round's bookkeeping: what counts where the model is tiny

@@ -24,7 +24,7 @@ from meshwire import limits
 from meshwire.jobs.files import FileEntry, FileManifest
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, Fetch, JobSpec
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 from tests.daemon.waiting import until
 
 JOB = "0" * 12

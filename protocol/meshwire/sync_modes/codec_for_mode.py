@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from meshwire.codecs.registry import CodecSpec, parse_codec
-from meshwire.sync.mode import SyncSettings
+from meshwire.sync_modes.mode import SyncSettings
 
 DEFAULT = "fp32"
 

@@ -28,7 +28,7 @@ from meshtraind.storage.resume_file import JobFile, load_all
 from meshwire import limits
 from meshwire.jobs.lifecycle import TERMINAL_STATES, JobEvent, JobRecord, JobState, new_job_id
 from meshwire.messages.job import BlobRef, Find, Found, GivenUp, JobSpec, Member, Metrics, RankReport
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 
 DEVICE = "ab" * 32
 

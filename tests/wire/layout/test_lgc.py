@@ -12,7 +12,7 @@ from meshwire.layout.lgc import BLOCK_CHOSEN_MAX, BLOCK_VALUES_MAX, Chosen, bloc
 from meshwire.layout.lgc_autoencoder import Architecture
 from meshwire.layout.projections import builds_on
 from meshwire.model.plan import plan_buckets
-from tests.wire.layout.test_lowrank import RESNET18, SHAPES, manifest
+from tests.wire.layout.test_powersgd import RESNET18, SHAPES, manifest
 
 
 @given(

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from meshwire import limits
-from meshwire.sync.mode import SyncSettings, own_coefficient, sync_settings
+from meshwire.sync_modes.mode import SyncSettings, own_coefficient, sync_settings
 
 
 def test_bsp_and_a_bound_of_zero_are_the_same() -> None:

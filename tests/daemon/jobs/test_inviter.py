@@ -30,7 +30,7 @@ from meshwire.messages.job import BlobRef, End, Generation, JobSpec, Member, Off
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.link import Software
 from meshwire.messages.local import Cancel
-from meshwire.sync.mode import sync_settings
+from meshwire.sync_modes.mode import sync_settings
 from tests.daemon.linkusers import DialsNobody
 
 JOB = "j" + "0" * 11
