@@ -14,7 +14,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from enum import Enum
-from functools import cache
 from pathlib import Path
 
 from tests.bench.bugs import BUGS, Bug
@@ -74,18 +73,13 @@ def planted(source: str, bug: Bug) -> str:
     return text
 
 
-@cache
-def _sources(root: Path) -> dict[Path, str]:
-    """Every module's text, as it is when this is first asked for: what is planted is taken out again."""
-    files = (path for package in PACKAGES for path in (root / package).rglob("*.py"))
-    return {path: path.read_text("utf-8") for path in files}
-
-
 def place(root: Path, bug: Bug) -> tuple[Path, str]:
     """The file of a bug, and its text with it; in another module than before if there is one. Raises DoesNotApply."""
     last = bug.module.rpartition(".")[2]
+    files = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
     found, why = [], DoesNotApply(f"there is no {bug.function} with {bug.old!r}")
-    for path, source in sorted(_sources(root).items(), key=lambda entry: (entry[0].stem != last, entry[0])):
+    for path in sorted(files, key=lambda path: (path.stem != last, path)):
+        source = path.read_text("utf-8")
         if bug.old not in source or not spans(source, bug.function):  # parsing takes long
             continue
         try:
