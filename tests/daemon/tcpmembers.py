@@ -144,10 +144,11 @@ class Members:
 
     def frame_bytes(self, header: Header, payload: bytes) -> int:
         """What the size formulas say of a frame: of fixed segments alone, of others by their own bytes."""
-        segments = self.forms.of(header.round).segments[header.bucket]
+        form = self.forms.of(header.round)
         at = 0
-        for segment in segments[header.first_segment :][: header.segment_count]:
-            most = segment.codec.spec.segment_bytes_max(segment.count)
+        for index in range(header.first_segment, header.first_segment + header.segment_count):
+            segment, borders = form.segments[header.bucket][index], form.layout.plan.borders(header.bucket, index)
+            most = segment.codec.spec.segment_bytes_max(segment.count, borders)
             length = segment.codec.length_of(memoryview(payload)[at:], segment.count)
             assert length == most if segment.codec.spec.fixed else 0 < length <= most
             at += length

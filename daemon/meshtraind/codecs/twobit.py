@@ -68,7 +68,8 @@ class TwoBit(Codec):
         indices = bits[: 2 * whole].view(np.intp)[:whole]
         np.copyto(indices, packed[:whole])
         fours = out[: 4 * whole].reshape(whole, 4)
-        for of_column, first, end in zip(levels, columns // 4, (*columns[1:] // 4, whole), strict=True):
+        ends = np.append(columns, 4 * whole)[1:] // 4
+        for of_column, first, end in zip(levels, columns // 4, ends, strict=True):
             np.take(of_column[FOURS], indices[first:end], axis=0, out=fours[first:end], mode="clip")
         if rest:
             out[4 * whole :] = levels[-1][last[:rest]]
