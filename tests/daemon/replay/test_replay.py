@@ -242,7 +242,7 @@ def test_repeated_counters_are_not_written_and_not_missed(tmp_path: Path) -> Non
 def test_every_input_of_the_machine_is_told_to_handle() -> None:
     """A new one is recorded too: what changes the machine has no other way in. What only answers is named here."""
     methods = {name for name, _ in inspect.getmembers(RoundMachine, inspect.isfunction) if not name.startswith("_")}
-    assert methods == {"handle", "may_start", "may_null", "waiting", "deadline", "bound", "own_bind"}
+    assert methods == {"handle", "may_start", "may_null", "waiting", "deadline", "bound", "own_bind", "is_news"}
 
 
 def test_without_a_trace_it_is_the_bare_machine() -> None:

@@ -320,6 +320,11 @@ async def test_what_cannot_be_saved_holds_nobody_up(how: str, monkeypatch: pytes
 # All of it but the learner's process and the others' machines
 
 
+def may_start(told: list[Wire]) -> bool:
+    """R1: whether the learner was told to start, by itself or with its round (s=0)."""
+    return any(isinstance(body, Start) or (isinstance(body, RoundDone) and body.start) for body in told)
+
+
 async def train_alone(session: JobSession, told: list[Wire], rounds: int) -> Any:
     """What a learner says from its call on, while it takes so many steps. Returns how it is spoken to."""
     await until(lambda: Script.running is not None)
@@ -332,7 +337,7 @@ async def train_alone(session: JobSession, told: list[Wire], rounds: int) -> Any
     for body in (model, LearnerState(units=(bytes(32),)), LearnerReady()):
         await session.learner.request(body, lambda _event: None)
     for step in range(1, rounds + 1):
-        await until(lambda: any(isinstance(body, Start) for body in told))
+        await until(lambda: may_start(told))
         told.clear()
         np.frombuffer(session.passage.memory.raw(step), np.float32)[:] = step
         for bucket in plan.buckets:
@@ -404,7 +409,7 @@ async def test_a_device_that_trained_on_alone_keeps_its_base_and_returns(
     session = here.begins(alone)  # as it is once it has waited for bert
     told: list[Wire] = []
     plan = await train_alone(session, told, 3)
-    await until(lambda: any(isinstance(body, Start) for body in told))
+    await until(lambda: may_start(told))
     generations_ = session.passage.generations
     assert isinstance(generations_, MembershipDriver)
     generations_._path = lineage.Path()

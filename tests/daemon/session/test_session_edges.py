@@ -379,13 +379,18 @@ async def prepare(session: JobSession) -> list[Wire]:
     return told
 
 
+def may_start(told: list[Wire]) -> bool:
+    """R1: whether the learner was told to start, by itself or with its round (s=0)."""
+    return any(isinstance(body, Start) or (isinstance(body, RoundDone) and body.start) for body in told)
+
+
 async def train(session: JobSession, rounds: int) -> None:
     """What a learner says, alone, from its call to its end, while it takes a few steps."""
     told = await prepare(session)
     plan = plan_buckets(MODEL, session.job.spec.bucket_bytes, parse_codec(session.job.spec.codec))
     say = session.learner.notice
     for step in range(1, rounds + 1):
-        await until(lambda: any(isinstance(body, Start) for body in told))
+        await until(lambda: may_start(told))
         told.clear()
         np.frombuffer(session.passage.memory.raw(step), np.float32)[:] = step
         for bucket in plan.buckets:
@@ -486,7 +491,7 @@ async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
     board = board_of_one(monkeypatch, tmp_path)
     session = job_alone(board, tmp_path, "fp32", 1)
     told = await prepare(session)
-    await until(lambda: any(isinstance(body, Start) for body in told))
+    await until(lambda: may_start(told))
     assert session.rounds is not None
     moves, began_s = session.rounds.learner, asyncio.get_running_loop().time()
     moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 1000.0))
