@@ -201,13 +201,13 @@ class Lab:
         errors: list[Exception] = []
 
         def follow() -> None:
-            start_s = time.monotonic()
-            left_s = 0.0
+            start_s = change_s = time.monotonic()
             try:
-                while not ended.wait(left_s):
-                    rate_mbit, _ = schedule.at(time.monotonic() - start_s)
+                while not ended.wait(max(0.0, change_s - time.monotonic())):
+                    now_s = time.monotonic()
+                    rate_mbit, left_s = schedule.at(now_s - start_s)
+                    change_s = now_s + left_s  # from before: a stretch that begins while this one's rate is set counts
                     self.set_rate(rate_mbit)
-                    _, left_s = schedule.at(time.monotonic() - start_s)
             except Exception as error:  # belongs to who asked for this
                 errors.append(error)
 

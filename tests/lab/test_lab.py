@@ -261,7 +261,7 @@ def test_a_rate_varies_under_a_connection(lab: Lab) -> None:
 
 @in_the_air
 def test_a_schedule_that_cannot_be_followed_is_told() -> None:
-    schedule = RateSchedule(((0.01, 10.0), (10.0, 1e12)))
+    schedule = RateSchedule(((0.001, 10.0), (10.0, 1e12)))  # the first is over before its rate is set
 
     def until_it_gave_up() -> None:
         deadline_s = time.monotonic() + 5
