@@ -19,7 +19,6 @@ from meshwire.messages.job import BlobRef, Generation, JobSpec
 from meshwire.messages.learner import RoundDone
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
-from meshwire.rounds.chain import chain
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
 from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
@@ -232,5 +231,5 @@ class WatchedRounds:
         self._done[done.round] = done
         if done.round not in self.path:
             before = self.path[done.round - 1]
-            self.path[done.round] = chain(before, self.generation, done)
-            self.world.histories.completed(before, self.generation, done, self.exchange.names(done.round))
+            names = self.exchange.names(done.round)
+            self.path[done.round] = self.world.histories.completed(before, self.generation, done, names)
