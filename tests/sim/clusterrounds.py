@@ -19,7 +19,6 @@ from meshwire.messages.job import BlobRef, Generation, JobSpec
 from meshwire.messages.learner import RoundDone
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
-from meshwire.rounds.chain import chain
 from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
 from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
@@ -91,6 +90,7 @@ class WatchedRounds:
         self.exchange: Exchange
         self._done: dict[int, RoundComplete] = {}  # complete, and still to be counted
         self._due_s = math.inf  # of its timer
+        self._told_s = self.world.now_s
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
         model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
         start = RoundsStart(rank, generation, entry, loading)
@@ -203,6 +203,10 @@ class WatchedRounds:
         """Nothing of it has been done yet."""
         late_s = now_s - max(self._due_s, self.daemon.woke_s)
         assert late_s <= 0.0 or self.closed, f"{self.who}: a timer is late by {late_s:.3f} s: {self.machine.waiting()}"
+        if now_s > self._told_s and not self.closed:
+            undone = [type(effect).__name__ for effect in self.shipped._performer._pending]
+            assert not undone, f"{self.who}: {undone} was decided {now_s - self._told_s:.3f} s ago, and is not done"
+        self._told_s = now_s
         deadline_s = self.machine.deadline()
         self._due_s = math.inf if deadline_s is None else deadline_s
         match input_:
@@ -232,5 +236,5 @@ class WatchedRounds:
         self._done[done.round] = done
         if done.round not in self.path:
             before = self.path[done.round - 1]
-            self.path[done.round] = chain(before, self.generation, done)
-            self.world.histories.completed(before, self.generation, done, self.exchange.names(done.round))
+            names = self.exchange.names(done.round)
+            self.path[done.round] = self.world.histories.completed(before, self.generation, done, names)
