@@ -29,7 +29,11 @@ class Clock:
         self._order = itertools.count()
 
     def at(self, delay_s: float, event: Event) -> None:
-        heapq.heappush(self._queue, (self.now_s + delay_s, next(self._order), event))
+        self.at_time(self.now_s + delay_s, event)
+
+    def at_time(self, time_s: float, event: Event) -> None:
+        """What is due already happens now."""
+        heapq.heappush(self._queue, (max(self.now_s, time_s), next(self._order), event))
 
     def run_until(self, end_s: float, events_max: int) -> None:
         """Raises AssertionError when that takes more events than can be: a livelock."""
@@ -72,7 +76,11 @@ class Node:
         if self.alive and self.asleep:
             self._backlog.append((heard, event))
         elif self.alive:
-            event()
+            self.happen(event)
+
+    def happen(self, event: Event) -> None:
+        """It is awake, and this befalls it now."""
+        event()
 
     def wake(self, order: Wake) -> None:
         """What has happened happens now."""
@@ -161,7 +169,7 @@ class Network:
             for end in link.ends:
                 end.links[link.other(end).number] = link
             for end in link.ends:
-                end.linked(link.other(end), link)
+                end.hear(partial(end.linked, link.other(end), link))
 
     def end(self, node: Node, *, silent: bool) -> None:
         """The process is killed, and its sockets are closed; or `silent`: the device loses its power."""

@@ -6,13 +6,15 @@ Nobody waits for this device meanwhile: it is in no generation, and asks to be t
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from meshtraind.recovery.checkpointer import END_TIMEOUT_S, Written
+from meshtraind.recovery.checkpointer import END_TIMEOUT_S
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.checkpoint_store import CheckpointError
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestFailed
+from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
+from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.messages.generation import AskIn
 from meshwire.messages.job import GivenUp
 
@@ -21,6 +23,21 @@ log = logging.getLogger(__name__)
 LEARNER_S_MAX = END_TIMEOUT_S + 2.0  # whatever the disk does: then the learner is ended, and this device returns
 HOLDING_UP = "the base that is given up is being saved, before this device asks in again"
 TOO_LATE = "the others took this device in before it was written"
+
+
+class NamedBase(Protocol):
+    """A base that is saved. `meshtraind.storage.checkpoint_store.Checkpoint` is one."""
+
+    @property
+    def name(self) -> CheckpointName:
+        """What it is called."""
+
+
+class WrittenBase(Protocol):
+    """What a learner has written of a history that is given up; it is needed no more."""
+
+    async def finish(self) -> NamedBase:
+        """Makes it a checkpoint. Raises CheckpointError."""
 
 
 class Parting:
@@ -38,7 +55,7 @@ class Parting:
         self,
         job: Job,
         given_up: GivenUp,
-        write: Callable[[], Awaitable[Written]],
+        write: Callable[[], Awaitable[WrittenBase]],
         over: Callable[["Parting"], None],
         tasks: TaskSet,
     ) -> None:

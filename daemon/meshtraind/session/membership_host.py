@@ -21,6 +21,7 @@ from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.membership_driver import MembershipDriver
+from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
 from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
@@ -129,7 +130,7 @@ class MembershipHost:
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.memory = memory
-        self.generations: MembershipDriver | None = None
+        self.generations: MembershipDriver[Connection] | None = None
         peers_max = job.spec.peers_max
         self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, place.tasks)
 
@@ -241,7 +242,11 @@ class MembershipHost:
                     await self._left.wait()
 
     def _watch_members(self) -> None:
-        self.generations = MembershipDriver(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
+        trace = membership_trace(self._job.folder) if self._job.spec.trace else None
+        recorder = None if trace is None else MembershipRecorder(trace)
+        self.generations = MembershipDriver(
+            self._node, self._job, self._links, self, self._rtt_s, self._tasks, recorder
+        )
         self.generations.start()
         if self._inviting is not None:
             self._tasks.spawn(self._inviting.run(), "invite")

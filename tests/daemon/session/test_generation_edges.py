@@ -492,7 +492,7 @@ class Machine:
         return None
 
 
-def generations(host: object, links: dict[str, Any]) -> tuple[MembershipDriver, Machine, TaskSet]:
+def generations(host: object, links: dict[str, Any]) -> tuple[MembershipDriver[Any], Machine, TaskSet]:
     tasks, job = TaskSet("test"), cast(Any, job_of("ab", 0))
     node = SimpleNamespace(member=job.members[0], device=job.members[0].device, patience_s=5.0, links=links)
     shell = MembershipDriver(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)

@@ -1,0 +1,156 @@
+"""What a daemon of the cluster does where its membership decides: rounds made and dropped, members answered.
+
+The counterpart of `meshtraind.session.membership_host`.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from meshtraind.recovery.checkpointer import END_TIMEOUT_S
+from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.transport.requests import RequestFailed
+from meshwire.checkpoints.manifest import CheckpointName
+from meshwire.message_base import Wire
+from meshwire.messages.generation import AskModel, CatchUp, Enter, FetchRound, Holding
+from meshwire.messages.job import Generation
+from meshwire.messages.startup import Model
+from meshwire.model.manifest import ModelManifest, TensorSpec
+from meshwire.rounds.inputs import LearnerParts
+from tests.sim.clustercrossing import HeldRounds
+from tests.sim.clusterwitness import Left
+
+if TYPE_CHECKING:
+    from tests.sim.clusterdaemon import Daemon
+
+GO_BACK_TIMEOUT_S = 5.0
+GO_BACK_POLL_S = 0.02
+
+
+class SavedBase:
+    """A base that is given up: a `meshtraind.recovery.parting.WrittenBase`, and the checkpoint that it becomes."""
+
+    def __init__(self, round_: int, base: bytes) -> None:
+        self.name = CheckpointName(round_, base.hex()[:8])
+
+    async def finish(self) -> "SavedBase":
+        return self
+
+
+class Host:
+    """Of one daemon: a `meshtraind.session.membership_driver.Host`."""
+
+    def __init__(self, daemon: "Daemon") -> None:
+        self._daemon = daemon
+        self._world = daemon.world
+
+    @property
+    def rounds(self) -> HeldRounds | None:
+        return None if self._daemon.rounds is None else HeldRounds(self._daemon.rounds)
+
+    @property
+    def crossing(self) -> HeldRounds | None:
+        return self.rounds
+
+    @property
+    def founding(self) -> bool:
+        return False
+
+    def holding(self) -> Holding:
+        return self._daemon.life.holding()
+
+    def saved_beginning(self, enter: Enter) -> Beginning:
+        saved = self._daemon.life.saved
+        assert saved is not None
+        assert (saved.complete, saved.chain) == (enter.cut, enter.chain)
+        return Beginning(self.model(), self._world.space, saved, 0)
+
+    def model(self) -> Model:
+        """The same for all."""
+        tensor = TensorSpec(name="w", shape=(1,), dtype="float32", kind="parameter")
+        return Model(
+            job=self._world.spec.job, rank=0, manifest=ModelManifest(tensors=(tensor,), optimizer="SGD"), plan=bytes(32)
+        )
+
+    def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
+        daemon, entry = self._daemon, beginning.entry
+        if entry.anew:
+            if daemon.rounds is not None:
+                history = daemon.rounds.history
+                left = Left(history.chain, history.complete, entry.complete, 0, apart=False)
+                daemon.losses.leave(left)
+            daemon.without_learner = True
+            daemon.life.end()
+            self._world.went_back(daemon, entry)
+        daemon.life.forget(above=entry.complete if entry.anew else -1)
+        daemon.drop_rounds()
+        assert daemon.job is not None
+        daemon.job.take(generation)
+        daemon.rounds = daemon.make_rounds(generation, entry, loading=True)
+        daemon.life.load_next()
+
+    def entered(self, generation: Generation) -> None:
+        daemon = self._daemon
+        daemon.life.loans.entered(generation)
+        if daemon.without_learner and daemon.rank not in generation.learning:
+            daemon.without_learner = False
+            daemon.life.run()
+
+    def resumed(self) -> None:
+        self._daemon.report()
+
+    async def write_given_up(self) -> SavedBase:
+        """The learner comes to a boundary, and what is complete is in its base."""
+        rounds, learner = self._daemon.rounds, self._daemon.learner
+        if rounds is None or learner is None or learner.rounds is not rounds:
+            raise RequestFailed("its learner holds no state now")
+        rounds.handle(LearnerParts("its history is not kept"))
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                return SavedBase(*await learner.saved(rounds.history.complete))
+        except TimeoutError:
+            raise RequestFailed("its learner has not reached a boundary") from None
+
+    def left_out(self, reason: str) -> None:
+        daemon = self._daemon
+        self._world.tell(daemon.name, f"is left out: {reason}")
+        daemon.left_out += 1
+        daemon.without_learner = True
+        assert daemon.job is not None
+        daemon.job.drop_out()
+        daemon.drop_rounds()
+        daemon.life.end()
+        daemon.was_left_out()
+
+    def turned_away(self, reason: str) -> None:
+        self._daemon.turned_away(reason)
+
+    def nobody_learns(self) -> None:
+        self._world.fail("no peer can run the script any more")
+
+    # What others ask
+
+    async def asked(self, body: CatchUp | FetchRound | AskModel) -> Wire:
+        """Raises RequestFailed."""
+        daemon = self._daemon
+        if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
+            await self._at_cut(body.cut)
+        rounds = self.rounds
+        if rounds is None:
+            raise RequestFailed(f"{daemon.name} has no history")
+        match body:
+            case CatchUp():
+                if body.complete is None and not daemon.driver.promised(body.generation):
+                    raise RequestFailed(f"{daemon.name} has promised another generation meanwhile")
+                return answer_catch_up(rounds, body, 0, daemon.driver.path)
+            case FetchRound():
+                return answer_fetch_round(rounds, body)
+            case AskModel():
+                return self.model()
+
+    async def _at_cut(self, cut: int) -> None:
+        loop, daemon = asyncio.get_running_loop(), self._daemon
+        deadline_s = loop.time() + GO_BACK_TIMEOUT_S
+        while daemon.rounds is not None and daemon.rounds.machine.complete > cut and loop.time() < deadline_s:
+            await asyncio.sleep(GO_BACK_POLL_S)
+        if daemon.rounds is not None and daemon.rounds.machine.complete != cut:
+            raise RequestFailed(f"{daemon.name} is at round {daemon.rounds.machine.complete}, not {cut}")
