@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from meshtraind.executor.factory import ExecutorFactory
+from meshtraind.executor.host import ExchangeSettings
 from meshtraind.learner.shared_memory import SharedMemory
-from meshtraind.rounds.driver import JobModel, Rounds, RoundsStart
+from meshtraind.rounds.driver import JobModel, Rounds, RoundsPorts, RoundsStart
 from meshtraind.rounds.history import Entry
-from meshtraind.transport.connection import Connection
+from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header
+from meshwire.jobs.lifecycle import job_number
 from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import BlobRef, Generation, JobSpec, Member
@@ -79,6 +82,7 @@ class Link:
     """A connection that keeps what it is given."""
 
     writable = True
+    chunk_bytes_received = 0
 
     def __init__(self) -> None:
         self.chunks: list[tuple[Header, Any]] = []
@@ -104,11 +108,15 @@ class Peer:
         self.told: list[Wire] = []
         self.buckets = len(plan.buckets)
         generation = Generation.first(JOB, members[0].device, members)
+        links: Mapping[int, RoundLink] = {1 - rank: self.link}
+        settings = ExchangeSettings(
+            plan=plan, codec=spec.codec, job=job_number(spec.job), seed=spec.seed, staleness=spec.sync.staleness
+        )
+        planes = ExecutorFactory(settings, links, self.memory.result(), None)
         self.rounds = Rounds(
             JobModel(spec, manifest, plan, samples=None),
             RoundsStart(rank, generation, Entry(), loading=False),
-            cast(Mapping[int, Connection], {1 - rank: self.link}),
-            self.memory,
+            RoundsPorts(links, self.memory, planes),
             self,
             None,
             rtt_s=0.001,

@@ -3,6 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshtraind.executor.executor import Executor
+from meshtraind.rounds.driver import Rounds
+
 
 @dataclass
 class Told:
@@ -27,3 +30,10 @@ class Told:
 
     def chunk_broken(self, rank: int | None, text: str) -> None:
         self.on_broken(rank, text)
+
+
+def executor_of(rounds: Rounds) -> Executor:
+    """What moves the bytes of a daemon's rounds."""
+    plane = rounds._parts.plane
+    assert isinstance(plane, Executor)
+    return plane

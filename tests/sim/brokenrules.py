@@ -66,12 +66,14 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
     def keeps(self: Host, reason: str) -> None:
         daemon = self._daemon
         rounds = daemon.rounds
-        whole = rounds is not None and rounds.stage is Stage.RUNNING and "went on without" in reason
+        if rounds is None or rounds.shipped._performer.stage is not Stage.RUNNING or "went on without" not in reason:
+            left_out(self, reason)
+            return
+        daemon.rounds = None
         left_out(self, reason)
-        if rounds is not None and whole:
-            daemon.rounds, rounds.closed = rounds, False
-            rounds.fence()
-            rounds.dead("it was left out")
+        daemon.rounds = rounds
+        rounds.shipped.crossing.fence()
+        rounds.shipped.learner.dead("it was left out")
 
     patch.setattr(MembershipState, "leave", left)
     patch.setattr(MembershipState, "stand", stands)

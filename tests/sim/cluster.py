@@ -15,7 +15,7 @@ from random import Random
 from meshtraind.rounds.history import Entry
 from meshwire.jobs.partition_wait import NEVER
 from meshwire.messages.generation import Enter, Where
-from meshwire.messages.job import BlobRef, Generation, JobSpec
+from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
 from meshwire.rounds.effects import RoundComplete
@@ -27,7 +27,7 @@ from tests.sim.clusterjoining import State
 from tests.sim.clusterline import Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
-from tests.sim.clusterrounds import Rounds
+from tests.sim.clusterrounds import WatchedRounds, job_spec
 from tests.sim.clusterwitness import Left
 
 JOB = "j" + "0" * 11
@@ -82,7 +82,9 @@ class Cluster:
         self.setting = setting
         self.devices = setting.founders + setting.newcomers
         self.members_max = members_max or self.devices
-        self.spec = self._spec()
+        wait_s = setting.partition_wait_s
+        chosen = {"peers_max": self.members_max, "partition_wait": NEVER if wait_s == math.inf else wait_s}
+        self.spec = job_spec(JOB, device_of(0), setting.sync).model_copy(update=chosen)
         self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
         self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s
         self.timeouts = Timeouts(setting.patience_s, setting.rtt_s, setting.partition_wait_s)
@@ -107,29 +109,6 @@ class Cluster:
     @property
     def now_s(self) -> float:
         return self.clock.now_s
-
-    def _spec(self) -> JobSpec:
-        """The job as its members know it: what concerns their membership."""
-        return JobSpec(
-            job=JOB,
-            name="job",
-            submitter=device_of(0),
-            created_at_s=0.0,
-            script="train.py",
-            args=(),
-            env=(),
-            files=BlobRef(sha256=bytes(32), size_bytes=0),
-            data=None,
-            sync=self.setting.sync,
-            codec="fp32",
-            on_nan="skip",
-            seed=0,
-            bucket_bytes=1024,
-            hash_every=0,
-            trace=False,
-            peers_max=self.members_max,
-            partition_wait=NEVER if self.setting.partition_wait_s == math.inf else self.setting.partition_wait_s,
-        )
 
     def _found(self) -> None:
         founders = self.setting.founders
@@ -222,7 +201,7 @@ class Cluster:
         self.tell(daemon.name, f"goes on in generation {generation.number}")
         self.moments.come(Moment.GOES_ON, daemon.number)
 
-    def completed(self, rounds: Rounds, done: RoundComplete) -> None:
+    def completed(self, rounds: WatchedRounds, done: RoundComplete) -> None:
         assert "its process has ended" not in done.reason, "V2: a learner that dies costs no round"
         key = rounds.generation, done.round
         if key not in self._first:
@@ -272,7 +251,7 @@ class Cluster:
             f"{daemon.name} sends in a generation that not all members have entered"
         )
 
-    def check_committed(self, rounds: Rounds, round_: int) -> None:
+    def check_committed(self, rounds: WatchedRounds, round_: int) -> None:
         """G5: every member of the generation that is left holds it."""
         self.line.committed(rounds.generation, round_, rounds.path[round_])
         for other in self.daemons:
@@ -296,7 +275,7 @@ class Cluster:
             return
         machine, s = rounds.machine, self.sync.staleness
         assert machine.rounds_kept <= 3 * (s + 1), "memory is bounded: rounds"
-        assert len(rounds.unsent) <= 4 * (s + 2), "memory is bounded: unsent messages"
+        assert rounds.unsent <= 4 * (s + 2), "memory is bounded: unsent messages"
         kept = 3 * (s + 1) + min(self.unapplied_max, machine.complete - machine.applied)
         assert rounds.exchange.rounds_kept <= kept, "memory is bounded: encoded rounds"
         assert rounds.job_rounds.rounds_kept <= kept, "memory is bounded: rounds to be given to a learner"

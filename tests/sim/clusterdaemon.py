@@ -20,12 +20,12 @@ from meshwire.messages.envelope import Envelope
 from meshwire.messages.generation import CatchUp
 from meshwire.messages.job import Generation, GivenUp, Member
 from tests.sim.clusterconnection import LinkEnd
-from tests.sim.clusterexchange import Part
+from tests.sim.clusterexchange import Chunk, News
 from tests.sim.clusterhost import Host
 from tests.sim.clusterjoining import AskState, LearnerSupervisor
 from tests.sim.clusterlearner import Learner
 from tests.sim.clusternetwork import Event, Link, Node, Wake
-from tests.sim.clusterrounds import News, Rounds
+from tests.sim.clusterrounds import WatchedRounds
 from tests.sim.clusterwitness import Losses, Witness
 from tests.sim.virtualloop import virtual_loop
 
@@ -97,7 +97,7 @@ class Daemon(Node):
         self.place = Place(self.member.device, self.member, world.setting.patience_s)
         self.tasks = TaskSet(self.name, self._task_failed)
         self.losses = Losses(self)
-        self.rounds: Rounds | None = None
+        self.rounds: WatchedRounds | None = None
         self.ended = False
         self.leaving = False
         self.has_left = False  # its history; what is given up of that is being saved
@@ -195,30 +195,18 @@ class Daemon(Node):
             if member.device in self.place.links:
                 self.round_links[rank] = self.place.links[member.device]
         self.life.found(self.rounds)
-        self.happen(self.rounds.begin)
+        self.happen(self.rounds.shipped.learner.begin)
 
-    def make_rounds(self, generation: Generation, entry: Entry, *, loading: bool) -> Rounds:
+    def make_rounds(self, generation: Generation, entry: Entry, *, loading: bool) -> WatchedRounds:
         """In which this member is."""
         rank = rank_of(generation, self.member.device)
         assert rank is not None
-        return Rounds(
-            self.world,
-            self.name,
-            self.number,
-            rank,
-            generation,
-            entry,
-            loading=loading,
-            later=self.later,
-            send=self._send_all,
-            notify=self.life.notify,
-            on_round=self.life.round_complete,
-        )
+        return WatchedRounds(self, rank, generation, entry, loading=loading)
 
     def drop_rounds(self) -> None:
         """They are of no history that is kept."""
         if self.rounds is not None:
-            self.rounds.closed = True
+            self.rounds.close()
         self.rounds = None
         self.has_left = False
 
@@ -260,7 +248,7 @@ class Daemon(Node):
             self._hear(peer, self._shell, body)
 
     def _hear(self, peer: "Daemon", shell: MembershipDriver[LinkEnd], body: object) -> None:
-        if not isinstance(body, News | Part):
+        if not isinstance(body, News | Chunk):
             shell.notice(peer.member.device, body)  # type: ignore[arg-type]
         elif self.rounds is not None and self.generation is not None:
             report = isinstance(body, News) and body.message is None
@@ -273,11 +261,6 @@ class Daemon(Node):
             self.life.base_changed(self.rounds)
         self.world.check(self)
 
-    def _send_all(self, body: News | Part) -> None:
-        self.world.check_sends(self, body.generation)
-        for end in self.round_links.values():
-            end.notify(body)
-
     def _report_regularly(self) -> None:
         if self._shell is not None:
             self.report()
@@ -288,9 +271,9 @@ class Daemon(Node):
     def report(self) -> None:
         """G5: every member is told how far this one is."""
         if self.rounds is not None and self.generation is not None:
-            news = News(self.generation.hash64(), self.rounds.machine.complete, None)
+            news = News(self.generation.hash64(), self.rounds.shipped.complete, None)
             for end in self.round_links.values():
-                end.notify(news)
+                end.send(news)
 
     # What is asked of others, and what they ask
 

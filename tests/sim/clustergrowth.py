@@ -18,7 +18,7 @@ def kept(daemon: Daemon) -> Counter[str]:
     rounds = daemon.rounds
     roots: list[object] = [daemon.driver, daemon.life.loans]
     if rounds is not None:
-        roots += [rounds.job_rounds, rounds.history]
+        roots.append(rounds.shipped)
     found: Counter[str] = Counter()
     seen: set[int] = set()
     while roots:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from meshtraind.recovery.checkpointer import END_TIMEOUT_S
 from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.rounds.driver import Rounds
+from meshtraind.rounds.generation_change import GenerationChange
 from meshtraind.transport.requests import RequestFailed
 from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.message_base import Wire
 from meshwire.messages.generation import AskModel, CatchUp, Enter, FetchRound, Holding
 from meshwire.messages.job import Generation
 from meshwire.messages.startup import Model
-from meshwire.model.manifest import ModelManifest, TensorSpec
-from meshwire.rounds.inputs import LearnerParts
-from tests.sim.clustercrossing import HeldRounds
+from tests.sim.clusterrounds import MANIFEST
 from tests.sim.clusterwitness import Left
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ class Host:
         self._world = daemon.world
 
     @property
-    def rounds(self) -> HeldRounds | None:
-        return None if self._daemon.rounds is None else HeldRounds(self._daemon.rounds)
+    def rounds(self) -> Rounds | None:
+        return None if self._daemon.rounds is None else self._daemon.rounds.shipped
 
     @property
-    def crossing(self) -> HeldRounds | None:
-        return self.rounds
+    def crossing(self) -> GenerationChange | None:
+        return None if self.rounds is None else self.rounds.crossing
 
     @property
     def founding(self) -> bool:
@@ -66,10 +66,7 @@ class Host:
 
     def model(self) -> Model:
         """The same for all."""
-        tensor = TensorSpec(name="w", shape=(1,), dtype="float32", kind="parameter")
-        return Model(
-            job=self._world.spec.job, rank=0, manifest=ModelManifest(tensors=(tensor,), optimizer="SGD"), plan=bytes(32)
-        )
+        return Model(job=self._world.spec.job, rank=0, manifest=MANIFEST, plan=bytes(32))
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         daemon, entry = self._daemon, beginning.entry
@@ -103,7 +100,7 @@ class Host:
         rounds, learner = self._daemon.rounds, self._daemon.learner
         if rounds is None or learner is None or learner.rounds is not rounds:
             raise RequestFailed("its learner holds no state now")
-        rounds.handle(LearnerParts("its history is not kept"))
+        rounds.shipped.learner.part("its history is not kept")
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 return SavedBase(*await learner.saved(rounds.history.complete))
@@ -150,7 +147,7 @@ class Host:
     async def _at_cut(self, cut: int) -> None:
         loop, daemon = asyncio.get_running_loop(), self._daemon
         deadline_s = loop.time() + GO_BACK_TIMEOUT_S
-        while daemon.rounds is not None and daemon.rounds.machine.complete > cut and loop.time() < deadline_s:
+        while daemon.rounds is not None and daemon.rounds.shipped.complete > cut and loop.time() < deadline_s:
             await asyncio.sleep(GO_BACK_POLL_S)
-        if daemon.rounds is not None and daemon.rounds.machine.complete != cut:
-            raise RequestFailed(f"{daemon.name} is at round {daemon.rounds.machine.complete}, not {cut}")
+        if daemon.rounds is not None and daemon.rounds.shipped.complete != cut:
+            raise RequestFailed(f"{daemon.name} is at round {daemon.rounds.shipped.complete}, not {cut}")

@@ -4,7 +4,7 @@ The counterpart of `meshtraind.learner.supervisor`, `meshtraind.recovery.join_re
 `meshtraind.recovery.state_donor`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from meshwire.messages.generation import Holding
 from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
-from tests.sim.clusterrounds import Rounds
+from tests.sim.clusterrounds import WatchedRounds
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -66,7 +66,7 @@ class LearnerSupervisor:
         self._entries: dict[int, Entry] = {}  # of rounds that may become checkpoints
         self.learner: Learner | None = None
 
-    def found(self, rounds: Rounds) -> None:
+    def found(self, rounds: WatchedRounds) -> None:
         """The first process begins the job with the others'."""
         self.learner = self._new()
         self.learner.begin(rounds, rounds.first, rounds.path[rounds.first])
@@ -98,9 +98,9 @@ class LearnerSupervisor:
         self.end()
         rounds = self._daemon.rounds
         if rounds is not None and not self._daemon.driver.end_parting():
-            if kept is not None and not rounds.machine.applied <= kept.round <= rounds.machine.complete:
+            if kept is not None and not rounds.shipped.learner.could_hold(kept.round):
                 kept = None
-            rounds.dead("its process has ended", None if kept is None else kept.round)
+            rounds.shipped.learner.dead("its process has ended", None if kept is None else kept.round)
             self.load_next(kept)
             self._daemon.wish("rest")
             self._daemon.look_again()
@@ -113,7 +113,7 @@ class LearnerSupervisor:
         self.kept = None
         if self._daemon.rounds is not None and not self._daemon.driver.end_parting():
             self._world.tell(self._daemon.name, "'s learner is started no more")
-            self._daemon.rounds.dead("its script has failed")
+            self._daemon.rounds.shipped.learner.dead("its script has failed")
             self._daemon.wish("rest")
 
     def forget(self, above: int = -1) -> None:
@@ -123,18 +123,18 @@ class LearnerSupervisor:
         if self.saved is not None and self.saved.complete > above:
             self.saved = None
 
-    def round_complete(self, rounds: Rounds, round_: int) -> None:
+    def round_complete(self, rounds: WatchedRounds, round_: int) -> None:
         """Some become checkpoints; and nobody is kept waiting for who could find its base in memory."""
         if round_ % CHECKPOINT_ROUNDS == 0:
-            self._entries[round_] = rounds.entry()
+            self._entries[round_] = replace(rounds.shipped.entry(), anew=True)
         waits = self.kept is not None and (self.learner is None or self.learner.rounds is None)
-        if waits and rounds.hold_others_up:
+        if waits and rounds.shipped.hold_others_up:
             self.kept = None
-            rounds.dead("its process has ended, and the others have gone on")
+            rounds.shipped.learner.dead("its process has ended, and the others have gone on")
 
-    def base_changed(self, rounds: Rounds) -> None:
+    def base_changed(self, rounds: WatchedRounds) -> None:
         """Its learner has applied rounds: those that all hold are saved."""
-        upto = min(rounds.machine.applied, rounds.committed)
+        upto = min(rounds.shipped.applied, rounds.shipped.committed)
         for round_ in [round_ for round_ in self._entries if round_ <= upto]:
             self.saved = self._entries.pop(round_)
 
@@ -148,7 +148,7 @@ class LearnerSupervisor:
         states = [round_ for round_ in (given, None if saved is None else saved.complete) if round_ is not None]
         return Holding(
             base=ready or self.kept is not None,
-            loads_after=rounds.loads_after,
+            loads_after=rounds.shipped.learner.loads_after,
             state=max(states, default=None),
             saved=None if saved is None else (saved.complete, saved.chain),
         )
@@ -214,7 +214,7 @@ class LearnerSupervisor:
 class JoinRequests:
     """One process's way into the job: a state of a donor, then the round after which that was read."""
 
-    def __init__(self, daemon: "Daemon", life: LearnerSupervisor, process: Learner, rounds: Rounds) -> None:
+    def __init__(self, daemon: "Daemon", life: LearnerSupervisor, process: Learner, rounds: WatchedRounds) -> None:
         self._daemon = daemon
         self._life = life
         self._process = process
@@ -229,7 +229,7 @@ class JoinRequests:
         if self._life.kept is not None:
             self._loaded(self._life.kept, "finds the base after round {} in memory")
             return
-        self._after_round = self._rounds.loads()
+        self._after_round = self._rounds.shipped.learner.loads()
         self._ask_all()
 
     def _ask_all(self) -> None:
@@ -301,6 +301,6 @@ class JoinRequests:
         self._life.kept = None
         daemon.world.tell(daemon.name, f"'s learner {how.format(state.round)}")
         self._process.begin(self._rounds, state.round, state.base)
-        self._rounds.loaded(state.round)
+        self._rounds.shipped.learner.loaded(state.round)
         daemon.wish("learn")
         daemon.world.check(daemon)

@@ -1,6 +1,6 @@
 """One process of a learner in virtual time: it draws what it is dealt, computes, contributes, applies, saves, or dies.
 
-It talks to its daemon in the same words as the real one.
+It talks to its daemon in the words of the real one, and leaves what it has computed in the memory between them.
 """
 
 import asyncio
@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Literal
 
 from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
-from meshwire.messages.learner import EpochOver, Grant, RoundDone, Start, StepLost
+from meshwire.messages.learner import (
+    EpochOver,
+    Grant,
+    LearnerBucket,
+    LearnerSealed,
+    LearnerStepped,
+    RoundDone,
+    Start,
+    StepLost,
+)
 from meshwire.messages.rounds import Poison
 from meshwire.samples.pool import Batch
 from meshwire.sync.mode import SyncSettings
+from tests.sim.clusterexchange import BUCKETS
 
 if TYPE_CHECKING:
-    from tests.sim.clusterrounds import Rounds
-
-BUCKETS = 2
+    from tests.sim.clusterrounds import WatchedRounds
 
 
 class Deal:
@@ -102,7 +110,7 @@ class Learner:
         self._applying = False
         self._step = 0
         self.deal = Deal(sync)
-        self.rounds: Rounds | None = None  # once it has a base
+        self.rounds: WatchedRounds | None = None  # once it has a base
         self.alive = True
         self.base = b""
         self.applied = 0
@@ -110,7 +118,7 @@ class Learner:
         self.hang_s = 0.0  # in its next step
         self.poison = False  # its next step
 
-    def begin(self, rounds: "Rounds", applied: int, base: bytes) -> None:
+    def begin(self, rounds: "WatchedRounds", applied: int, base: bytes) -> None:
         """It holds the base after `applied`."""
         self.rounds, self.applied, self.base = rounds, applied, base
 
@@ -182,7 +190,7 @@ class Learner:
         )
         self.applied, self.base = done.round, chain
         self._applying = False
-        self.rounds.applied(done.round)
+        self.rounds.shipped.learner.applied(done.round)
         self._give_state()
         self._apply()
 
@@ -193,7 +201,7 @@ class Learner:
         if self.pause_s:
             pause_s, self.pause_s = self.pause_s, 0.0
             self._stepping = False
-            self.rounds.idle("paused")
+            self.rounds.shipped.learner.idle("paused")
             self._after(pause_s, self._back)
             self._apply()
             self._give_state()
@@ -203,7 +211,7 @@ class Learner:
                 self._waiting = True
             case "idle":
                 self._idle, self._stepping = True, False
-                self.rounds.idle(f"the end of epoch {self.deal.epoch}")
+                self.rounds.shipped.learner.idle(f"the end of epoch {self.deal.epoch}")
                 self._apply()
                 self._give_state()
             case "drawn":
@@ -211,7 +219,7 @@ class Learner:
 
     def _back(self) -> None:
         assert self.rounds is not None
-        self.rounds.back()
+        self.rounds.shipped.learner.back()
 
     def _more_samples(self) -> None:
         if self._waiting:
@@ -235,12 +243,27 @@ class Learner:
         poison = Poison(bucket=bucket, parameter="w", reason="not finite") if poisoned else None
         batches = self.deal.bind(self._step) if bucket == 0 else ()
         blocks = tuple(block for batch in batches for block in batch)
-        self.rounds.bucket(self._step, bucket, blocks, f"{self.name}.{self._step}", self.deal.claim, poison)
+        name = f"{self.name}.{self._step}"
+        if bucket == 0:
+            self.rounds.slots.put(self._step, name)
+        samples = sum(block.end - block.first for block in blocks)
+        ready = LearnerBucket(
+            step=self._step,
+            bucket=bucket,
+            weight=1.0 if bucket else float(samples),  # only the first one's is looked at (R2)
+            samples=blocks,
+            hyperparameters=name.encode(),
+            claim=self.deal.claim,
+            poison=poison,
+        )
+        self.rounds.shipped.learner.bucket(ready)
 
     def _seal(self) -> None:
         assert self.rounds is not None
         self._stepping = False
-        self.rounds.sealed(self._step)
+        inputs = self.rounds.shipped.learner
+        inputs.sealed(LearnerSealed(step=self._step, used=bytes([1]), integers=(self._step,)))
+        inputs.stepped(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
         self._apply()
         self._give_state()
 

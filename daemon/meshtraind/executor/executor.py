@@ -17,6 +17,8 @@ is void, and the round runs again with the very same parts (`round_buffers.py`).
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
+import numpy as np
+
 from meshtraind.codecs.base import CodecError, Values
 from meshtraind.executor.compute import Calculation
 from meshtraind.executor.host import BindsOfRounds, ChunkTrace, ExchangeMembers, ExchangeSettings, RoundHost
@@ -32,7 +34,7 @@ from meshtraind.parts.seeds import member_seed
 from meshtraind.parts.segments import RoundForm, RoundForms, Segment
 from meshtraind.projection.base import LearnerHelp
 from meshtraind.runtime.timeslice import Slices
-from meshtraind.transport.connection import Connection
+from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.collectives.exchange import Part, Work
 from meshwire.collectives.strategy import Strategy, collective_for
@@ -120,7 +122,7 @@ class Executor:
         self,
         generation: int,
         ranks: tuple[int, ...],
-        links: Mapping[int, Connection],
+        links: Mapping[int, RoundLink],
         cut: int,
         *,
         learning: tuple[int, ...],
@@ -132,7 +134,7 @@ class Executor:
         Args:
             generation: its hash, for the frame headers.
             ranks: of its members, sorted.
-            links: the connection to each other member, by rank.
+            links: the way to each other member, by rank.
             learning: those whose learners compute.
         """
         assert self._fenced
@@ -213,13 +215,15 @@ class Executor:
 
     # What this member adds
 
-    def contribute(self, number: int, bucket: int, part: Part, weight: float, raw: Values | None) -> None:
-        """Fixes this member's part of a bucket (`raw` for DATA: the slot that holds w*g), once in each generation.
+    def contribute(self, number: int, bucket: int, part: Part, weight: float, raw: memoryview | Values | None) -> None:
+        """Fixes this member's part of a bucket, once in each generation. `raw`, for DATA: the slot with w*g in fp32.
 
         With s>0 the slot's values of this bucket are no longer needed when this returns (M1); with s=0 they must stay
         until the round is complete. What was kept once is what is contributed: later, `raw` is not looked at.
         """
         if part is Part.DATA:
+            if isinstance(raw, memoryview):
+                raw = np.frombuffer(raw, np.float32)
             part = self._memory.own_part(number, weight).keep(bucket, raw)
         if self._fenced:
             return

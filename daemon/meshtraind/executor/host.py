@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from meshtraind.transport.connection import Connection
+from meshtraind.transport.round_link import RoundLink
 from meshwire.frames.header import Header
 from meshwire.model.manifest import Momentum
 from meshwire.model.plan import Plan
@@ -38,13 +38,13 @@ class ExchangeMembers:
     Attributes:
         generation: its hash, for the frame headers.
         ranks: of its members, sorted.
-        links: the connection to each other member, by rank.
+        links: the way to each other member, by rank.
         learning: those whose learners compute.
     """
 
     generation: int
     ranks: tuple[int, ...]
-    links: Mapping[int, Connection]
+    links: Mapping[int, RoundLink]
     learning: tuple[int, ...]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
 from meshtraind.runtime.timeslice import Slices
-from meshtraind.transport.connection import Connection
+from meshtraind.transport.round_link import RoundLink
 from meshwire.frames.header import Header
 
 Item = TypeVar("Item")
@@ -18,11 +18,11 @@ class Outbox(Generic[Item]):
     It belongs to one generation: with it ends what still waits.
 
     Args:
-        links: the connection to each other member, by rank.
+        links: the way to each other member, by rank.
         prepare: does an item's arithmetic; returns the frame to send, None for an item of one's own.
     """
 
-    def __init__(self, links: Mapping[int, Connection], prepare: Callable[[Item], Frame | None]) -> None:
+    def __init__(self, links: Mapping[int, RoundLink], prepare: Callable[[Item], Frame | None]) -> None:
         self._links = links
         self._prepare = prepare
         self._queues: dict[int, deque[Item]] = {}

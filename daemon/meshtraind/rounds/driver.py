@@ -5,21 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from meshtraind.executor.executor import Executor
-from meshtraind.executor.host import ExchangeMembers, ExchangeSettings
-from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.rounds.data_plane import DataPlaneFactory, RawSlots
 from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
 from meshtraind.rounds.generation_change import GenerationChange
 from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.learner_inputs import LearnerInputs
-from meshtraind.rounds.trace import Trace
-from meshtraind.rounds.trace_recorder import round_machine
-from meshtraind.transport.connection import Connection
+from meshtraind.rounds.trace_recorder import TraceLines, round_machine
+from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header
-from meshwire.jobs.lifecycle import job_number
 from meshwire.layout.projections import builds_on
 from meshwire.memory.footprint import unapplied_max
 from meshwire.message_base import Wire
@@ -74,6 +68,21 @@ class RoundsStart:
     loading: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RoundsPorts:
+    """All that the rounds of a job have to do with outside of their daemon's decisions.
+
+    Attributes:
+        links: the way to each other member, by rank; live.
+        slots: where the learner puts what it has computed.
+        planes: makes what moves the bytes between slots and links.
+    """
+
+    links: Mapping[int, RoundLink]
+    slots: RawSlots
+    planes: DataPlaneFactory
+
+
 class RoundsOwner(Protocol):
     """Whoever made the rounds of a job, and whom they concern: its learner, its members, its end."""
 
@@ -91,10 +100,10 @@ class RoundsOwner(Protocol):
 
 
 class Rounds:
-    """One job's rounds with all that they move: executor, history, learner, samples.
+    """One job's rounds with all that they move: data plane, history, learner, samples.
 
     Args:
-        links: the connection to each other member, by rank; live.
+        trace: None: nothing is written of what the machine is told and answers.
         rtt_s: to the farthest member.
         stall_s: as of `Timeouts`.
 
@@ -108,10 +117,9 @@ class Rounds:
         self,
         model: JobModel,
         beginning: RoundsStart,
-        links: Mapping[int, Connection],
-        memory: SharedMemory,
+        ports: RoundsPorts,
         owner: RoundsOwner,
-        trace: Trace | None,
+        trace: TraceLines | None,
         *,
         rtt_s: float,
         stall_s: float,
@@ -123,27 +131,9 @@ class Rounds:
         self._loop = asyncio.get_running_loop()
         staleness = spec.sync.staleness
         in_the_middle = beginning.loading and not entry.anew
-        executor = Executor(
-            ExchangeSettings(
-                plan=plan,
-                codec=spec.codec,
-                topology=spec.topology,
-                momentum=manifest.momentum,
-                job=job_number(spec.job),
-                seed=spec.seed,
-                staleness=staleness,
-            ),
-            rank,
-            ExchangeMembers(
-                generation=generation.hash64(), ranks=generation.ranks, links=links, learning=generation.learning
-            ),
-            first=None if in_the_middle else entry.complete + 1,
-            result=np.frombuffer(memory.result(), np.float32),
-            host=self,
-            binds=self,
-            trace=trace,
-        )
-        round_bytes = executor.round_bytes(spec.peers_max or len(generation.members))
+        first = None if in_the_middle else entry.complete + 1
+        plane = ports.planes.make(rank, generation, first, host=self, binds=self)
+        round_bytes = plane.round_bytes(spec.peers_max or len(generation.members))
         settings = RoundSettings(
             ranks=generation.ranks,
             rank=rank,
@@ -162,7 +152,7 @@ class Rounds:
         grants = SampleGrants(samples, rank, learning, spec.sync, entry.deal) if samples is not None else None
         self._machine = round_machine(settings, trace, complete=entry.complete)
         job_rounds = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
-        self._parts = RoundParts(spec, rank, job_rounds, executor, RoundHistory(entry), links, memory)
+        self._parts = RoundParts(spec, rank, job_rounds, plane, RoundHistory(entry), ports.links, ports.slots)
         self._performer = EffectPerformer(self._parts, generation.hash64(), self)
         self.crossing = GenerationChange(self._parts, self._performer, counted, learning)
         loadable_after = entry.complete + (builds_on(parse_codec(spec.codec), staleness) if in_the_middle else 0)
@@ -231,7 +221,7 @@ class Rounds:
             "batch": job_rounds.batch,
             "finished": self.finished,
             "waiting_for": job_rounds.waiting(),
-            "receipts": (self.complete + 1, self._parts.executor.receipts(self.complete + 1)),
+            "receipts": (self.complete + 1, self._parts.plane.receipts(self.complete + 1)),
         }
 
     def note_round_trip(self, rtt_s: float) -> None:
@@ -243,7 +233,7 @@ class Rounds:
     def stalled(self, reports: Mapping[int, RankReport]) -> tuple[int, str] | None:
         """To be asked about once a second: a member that could send and does not, and what is to be said of it."""
         round_, decided = self.complete + 1, self._machine.decided_by_all
-        lacks = list(self._parts.executor.lacks(round_)) if decided >= round_ else []
+        lacks = list(self._parts.plane.lacks(round_)) if decided >= round_ else []
         return self._stall.look(
             self._loop.time(),
             round_ if decided >= round_ and self._performer.stage is Stage.RUNNING else None,
@@ -261,7 +251,7 @@ class Rounds:
     def message(self, sender: int, message: Message, *, behind: bool = False) -> None:
         """A round message of a member. `behind`: its learner is in no barrier."""
         self._performer.handle(MemberMessage(sender, message, behind))
-        self._parts.executor.decided()
+        self._parts.plane.decided()
 
     def peer_complete(self, sender: int, complete: int) -> None:
         """G5: every frame says how far its sender is."""
@@ -278,18 +268,18 @@ class Rounds:
 
     def chunk_announced(self, sender: int, header: Header) -> memoryview | str | None:
         """Where an incoming chunk belongs."""
-        return self._parts.executor.chunk_announced(sender, header)
+        return self._parts.plane.chunk_announced(sender, header)
 
     def chunk_received(self, sender: int, header: Header) -> None:
         """An incoming chunk is in its place."""
-        self._parts.executor.chunk_received(header)
+        self._parts.plane.chunk_received(header)
         self.peer_complete(sender, header.complete)
 
     def close(self) -> None:
         """Stops the timer and lets go of links and memory."""
         self.closed = True
         self._performer.close()
-        self._parts.executor.close()
+        self._parts.plane.close()
 
     # What its parts say to whoever made it
 
@@ -309,7 +299,7 @@ class Rounds:
         """The next round is complete."""
         self._owner.round_complete(self, round_)
 
-    # What the executor says and asks
+    # What the data plane says and asks
 
     def chunk_broken(self, rank: int | None, text: str) -> None:
         """A member has sent what no encoder makes, or nobody is known to be to blame."""

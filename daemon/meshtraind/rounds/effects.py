@@ -1,4 +1,4 @@
-"""Performs what is decided in `JobRounds`, in order, on links, memory and learner, and owns the one timer."""
+"""Performs what is decided in `JobRounds`, in order, on links, data plane and learner, and owns the one timer."""
 
 import asyncio
 import logging
@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-import numpy as np
-
-from meshtraind.codecs.base import Values
-from meshtraind.executor.executor import Executor
-from meshtraind.learner.shared_memory import SharedMemory
+from meshtraind.rounds.data_plane import DataPlane, RawSlots
 from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.stats import RoundStats
-from meshtraind.transport.connection import Connection
+from meshtraind.transport.round_link import RoundLink
 from meshwire.collectives.exchange import Part
 from meshwire.jobs.lifecycle import job_number
 from meshwire.message_base import Wire
@@ -75,17 +71,18 @@ class RoundParts:
 
     Attributes:
         job_rounds: the round machine with schedule and samples, which decides all and does nothing.
-        links: the connection to each other member of the generation, by rank; live.
-        memory: shared with the learner.
+        plane: moves the bytes.
+        links: the way to each other member of the generation, by rank; live.
+        slots: where the learner puts what it has computed.
     """
 
     spec: JobSpec
     rank: int
     job_rounds: JobRounds
-    executor: Executor
+    plane: DataPlane
     history: RoundHistory
-    links: Mapping[int, Connection]
-    memory: SharedMemory
+    links: Mapping[int, RoundLink]
+    slots: RawSlots
 
 
 class EffectPerformer:
@@ -106,6 +103,7 @@ class EffectPerformer:
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s: float | None = None  # when it fires
         self._pending: deque[JobEffect] = deque()
         self._unsent: list[Message] = []  # until all have entered
         self._performing = False
@@ -172,13 +170,12 @@ class EffectPerformer:
                 self._broadcast(message)
             case Contribute(round_, bucket):
                 bind = parts.job_rounds.machine.own_bind(round_)
-                raw: Values = np.frombuffer(parts.memory.raw(bind.step), np.float32)
-                parts.executor.contribute(round_, bucket, Part.DATA, bind.weight, raw)
+                parts.plane.contribute(round_, bucket, Part.DATA, bind.weight, parts.slots.raw(bind.step))
             case ContributePoison(round_, bucket):
                 weight = parts.job_rounds.machine.own_bind(round_).weight
-                parts.executor.contribute(round_, bucket, Part.POISON, weight, None)
+                parts.plane.contribute(round_, bucket, Part.POISON, weight, None)
             case ContributeNothing(round_):
-                parts.executor.contribute_nothing(round_)
+                parts.plane.contribute_nothing(round_)
             case RoundComplete():
                 self.stats.take(effect, self._loop.time())
                 self._round_complete(effect)
@@ -188,12 +185,12 @@ class EffectPerformer:
             case SamplesDealt(deal):
                 self.deal = deal
             case DecodeRound(round_):
-                parts.executor.open_result(round_)
+                parts.plane.open_result(round_)
             case Committed(round_):
                 self.committed = round_
                 parts.history.forget(round_)
             case RoundForgotten(round_):
-                parts.executor.forget(round_)
+                parts.plane.forget(round_)
             case LearnerCutOff(_, reason):
                 log.warning("job %s: the learner was cut off: %s", parts.spec.job, reason)
             case StepDropped(step, reason):
@@ -216,7 +213,7 @@ class EffectPerformer:
 
     def _round_complete(self, done: RoundComplete) -> None:
         parts = self._parts
-        parts.executor.settle(done.round, void=done.void, contributed=parts.rank in done.binds)
+        parts.plane.settle(done.round, void=done.void, contributed=parts.rank in done.binds)
         if done.round > parts.history.complete:  # those that others have served stand in it already
             parts.history.add(self.generation, done)
         if done.void:
@@ -224,12 +221,15 @@ class EffectPerformer:
 
     def _arm(self) -> None:
         deadline_s = self._parts.job_rounds.machine.deadline()
+        if deadline_s == self._due_s:
+            return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._due_s = deadline_s
         if deadline_s is not None:
             self._timer = self._loop.call_at(deadline_s, self._timer_fired)
 
     def _timer_fired(self) -> None:
-        self._timer = None
+        self._timer = self._due_s = None
         self.handle(TimeReached())

@@ -30,7 +30,7 @@ class GenerationChange:
 
     def fence(self) -> None:
         """G2: from now on nothing of the generation is sent, completed or taken. The learner computes on."""
-        self._parts.executor.fence()
+        self._parts.plane.fence()
         self._performer.fence()
         self._performer.handle(FenceRaised())
         self._note_cut()
@@ -64,18 +64,18 @@ class GenerationChange:
     def served_after(self, complete: int) -> tuple[ServedRound, ...]:
         """The next rounds after `complete`, for a member that lacks them. Raises KeyError when they are gone."""
         rounds = range(complete + 1, self._parts.history.complete + 1)
-        held = {round_: self._parts.executor.encoded(round_) for round_ in rounds}
+        held = {round_: self._parts.plane.encoded(round_) for round_ in rounds}
         sizes = {round_: (each.poisoned, each.size_bytes) for round_, each in held.items()}
         return self._parts.history.served(complete, sizes)
 
     def encoded(self, round_: int) -> EncodedRound:
         """A complete round's bytes. Raises KeyError when they are gone."""
-        return self._parts.executor.encoded(round_)
+        return self._parts.plane.encoded(round_)
 
     def place_for(self, served: ServedRound) -> memoryview:
         """Where the bytes of a round that this member lacks are to be put. Raises FalseRoundError for a wrong size."""
         try:
-            return self._parts.executor.place_for(served.round, served.size_bytes, completion(served).contributors)
+            return self._parts.plane.place_for(served.round, served.size_bytes, completion(served).contributors)
         except CodecError as error:
             raise FalseRoundError(str(error)) from error
 
@@ -84,7 +84,7 @@ class GenerationChange:
         done = completion(served)
         try:
             poisoned = None if served.void else served.poisoned
-            self._parts.executor.take_served(served.round, poisoned, done.contributors, done.weight)
+            self._parts.plane.take_served(served.round, poisoned, done.contributors, done.weight)
         except CodecError as error:
             raise FalseRoundError(str(error)) from error
         self._parts.history.add_served(done, served.chain)
@@ -99,7 +99,7 @@ class GenerationChange:
         parts, performer = self._parts, self._performer
         performer.generation = enter.generation
         performer.stage = Stage.ENTERED
-        parts.executor.enter(enter.generation, generation.ranks, parts.links, enter.cut, learning=generation.learning)
+        parts.plane.enter(enter.generation, generation.ranks, parts.links, enter.cut, learning=generation.learning)
         computes = parts.rank in generation.learning
         performer.handle(GenerationEntered(generation.ranks, enter.cut, dict(enter.complete), computes=computes))
 
@@ -107,7 +107,7 @@ class GenerationChange:
         """All have entered: what waited is sent. The deal of samples follows the generation only now, for one that some
         have not entered may be replaced, and no round is completed in it."""
         self._count(generation.number, generation.learning)
-        self._parts.executor.resume()
+        self._parts.plane.resume()
         self._performer.send_waiting()
 
     def take_in(self) -> None:

@@ -65,7 +65,7 @@ class LearnerInputs:
     def stepped(self, message: LearnerStepped) -> None:
         """A step has ended; the learner waits for the word to start the next one."""
         self.samples += message.samples
-        encoder = self._parts.executor.encoder
+        encoder = self._parts.plane.encoder
         if encoder is not None and (task := encoder.task()) is not None:
             self._host.notify(task)
         self._performer.handle(message)
@@ -84,14 +84,14 @@ class LearnerInputs:
 
     def encoder(self, message: LearnerEncoder) -> None:
         """It has learnt what it was asked to, or could not."""
-        if self._parts.executor.encoder is not None:
-            self._parts.executor.encoder.answered(message)
+        if self._parts.plane.encoder is not None:
+            self._parts.plane.encoder.answered(message)
 
     def dead(self, reason: str, holds: int | None = None) -> None:
         """No process is there: what it had bound is open until the next generation, in which this rank is to rest (V2).
         What follows the base that memory `holds` is kept for the one to come (J3); without one nothing is."""
-        if self._parts.executor.encoder is not None:
-            self._parts.executor.encoder.learner_lost()
+        if self._parts.plane.encoder is not None:
+            self._parts.plane.encoder.learner_lost()
         self._performer.handle(LearnerDied(reason, holds))
 
     def part(self, reason: str) -> None:

@@ -7,9 +7,8 @@ before. So each line of a trace can be checked, and a trace that breaks off show
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
-from meshtraind.rounds.trace import Trace
 from meshwire.rounds.effects import Effect
 from meshwire.rounds.inputs import CompleteAnnounced, GenerationEntered, Input
 from meshwire.rounds.learner import Decision, RoundSettings
@@ -21,7 +20,14 @@ Line = tuple[str, dict[str, Any]]
 """What happened, and its values."""
 
 
-def round_machine(settings: RoundSettings, trace: Trace | None, *, complete: int = 0) -> RoundMachine:
+class TraceLines(Protocol):
+    """Takes the lines of a trace. `meshtraind.rounds.trace.Trace` writes them to a file."""
+
+    def write(self, what: str, **values: Any) -> None:
+        """One line: what happened, and its values, as they are."""
+
+
+def round_machine(settings: RoundSettings, trace: TraceLines | None, *, complete: int = 0) -> RoundMachine:
     """A round machine, recorded if there is a trace."""
     if trace is None:
         return RoundMachine(settings, complete=complete)
@@ -31,7 +37,7 @@ def round_machine(settings: RoundSettings, trace: Trace | None, *, complete: int
 class RecordedMachine(RoundMachine):
     """A round machine that writes every input to `trace`, with all that followed from it."""
 
-    def __init__(self, settings: RoundSettings, trace: Trace, *, complete: int = 0) -> None:
+    def __init__(self, settings: RoundSettings, trace: TraceLines, *, complete: int = 0) -> None:
         super().__init__(settings, complete=complete)
         self._trace = trace
         self._decisions = Decisions(self)

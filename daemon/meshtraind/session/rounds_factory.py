@@ -8,8 +8,10 @@ from meshtraind.rounds.history import Entry
 from meshtraind.rounds.trace import Trace
 from meshtraind.startup.requests import check_travel
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, RequestFailed
+from meshtraind.transport.connection import RequestFailed
+from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
+from meshwire.jobs.lifecycle import job_number
 from meshwire.memory.shared_slots import MemoryLayout
 from meshwire.message_base import Wire
 from meshwire.messages.job import Generation
@@ -27,7 +29,7 @@ class RoundsFactory:
     """Makes the rounds of one job, and made anew where this device's history is not kept; holds their trace.
 
     Args:
-        links: the connection to each other member, by rank; live.
+        links: the way to each other member, by rank; live.
         rtt_s: to the farthest member.
         stall_s: as of `Timeouts`.
         notify: sends the learner a notice.
@@ -42,7 +44,7 @@ class RoundsFactory:
     def __init__(
         self,
         job: Job,
-        links: Mapping[int, Connection],
+        links: Mapping[int, RoundLink],
         rtt_s: float,
         stall_s: float,
         notify: Callable[[Wire], None],
@@ -100,17 +102,29 @@ class RoundsFactory:
         trace_name: str,
     ) -> "Rounds":
         # numpy, which an idle daemon does not need
-        from meshtraind.rounds.driver import JobModel, Rounds, RoundsStart
+        from meshtraind.executor.factory import ExecutorFactory
+        from meshtraind.executor.host import ExchangeSettings
+        from meshtraind.rounds.driver import JobModel, Rounds, RoundsPorts, RoundsStart
 
         self.close()
         self.manifest = manifest
         self._plan_digest = plan.digest()
-        self._trace = Trace(self._job.folder / trace_name) if self._job.spec.trace else None
+        spec = self._job.spec
+        self._trace = Trace(self._job.folder / trace_name) if spec.trace else None
+        settings = ExchangeSettings(
+            plan=plan,
+            codec=spec.codec,
+            topology=spec.topology,
+            momentum=manifest.momentum,
+            job=job_number(spec.job),
+            seed=spec.seed,
+            staleness=spec.sync.staleness,
+        )
+        planes = ExecutorFactory(settings, self._links, memory.result(), self._trace)
         return Rounds(
-            JobModel(self._job.spec, manifest, plan, samples),
+            JobModel(spec, manifest, plan, samples),
             RoundsStart(self._job.rank, generation, entry, loading),
-            self._links,
-            memory,
+            RoundsPorts(self._links, memory, planes),
             self,
             self._trace,
             rtt_s=self._rtt_s,

@@ -1,6 +1,7 @@
 """The shell of the rounds through a change of generation: real machine, executor and turn, nothing in their places.
 
-That the machines decide rightly is proved in virtual time, with other shells; here that they are asked and obeyed.
+`tests/sim` runs the same shell in clusters, with an exchange of names in the place of the executor's bytes; here they
+are bytes.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from meshwire.messages.generation import Enter
 from meshwire.messages.job import Generation, RankReport
 from meshwire.messages.learner import LearnerBucket, LearnerSealed, RoundDone
 from meshwire.messages.rounds import Bind, Call, Null, Seal
+from tests.daemon.roundhost import executor_of
 from tests.daemon.session.test_learner_notices import JOB, PLAN, Desk, kinds, stepped
 
 SEALED = LearnerSealed(step=1, used=b"\x01", integers=())
@@ -173,12 +175,12 @@ async def test_what_a_round_left_out_is_kept_until_it_is_complete() -> None:
     """V1, C1: as long as it may be void, or run again. It is not committed: the other has announced nothing (G5)."""
     async with Desk(2, "ssp:2", codec="int8") as desk:
         desk.compute(1)
-        worker = desk.rounds._parts.executor._feedback.worker  # type: ignore[union-attr]
+        worker = executor_of(desk.rounds)._feedback.worker  # type: ignore[union-attr]
         assert list(worker._before) == [1]
         told_by_rank_1(desk)
         assert (desk.rounds.complete, desk.rounds.committed) == (1, 0)
         assert not worker._before
-        assert 1 in desk.rounds._parts.executor._memory.own, "G5: its own part is freed when all hold the round"
+        assert 1 in executor_of(desk.rounds)._memory.own, "G5: its own part is freed when all hold the round"
 
 
 @pytest.mark.asyncio

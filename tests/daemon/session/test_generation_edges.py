@@ -53,6 +53,7 @@ from meshwire.messages.rounds import Bind, Call, Seal
 from meshwire.messages.startup import Model
 from meshwire.model.plan import plan_buckets
 from meshwire.sync.mode import sync_settings
+from tests.daemon.roundhost import executor_of
 from tests.daemon.session.test_learner_notices import JOB, MANIFEST, PLAN, Desk, Peer, turns
 from tests.daemon.session.test_session_edges import job_of
 
@@ -151,19 +152,19 @@ async def test_nothing_is_kept_and_nobody_waits_until_a_process_begins_to_load(m
         desk.rounds.learner.dead("its process has ended")
         for round_ in range(1, 31):
             round_of_others(desk, round_)
-        assert not desk.rounds._parts.executor._memory.rounds
+        assert not executor_of(desk.rounds)._memory.rounds
         assert desk.rounds.learner.loads() == 30
         assert not desk.rounds.hold_others_up
         for round_ in range(31, 35):
             round_of_others(desk, round_)
-        assert sorted(desk.rounds._parts.executor._memory.rounds) == [31, 32, 33, 34], "kept for the base that it loads"
+        assert sorted(executor_of(desk.rounds)._memory.rounds) == [31, 32, 33, 34], "kept for the base that it loads"
         assert desk.rounds._machine.may_null()[1].endswith("rounds up to 34 can be kept for it")
         assert desk.rounds.hold_others_up, "so whatever it fetches, it fetches at once"
         chains = [desk.rounds.chain_after(round_) for round_ in range(36)]
         assert len(set(chains)) == 36
         assert chains[34:] == [desk.rounds.entry().chain, None]
         desk.rounds.learner.loaded(32)
-        assert sorted(desk.rounds._parts.executor._memory.rounds) == [33, 34]
+        assert sorted(executor_of(desk.rounds)._memory.rounds) == [33, 34]
         assert not desk.failed
 
 

@@ -69,6 +69,7 @@ from meshwire.model.schedule import Stretch, Travel
 from meshwire.sync.mode import sync_settings
 from tests.daemon import realjobs as jobs
 from tests.daemon.linkusers import DialsNobody, QuietUser
+from tests.daemon.roundhost import executor_of
 
 JOB = new_job_id(bytes(8))
 pytestmark = pytest.mark.timeout(180)
@@ -466,10 +467,10 @@ async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pyte
         await train(session, 3)
         rounds = session.rounds
         assert rounds is not None
-        vectors = rounds._parts.executor._feedback
+        vectors = executor_of(rounds)._feedback
         assert vectors is not None
         large = [weakref.ref(each.values) for each in (vectors.worker, vectors.owner)]
-        left += [weakref.ref(each) for each in (session, session.passage, rounds, rounds._parts.executor)]
+        left += [weakref.ref(each) for each in (session, session.passage, rounds, executor_of(rounds))]
         await session.closed.wait()
         assert all(ref() is None for ref in large), "close frees its vectors at once, whoever refers to it"
         del session, rounds, vectors
