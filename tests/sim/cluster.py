@@ -218,7 +218,11 @@ class Cluster:
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         own, other = self.histories.path(chain_), self.histories.path(cut_chain)
         common = sum(1 for mine, theirs in zip(own, other, strict=False) if mine == theirs)
-        daemon.losses.leave(Left(chain_, len(own), common, 3 * (self.sync.staleness + 1), apart=True))
+        on = common  # rounds that were completed in the generation that is kept are in its history, too
+        while common == len(other) and on < len(own) and self.histories.generation(own[on]) == kept.generation.hash64():
+            on += 1
+        late = on - common + 3 * (self.sync.staleness + 1)
+        daemon.losses.leave(Left(chain_, len(own), common, late, apart=True))
 
     def note_base(self, daemon: Daemon) -> None:
         """What it has now, and perhaps no more when others still think so."""

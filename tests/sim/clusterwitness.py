@@ -94,7 +94,8 @@ class Left:
 
     Attributes:
         common: so many of its rounds are in the history that is kept.
-        late: so many more may be: not all of those who were together then hold them (G5).
+        late: so many more may be: they were completed where it is kept, or not all of those who were together then
+            hold them (G5).
         apart: others have gone on without it; else all have gone back to a state that was saved.
     """
 
@@ -130,7 +131,9 @@ class Losses:
         name, world = self._daemon.name, self._daemon.world
         assert left is not None, f"{name} tells of a loss that is none: {news}"
         cut = news.first - 1
-        assert left.common <= cut <= left.common + left.late, f"{name} gives up rounds that are kept, or more"
+        assert left.common <= cut <= left.common + left.late, (
+            f"{name} gives up rounds that are kept, or more: {news} of {left}"
+        )
         assert news.last == left.complete, f"{name} gives up rounds that it does not hold, or fewer: {news} of {left}"
         lost = world.histories.rounds(left.chain)[cut:]
         assert news.samples == sum(round(done.weight) for done in lost), "samples are counted"

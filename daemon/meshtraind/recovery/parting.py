@@ -63,11 +63,13 @@ class Parting:
         self._given_up = given_up
         self._write = write
         self._over = over
+        self._told = given_up.model_copy(update={"unsaved": TOO_LATE})
         self._ended = False
         self.asks: dict[str, AskIn] = {}
         job.wait(HOLDING_UP)
         self._deadline = asyncio.get_running_loop().call_later(LEARNER_S_MAX, self._end)
         self._task = tasks.spawn(self._save(), "checkpoint of what is given up")  # such tasks may fail alone
+        self._task.add_done_callback(self._tell)  # not in the task: one that is ended before its first step never runs
 
     def cut_short(self) -> None:
         """The learner is ended now, whether it has written or not."""
@@ -75,20 +77,21 @@ class Parting:
         self._end()
 
     async def _save(self) -> None:
-        told = self._given_up.model_copy(update={"unsaved": TOO_LATE})
         try:
             written = await self._write()
             self._end()
             name = (await written.finish()).name
-            told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
+            self._told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
             log.info("job %s: what is given up is saved as %s", self._job.spec.job, name)
         except (RequestFailed, CheckpointError, OSError) as error:
-            told = self._given_up.model_copy(update={"unsaved": str(error)[: limits.GIVEN_UP_REASON_CHARS_MAX]})
+            unsaved = str(error)[: limits.GIVEN_UP_REASON_CHARS_MAX]
+            self._told = self._given_up.model_copy(update={"unsaved": unsaved})
             log.warning("job %s: what is given up could not be saved: %s", self._job.spec.job, error)
-        finally:
-            self._end()
-            log.warning("job %s: given up: %s", self._job.spec.job, told)
-            self._job.take_given_up([told])
+
+    def _tell(self, _task: "asyncio.Task[None]") -> None:
+        self._end()
+        log.warning("job %s: given up: %s", self._job.spec.job, self._told)
+        self._job.take_given_up([self._told])
 
     def _end(self) -> None:
         if not self._ended:
