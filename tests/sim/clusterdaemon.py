@@ -299,7 +299,7 @@ class Daemon(Node):
             return await self.life.give_state(body)
         generation = self.rounds.generation
         try:
-            return await self.host.asked(body)  # type: ignore[arg-type]
+            return await self.host.source.answer(body)  # type: ignore[arg-type]
         except RequestFailed as error:
             if isinstance(body, CatchUp) and body.generation == generation and "not kept here" in str(error):
                 raise AssertionError(f"G5: a member of {self.name}'s generation lacks a round: {error}") from error

@@ -1,4 +1,4 @@
-"""What a daemon of the cluster does where its membership decides: rounds made and dropped, members answered.
+"""What a daemon of the cluster does where its membership decides: rounds are made, dropped and begun anew.
 
 The counterpart of `meshtraind.session.membership_host`.
 """
@@ -7,23 +7,22 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from meshtraind.recovery.checkpointer import END_TIMEOUT_S
-from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.driver import Rounds
 from meshtraind.rounds.generation_change import GenerationChange
+from meshtraind.session.history_source import HistorySource
+from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.transport.requests import RequestFailed
 from meshwire.checkpoints.manifest import CheckpointName
-from meshwire.message_base import Wire
-from meshwire.messages.generation import AskModel, CatchUp, Enter, FetchRound, Holding
+from meshwire.messages.generation import Enter, Holding
 from meshwire.messages.job import Generation
 from meshwire.messages.startup import Model
+from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterrounds import MANIFEST
 from tests.sim.clusterwitness import Left
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
-
-GO_BACK_TIMEOUT_S = 5.0
-GO_BACK_POLL_S = 0.02
 
 
 class SavedBase:
@@ -37,11 +36,20 @@ class SavedBase:
 
 
 class Host:
-    """Of one daemon: a `meshtraind.session.membership_driver.Host`."""
+    """Of one daemon: a `Host` of `meshtraind.session.membership_driver`, a `HistoryOwner` of `history_source`."""
 
     def __init__(self, daemon: "Daemon") -> None:
         self._daemon = daemon
         self._world = daemon.world
+        self.source = HistorySource(daemon.name, daemon.world.spec.job, self)
+
+    @property
+    def generations(self) -> MembershipDriver[LinkEnd]:
+        return self._daemon.driver
+
+    @property
+    def barrier_passed(self) -> int:
+        return 0
 
     @property
     def rounds(self) -> Rounds | None:
@@ -123,31 +131,3 @@ class Host:
 
     def nobody_learns(self) -> None:
         self._world.fail("no peer can run the script any more")
-
-    # What others ask
-
-    async def asked(self, body: CatchUp | FetchRound | AskModel) -> Wire:
-        """Raises RequestFailed."""
-        daemon = self._daemon
-        if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
-            await self._at_cut(body.cut)
-        rounds = self.rounds
-        if rounds is None:
-            raise RequestFailed(f"{daemon.name} has no history")
-        match body:
-            case CatchUp():
-                if body.complete is None and not daemon.driver.promised(body.generation):
-                    raise RequestFailed(f"{daemon.name} has promised another generation meanwhile")
-                return answer_catch_up(rounds, body, 0, daemon.driver.path)
-            case FetchRound():
-                return answer_fetch_round(rounds, body)
-            case AskModel():
-                return self.model()
-
-    async def _at_cut(self, cut: int) -> None:
-        loop, daemon = asyncio.get_running_loop(), self._daemon
-        deadline_s = loop.time() + GO_BACK_TIMEOUT_S
-        while daemon.rounds is not None and daemon.rounds.shipped.complete > cut and loop.time() < deadline_s:
-            await asyncio.sleep(GO_BACK_POLL_S)
-        if daemon.rounds is not None and daemon.rounds.shipped.complete != cut:
-            raise RequestFailed(f"{daemon.name} is at round {daemon.rounds.shipped.complete}, not {cut}")
