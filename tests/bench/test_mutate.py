@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.bugs import BUGS, Bug
-from tests.bench.mutate import DoesNotApply, place, planted
+from tests.bench.mutate import ROOT, DoesNotApply, place, planted
 
 SOURCE = '''
 def other(value: int) -> int:
@@ -54,3 +54,9 @@ def test_a_function_is_found_in_another_module(tmp_path: Path) -> None:
 def test_each_bug_has_a_name_of_its_own_and_changes_something() -> None:
     assert len({bug.name for bug in BUGS}) == len(BUGS)
     assert all(bug.old != bug.new for bug in BUGS)
+
+
+def test_each_bug_names_a_test_that_is_there() -> None:
+    """What is moved takes its bugs' tests along: pytest without a module runs nothing, and catches nothing."""
+    files = {bug.test.partition(" ")[0].partition("::")[0] for bug in BUGS}
+    assert [file for file in sorted(files) if not (ROOT / file).is_file()] == []

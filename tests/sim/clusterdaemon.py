@@ -102,6 +102,7 @@ class Daemon(Node):
         self.leaving = False
         self.has_left = False  # its history; what is given up of that is being saved
         self.left_out = 0
+        self.woke_s = 0.0
         self.without_learner = generation is None
         self.round_links: dict[int, LinkEnd] = {}
         self.host = Host(self)
@@ -181,6 +182,8 @@ class Daemon(Node):
 
     def wake(self, order: Wake) -> None:
         """It knows that it slept before it hears anything."""
+        if self.asleep:
+            self.woke_s = self.world.now_s
         if self.asleep and self._shell is not None:
             self.happen(self._shell.away)
         super().wake(order)

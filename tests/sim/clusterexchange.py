@@ -306,8 +306,8 @@ class Exchange:
         return EncodedRound((memoryview(pickle.dumps(results)),), poisoned_bitmap(results))
 
     def place_for(self, number: int, size_bytes: int, contributors: int) -> memoryview:
-        assert self._fenced
-        assert number > self._host.complete
+        assert self._fenced, "G4: rounds are served to who has promised"
+        assert number > self._host.complete, "G4: to who lacks them"
         place = self._places[number, 0, self._rank] = bytearray(size_bytes)
         return memoryview(place)
 
@@ -317,7 +317,7 @@ class Exchange:
         if poisoned is not None:
             assert place is not None, "the bytes of a served round are in their place"
             results = pickle.loads(place)
-            assert poisoned_bitmap(results) == poisoned
+            assert poisoned_bitmap(results) == poisoned, "what is served is what was held"
             for result in results:
                 assert result.poisoned or (result.contributors, result.weight) == (contributors, weight), "of its binds"
         self._results[number] = dict(enumerate(results))
@@ -336,8 +336,8 @@ class Exchange:
         learning: tuple[int, ...],
     ) -> None:
         """What is above the cut begins anew, but for the own parts."""
-        assert self._fenced
-        assert self._host.complete == cut
+        assert self._fenced, "G2: a generation is left before the next one is entered"
+        assert self._host.complete == cut, "G4: all hold the rounds up to the cut"
         self._generation, self._ranks, self._links = generation, ranks, links
         self._fenced, self._outbox = False, []
         self._arrived.clear()

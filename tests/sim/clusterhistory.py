@@ -42,8 +42,8 @@ class Histories:
         """In which the last round of this history was completed."""
         return self._nodes[chain_].generation
 
-    def completed(self, before: bytes, generation: int, done: RoundComplete, results: list[Result]) -> None:
-        """A daemon has completed a round by itself."""
+    def completed(self, before: bytes, generation: int, done: RoundComplete, results: list[Result]) -> bytes:
+        """A daemon has completed a round by itself. Returns its chain id."""
         own = chain(before, generation, done)
         known = self._results.setdefault((generation, done.round), own)
         assert known == own, f"G3: round {done.round} has one result in its generation"
@@ -56,6 +56,7 @@ class Histories:
                 age = done.round - 1 - bind.base
                 assert 0 <= age <= self._staleness, f"R0: rank {rank} has the age {age} in round {done.round}"
             self._nodes[own] = Node(before, generation, done)
+        return own
 
     def served(self, before: bytes, chain_: bytes, done: RoundComplete) -> None:
         """A daemon has been served a round."""

@@ -149,7 +149,7 @@ def summarized(seeds: Sequence[int], *, harsh: bool) -> Summary:
         try:
             summary.count(schedule, run(schedule))
         except BROKEN as error:
-            summary.failed[seed] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+            summary.failed[seed] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     return summary
 
 

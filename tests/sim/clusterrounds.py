@@ -1,11 +1,13 @@
 """The rounds of one daemon of the cluster: those that ship, and what must be true of them, seen from where they talk.
 
-What the machine is told and answers is seen by the trace, what goes to members by the links, parts by the exchange, and
-the rest by whoever owns the rounds.
+What the machine is told and decides is seen by its witness, what goes to members by the links, parts by the exchange,
+and the rest by whoever owns the rounds.
 """
 
+import math
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshtraind.executor.host import BindsOfRounds, RoundHost
 from meshtraind.rounds.driver import JobModel, Rounds, RoundsPorts, RoundsStart
@@ -17,9 +19,10 @@ from meshwire.messages.job import BlobRef, Generation, JobSpec
 from meshwire.messages.learner import RoundDone
 from meshwire.model.manifest import ModelManifest, TensorSpec
 from meshwire.model.plan import plan_buckets
-from meshwire.rounds.chain import chain
-from meshwire.rounds.effects import RoundComplete
+from meshwire.rounds.effects import Committed, Effect, LearnerCutOff, RoundComplete, StepDropped
+from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
+from meshwire.rounds.machine import RoundMachine
 from meshwire.sync.mode import SyncSettings
 from tests.sim.clusterexchange import Chunk, Exchange, News, Slots, round_bytes
 
@@ -36,6 +39,8 @@ MANIFEST = ModelManifest(
     ),
     optimizer="SGD",
 )
+CODEC = "fp32"
+PLAN = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(CODEC))
 
 
 def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
@@ -51,7 +56,7 @@ def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
         files=BlobRef(sha256=bytes(32), size_bytes=0),
         data=None,
         sync=sync,
-        codec="fp32",
+        codec=CODEC,
         on_nan="skip",
         seed=0,
         bucket_bytes=BUCKET_BYTES,
@@ -61,7 +66,7 @@ def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
 
 
 class WatchedRounds:
-    """Of one daemon, in one history: their owner, who reads their trace and makes their exchange. Raises
+    """Of one daemon, in one history: their owner, their machine's witness, and who makes their exchange. Raises
     AssertionError, naming the rule, for what must not be.
 
     Attributes:
@@ -79,17 +84,17 @@ class WatchedRounds:
         self.generation = generation.hash64()
         self.closed = False
         self.slots = Slots(self.world.sync.staleness)
+        self.machine: RoundMachine
         self.exchange: Exchange
         self._done: dict[int, RoundComplete] = {}  # complete, and still to be counted
+        self._due_s = math.inf  # of its timer
+        self._told_s = self.world.now_s
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
-        spec = self.world.spec
-        plan = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(spec.codec))
-        model = JobModel(spec, MANIFEST, plan, self.world.space)
+        model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
         start = RoundsStart(rank, generation, entry, loading)
         ports = RoundsPorts(daemon.round_links, self.slots, self)
         self.shipped = daemon.loop.run(partial(Rounds, model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S))
-        self.machine, self.history = self.shipped._machine, self.shipped._parts.history
-        self.job_rounds = self.shipped._parts.job_rounds
+        self.history, self.job_rounds = self.shipped._parts.history, self.shipped._parts.job_rounds
         assert self.machine.settings.unapplied_max == self.world.unapplied_max
 
     def make(
@@ -169,36 +174,48 @@ class WatchedRounds:
         """The ledger follows the generation, and nothing was sent in it yet."""
         self.world.histories.dealt(self.history.chain, self.generation, self.held())
 
-    # What stands in their trace
+    # What their machine is told and decides
 
-    def write(self, what: str, **values: Any) -> None:
-        """What the machine was told, or answers."""
-        match what:
-            case "input":
-                self._told(values["name"], values["fields"])
-            case "RoundComplete":
-                self._complete(RoundComplete(**values))
-            case "Committed":
-                self.world.check_committed(self, values["round"])
-            case "LearnerCutOff":
-                self._overdue = values["round"] is None
-            case "StepDropped" if self.machine.phase is not Phase.ABSENT:  # else it went idle, with nothing in hand
-                assert self._overdue, "R4: a null never makes a gradient too old"
+    def began(self, machine: RoundMachine, complete: int) -> None:
+        """Its own rounds have begun."""
+        self.machine = machine
 
-    def _told(self, name: str, fields: dict[str, Any]) -> None:
-        if name == "GenerationEntered":
-            assert self.daemon.generation is not None
-            self.generation = self.daemon.generation.hash64()
-        elif name == "RoundServed":
-            done: RoundComplete = fields["done"]
-            chain_ = self.shipped.chain_after(done.round)
-            assert chain_ is not None, f"G4: round {done.round} was served, and stands in no history"
-            self.world.histories.served(self.path[done.round - 1], chain_, done)
-            self.path[done.round] = chain_
+    def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+        """Nothing of it has been done yet."""
+        late_s = now_s - max(self._due_s, self.daemon.woke_s)
+        assert late_s <= 0.0 or self.closed, f"{self.who}: a timer is late by {late_s:.3f} s: {self.machine.waiting()}"
+        if now_s > self._told_s and not self.closed:
+            undone = [type(effect).__name__ for effect in self.shipped._performer._pending]
+            assert not undone, f"{self.who}: {undone} was decided {now_s - self._told_s:.3f} s ago, and is not done"
+        self._told_s = now_s
+        deadline_s = self.machine.deadline()
+        self._due_s = math.inf if deadline_s is None else deadline_s
+        match input_:
+            case GenerationEntered():
+                assert self.daemon.generation is not None
+                self.generation = self.daemon.generation.hash64()
+            case RoundServed(done):
+                self._served(done)
+        for effect in effects:
+            match effect:
+                case RoundComplete():
+                    self._complete(effect)
+                case Committed(round_):
+                    self.world.check_committed(self, round_)
+                case LearnerCutOff(round_):
+                    self._overdue = round_ is None
+                case StepDropped() if self.machine.phase is not Phase.ABSENT:  # else it went idle with nothing in hand
+                    assert self._overdue, "R4: a null never makes a gradient too old"
+
+    def _served(self, done: RoundComplete) -> None:
+        chain_ = self.shipped.chain_after(done.round)
+        assert chain_ is not None, f"G4: round {done.round} was served, and stands in no history"
+        self.world.histories.served(self.path[done.round - 1], chain_, done)
+        self.path[done.round] = chain_
 
     def _complete(self, done: RoundComplete) -> None:
         self._done[done.round] = done
         if done.round not in self.path:
             before = self.path[done.round - 1]
-            self.path[done.round] = chain(before, self.generation, done)
-            self.world.histories.completed(before, self.generation, done, self.exchange.names(done.round))
+            names = self.exchange.names(done.round)
+            self.path[done.round] = self.world.histories.completed(before, self.generation, done, names)

@@ -10,7 +10,7 @@ from meshtraind.rounds.effects import EffectPerformer, RoundParts, Stage
 from meshtraind.rounds.generation_change import GenerationChange
 from meshtraind.rounds.history import Entry, RoundHistory
 from meshtraind.rounds.learner_inputs import LearnerInputs
-from meshtraind.rounds.trace_recorder import TraceLines, round_machine
+from meshtraind.rounds.trace_recorder import RoundWitness, round_machine
 from meshtraind.transport.round_link import RoundLink
 from meshwire.codecs.registry import parse_codec
 from meshwire.frames.header import Header
@@ -103,7 +103,7 @@ class Rounds:
     """One job's rounds with all that they move: data plane, history, learner, samples.
 
     Args:
-        trace: None: nothing is written of what the machine is told and answers.
+        witness: sees what the round machine is told and decides.
         rtt_s: to the farthest member.
         stall_s: as of `Timeouts`.
 
@@ -119,7 +119,7 @@ class Rounds:
         beginning: RoundsStart,
         ports: RoundsPorts,
         owner: RoundsOwner,
-        trace: TraceLines | None,
+        witness: RoundWitness | None,
         *,
         rtt_s: float,
         stall_s: float,
@@ -150,7 +150,7 @@ class Rounds:
         counted, learning = entry.follows(generation)
         samples = model.samples
         grants = SampleGrants(samples, rank, learning, spec.sync, entry.deal) if samples is not None else None
-        self._machine = round_machine(settings, trace, complete=entry.complete)
+        self._machine = round_machine(settings, witness, complete=entry.complete)
         job_rounds = JobRounds(self._machine, grants, spec.sync, spec.on_nan)
         self._parts = RoundParts(spec, rank, job_rounds, plane, RoundHistory(entry), ports.links, ports.slots)
         self._performer = EffectPerformer(self._parts, generation.hash64(), self)

@@ -1,4 +1,4 @@
-"""A round machine whose inputs, effects and decisions are written to the job's trace, so that they can be replayed.
+"""A round machine with a witness, and the witness that writes inputs, effects and decisions to the job's trace.
 
 The machine is pure: the same inputs at the same `now_s` have the same effects. An input is one line with the number of
 lines that belong to it; these follow at once: its effects, then R1's and R4's decisions where they read otherwise than
@@ -6,9 +6,10 @@ before. So each line of a trace can be checked, and a trace that breaks off show
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from meshtraind.rounds.trace import Trace
 from meshwire.rounds.effects import Effect
 from meshwire.rounds.inputs import CompleteAnnounced, GenerationEntered, Input
 from meshwire.rounds.learner import Decision, RoundSettings
@@ -20,39 +21,56 @@ Line = tuple[str, dict[str, Any]]
 """What happened, and its values."""
 
 
-class TraceLines(Protocol):
-    """Takes the lines of a trace. `meshtraind.rounds.trace.Trace` writes them to a file."""
+class RoundWitness(Protocol):
+    """Whoever sees all that one round machine is told and decides, in order."""
 
-    def write(self, what: str, **values: Any) -> None:
-        """One line: what happened, and its values, as they are."""
+    def began(self, machine: RoundMachine, complete: int) -> None:
+        """With its settings, after this round."""
+
+    def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+        """It was told something, and answered; nothing of that has been done yet. No effects: perhaps the input has
+        broken the machine."""
 
 
-def round_machine(settings: RoundSettings, trace: TraceLines | None, *, complete: int = 0) -> RoundMachine:
-    """A round machine, recorded if there is a trace."""
-    if trace is None:
+def round_machine(settings: RoundSettings, witness: RoundWitness | None, *, complete: int = 0) -> RoundMachine:
+    """A round machine, with a witness if there is one."""
+    if witness is None:
         return RoundMachine(settings, complete=complete)
-    return RecordedMachine(settings, trace, complete=complete)
+    return WitnessedMachine(settings, witness, complete=complete)
 
 
-class RecordedMachine(RoundMachine):
-    """A round machine that writes every input to `trace`, with all that followed from it."""
+class WitnessedMachine(RoundMachine):
+    """A round machine of which somebody sees every input, with all that followed from it."""
 
-    def __init__(self, settings: RoundSettings, trace: TraceLines, *, complete: int = 0) -> None:
+    def __init__(self, settings: RoundSettings, witness: RoundWitness, *, complete: int = 0) -> None:
         super().__init__(settings, complete=complete)
-        self._trace = trace
-        self._decisions = Decisions(self)
-        self._announced: dict[int, int] = {}  # by rank, the newest `complete` that was written
-        trace.write("trace", format=FORMAT, settings=dataclasses.asdict(settings), complete=complete)
+        self._witness = witness
+        witness.began(self, complete)
 
     def handle(self, input_: Input, now_s: float) -> list[Effect]:
         effects: list[Effect] = []
         try:
             effects = super().handle(input_, now_s)
         finally:  # an input that breaks the machine is the one to look at
-            self._record(input_, now_s, effects)
+            self._witness.took(input_, now_s, effects)
         return effects
 
-    def _record(self, input_: Input, now_s: float, effects: list[Effect]) -> None:
+
+class RoundRecorder:
+    """A witness that writes it all to `trace`. It is of one machine."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._decisions: Decisions
+        self._announced: dict[int, int] = {}  # by rank, the newest `complete` that was written
+
+    def began(self, machine: RoundMachine, complete: int) -> None:
+        """The first line."""
+        self._decisions = Decisions(machine)
+        self._trace.write("trace", format=FORMAT, settings=dataclasses.asdict(machine.settings), complete=complete)
+
+    def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+        """An input with the lines that belong to it."""
         lines = [named_fields(effect) for effect in effects]
         lines += self._decisions.changed()
         if isinstance(input_, GenerationEntered):

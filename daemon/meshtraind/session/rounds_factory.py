@@ -105,6 +105,7 @@ class RoundsFactory:
         from meshtraind.executor.factory import ExecutorFactory
         from meshtraind.executor.host import ExchangeSettings
         from meshtraind.rounds.driver import JobModel, Rounds, RoundsPorts, RoundsStart
+        from meshtraind.rounds.trace_recorder import RoundRecorder
 
         self.close()
         self.manifest = manifest
@@ -126,7 +127,7 @@ class RoundsFactory:
             RoundsStart(self._job.rank, generation, entry, loading),
             RoundsPorts(self._links, memory, planes),
             self,
-            self._trace,
+            RoundRecorder(self._trace) if self._trace is not None else None,
             rtt_s=self._rtt_s,
             stall_s=self._stall_s,
         )

@@ -4,7 +4,7 @@ import inspect
 import io
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -17,8 +17,9 @@ from meshtraind.cli import main
 from meshtraind.replay import trace_file as tracefile
 from meshtraind.replay.replay import DifferenceError, replay, run
 from meshtraind.replay.trace_file import TraceFile
+from meshtraind.rounds import driver
 from meshtraind.rounds.trace import Trace
-from meshtraind.rounds.trace_recorder import FORMAT, RecordedMachine, round_machine
+from meshtraind.rounds.trace_recorder import FORMAT, RoundRecorder, RoundWitness, WitnessedMachine, round_machine
 from meshwire.frames.header import Header, Kind
 from meshwire.messages.rounds import Bind, Call, Null
 from meshwire.rounds.effects import Effect
@@ -37,7 +38,6 @@ from meshwire.rounds.learner import RoundSettings
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync.mode import sync_settings
 from tests.bench import trace_picture
-from tests.sim import clusterrounds
 from tests.sim.clusterfaults import random_schedule
 from tests.sim.clusterfaults import run as run_cluster
 from tests.sim.roundcluster import Cluster, Mishap, Timing
@@ -60,7 +60,8 @@ def recorded(folder: Path, seed: int, **options: Any) -> Cluster:
     cluster = Cluster(seed, members=MEMBERS, steps=15, timing=timing, mishaps=MISHAPS, **options)
     traces = [Trace(folder / f"{rank}.jsonl") for rank in range(MEMBERS)]
     cluster.machines = [
-        round_machine(machine.settings, trace) for machine, trace in zip(cluster.machines, traces, strict=True)
+        round_machine(machine.settings, RoundRecorder(trace))
+        for machine, trace in zip(cluster.machines, traces, strict=True)
     ]
     cluster.run()
     for trace in traces:
@@ -119,18 +120,34 @@ def test_the_same_inputs_have_the_same_effects(tmp_path: Path, seed: int, mode: 
         assert again.may_start() == machine.may_start()
 
 
+class TwoWitnesses:
+    """The cluster's own, and one that writes."""
+
+    def __init__(self, *witnesses: RoundWitness) -> None:
+        self.witnesses = witnesses
+
+    def began(self, machine: RoundMachine, complete: int) -> None:
+        for witness in self.witnesses:
+            witness.began(machine, complete)
+
+    def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+        for witness in self.witnesses:
+            witness.took(input_, now_s, effects)
+
+
 @pytest.mark.parametrize("staleness", [2, pytest.param(0, marks=pytest.mark.long)])
 def test_a_run_through_generations_is_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, staleness: int) -> None:
     """G2 to G6, J1: what was served, entered and loaded is in the trace, and a machine may begin at a cut."""
     made: list[tuple[Path, Trace, RoundMachine]] = []
 
-    def machine(settings: RoundSettings, *, complete: int) -> RoundMachine:
+    def machine(settings: RoundSettings, witness: RoundWitness, *, complete: int) -> RoundMachine:
         path = tmp_path / f"{len(made)}.jsonl"
         trace = Trace(path)
-        made.append((path, trace, round_machine(settings, trace, complete=complete)))
+        both = TwoWitnesses(witness, RoundRecorder(trace))
+        made.append((path, trace, round_machine(settings, both, complete=complete)))
         return made[-1][2]
 
-    monkeypatch.setattr(clusterrounds, "RoundMachine", machine)
+    monkeypatch.setattr(driver, "round_machine", machine)
     sync = sync_settings(f"ssp:{staleness}" if staleness else "bsp", "carry" if staleness else "wait")
     kinds: set[type] = set()
     for seed in range(40, 60):
@@ -183,11 +200,11 @@ def test_a_wait_names_whom_the_learner_waited_for(tmp_path: Path) -> None:
     assert 0 < longest["end_s"] - longest["begin_s"] <= summary["waited_s"] < summary["seconds"]
 
 
-class Chatty(RecordedMachine):
+class Chatty(WitnessedMachine):
     """Repeats every member's counter before each message, as frames do, and notes its deadlines."""
 
     def __init__(self, settings: RoundSettings, trace: Trace) -> None:
-        super().__init__(settings, trace)
+        super().__init__(settings, RoundRecorder(trace))
         self.deadlines: list[float | None] = []
         self.heard = dict.fromkeys(settings.ranks, 0)
 
@@ -503,7 +520,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_job(caplog: pytest.LogCaptureFix
         pytest.skip("this system has no /dev/full")
     with caplog.at_level(logging.WARNING):
         trace = Trace(path)
-        machine = round_machine(SETTINGS, trace)
+        machine = round_machine(SETTINGS, RoundRecorder(trace))
         machine.handle(StartStep(1), 0.0)
         for at in range(2000):
             machine.handle(MessageReceived(1, Null(round=7)), float(at))  # wrong, hence an effect each
@@ -517,7 +534,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_job(caplog: pytest.LogCaptureFix
 def test_a_trace_that_cannot_be_made_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         trace = Trace(tmp_path / "no folder" / "trace.jsonl")
-        round_machine(SETTINGS, trace).handle(StartStep(1), 0.0)
+        round_machine(SETTINGS, RoundRecorder(trace)).handle(StartStep(1), 0.0)
         trace.close()
     assert str(tmp_path / "no folder" / "trace.jsonl") in caplog.text
 
@@ -535,7 +552,7 @@ def test_a_value_that_no_trace_can_hold_ends_it(tmp_path: Path, caplog: pytest.L
 def test_an_input_that_breaks_the_machine_is_in_the_trace(tmp_path: Path) -> None:
     """It is the one to look at."""
     trace = Trace(tmp_path / "trace.jsonl")
-    machine = round_machine(SETTINGS, trace)
+    machine = round_machine(SETTINGS, RoundRecorder(trace))
     with pytest.raises(KeyError):
         machine.handle(MessageReceived(63, Bind(round=1, step=1, base=0, weight=1.0)), 0.0)
     trace.close()
@@ -547,7 +564,7 @@ def test_an_input_that_breaks_the_machine_is_in_the_trace(tmp_path: Path) -> Non
 def test_messages_have_a_form_each(tmp_path: Path) -> None:
     """Null and Call hold the same fields."""
     trace = Trace(tmp_path / "trace.jsonl")
-    machine = round_machine(SETTINGS, trace)
+    machine = round_machine(SETTINGS, RoundRecorder(trace))
     for message in (Null(round=1), Call(round=1)):
         machine.handle(MessageReceived(1, message), 0.0)
     trace.close()
