@@ -7,7 +7,6 @@ import pytest
 
 from meshtraind.rounds.effects import Stage
 from meshwire.membership import proposals as proposing
-from meshwire.membership.inputs import CannotCatchUp
 from meshwire.membership.quorum import electorate_of
 from meshwire.membership.requests import Kind, OwnRequest, Seat
 from meshwire.membership.state import MembershipState
@@ -23,6 +22,7 @@ from meshwire.rounds.own_buckets import OwnBuckets
 from meshwire.samples.pool import SamplePool
 from tests.sim.cluster import Cluster
 from tests.sim.clusterdaemon import Daemon
+from tests.sim.clusterhost import Host
 
 
 def no_freeze(patch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
     It brings it once, as one of an older generation; if it cannot be caught up any more it loads anew.
     """
     leave, stand = MembershipState.leave, MembershipState.stand
-    leave_out, take_rounds = Daemon._leave_out, Daemon._take_rounds
+    left_out = Host.left_out
     brought: dict[str, Generation] = {}
 
     def left(self: MembershipState, reason: str, now_s: float, kept: Where | None = None) -> None:
@@ -63,30 +63,21 @@ def history_brought(patch: pytest.MonkeyPatch) -> None:
             return self.standing
         return standing
 
-    def keeps(self: Daemon, reason: str) -> None:
-        rounds = self.rounds
+    def keeps(self: Host, reason: str) -> None:
+        daemon = self._daemon
+        rounds = daemon.rounds
         if rounds is None or rounds.shipped._performer.stage is not Stage.RUNNING or "went on without" not in reason:
-            leave_out(self, reason)
+            left_out(self, reason)
             return
-        self.rounds = None
-        leave_out(self, reason)
-        self.rounds = rounds
+        daemon.rounds = None
+        left_out(self, reason)
+        daemon.rounds = rounds
         rounds.shipped.crossing.fence()
         rounds.shipped.learner.dead("it was left out")
 
-    def takes(self: Daemon, *answer: Any) -> None:
-        """It may have been passed over in the rounds that it lacks."""
-        try:
-            take_rounds(self, *answer)
-        except AssertionError as error:
-            if "of another history" not in str(error):
-                raise
-            self._perform(self.machine.handle(CannotCatchUp(str(error)), self.world.now_s))
-
     patch.setattr(MembershipState, "leave", left)
     patch.setattr(MembershipState, "stand", stands)
-    patch.setattr(Daemon, "_leave_out", keeps)
-    patch.setattr(Daemon, "_take_rounds", takes)
+    patch.setattr(Host, "left_out", keeps)
 
 
 def no_chain_check(patch: pytest.MonkeyPatch) -> None:

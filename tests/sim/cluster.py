@@ -5,6 +5,7 @@ fails is shrunk to the faults that it needs, and told as a transcript.
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from functools import partial
 from random import Random
 
 from meshtraind.rounds.history import Entry
-from meshwire.messages.generation import Enter, PathStep, Where
+from meshwire.jobs.partition_wait import NEVER
+from meshwire.messages.generation import Enter, Where
 from meshwire.messages.job import Generation
 from meshwire.messages.learner import SampleSpace
 from meshwire.rounds.chain import START
@@ -26,6 +28,7 @@ from tests.sim.clusterline import Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import WatchedRounds, job_spec
+from tests.sim.clusterwitness import Left
 
 JOB = "j" + "0" * 11
 EVENTS_MAX = 400_000  # of one run: more is a livelock
@@ -74,14 +77,16 @@ class Cluster:
         befallen: faults that have happened, by kind.
     """
 
-    def __init__(self, seed: int, setting: Setting, *, recording: bool = False) -> None:
+    def __init__(self, seed: int, setting: Setting, *, recording: bool = False, members_max: int | None = None) -> None:
         self.random = Random(seed)
         self.setting = setting
-        self.job = JOB
-        self.spec = job_spec(JOB, device_of(0), setting.sync)
+        self.devices = setting.founders + setting.newcomers
+        self.members_max = members_max or self.devices
+        wait_s = setting.partition_wait_s
+        chosen = {"peers_max": self.members_max, "partition_wait": NEVER if wait_s == math.inf else wait_s}
+        self.spec = job_spec(JOB, device_of(0), setting.sync).model_copy(update=chosen)
         self.sync, self.unapplied_max = setting.sync, setting.unapplied_max
         self.step_s, self.start_s, self.load_s = setting.step_s, setting.start_s, setting.load_s
-        self.devices = setting.founders + setting.newcomers
         self.timeouts = Timeouts(setting.patience_s, setting.rtt_s, setting.partition_wait_s)
         self.space = SampleSpace(total=setting.total, batch=setting.batch, whole_batches=False, drop_last=False)
         self.clock = Clock()
@@ -132,6 +137,11 @@ class Cluster:
         while self.now_s < end_s and self.failed is None:
             self.clock.run_until(min(end_s, self.now_s + CALM_S), EVENTS_MAX)
 
+    def end(self) -> None:
+        """Nothing happens any more; it can still be looked at."""
+        for daemon in self.daemons:
+            daemon.end()
+
     # What befalls daemons.
 
     def kill(self, daemon: Daemon, how: str = "is killed", *, silent: bool = False) -> None:
@@ -139,6 +149,7 @@ class Cluster:
         if daemon.alive:
             self.tell(daemon.name, how)
             self.network.end(daemon, silent=silent)
+            daemon.end()
 
     def restart(self, number: int) -> None:
         """A new incarnation, which has nothing."""
@@ -200,21 +211,18 @@ class Cluster:
             void = f"; it is void: {done.reason}" if done.void else ""
             self.tell(rounds.who, f"is the first that holds round {done.round}, with contributions of {who}{void}")
 
-    def given_up(self, daemon: Daemon, kept: Where, parted: PathStep | None, chain_: bytes, samples: int) -> None:
-        """A daemon leaves its history for another: what is said of it is what is lost, but for rounds that not all of
-        those hold who were together then (G5)."""
+    def leaves_history(self, daemon: Daemon, kept: Where) -> None:
+        """For another: what is said of it is what is lost."""
+        assert daemon.rounds is not None
+        chain_ = daemon.rounds.history.chain
         _, cut_chain = self._cuts.get(kept.generation.hash64(), (0, START))
         own, other = self.histories.path(chain_), self.histories.path(cut_chain)
         common = sum(1 for mine, theirs in zip(own, other, strict=False) if mine == theirs)
-        uncommitted = 3 * (self.sync.staleness + 1)
-        if parted is None:
-            assert len(own) - common <= uncommitted, f"{daemon.name} gives up {len(own) - common} rounds in silence"
-            return
-        assert daemon.rounds is not None
-        assert common <= parted.cut <= common + uncommitted, f"{daemon.name} gives up rounds that are kept, or more"
-        lost = self.histories.rounds(chain_)[parted.cut :]
-        assert samples - parted.samples == sum(round(done.weight) for done in lost), "samples are counted"
-        self.told_lost.append((len(lost), len(kept.generation.ranks)))
+        on = common  # rounds that were completed in the generation that is kept are in its history, too
+        while common == len(other) and on < len(own) and self.histories.generation(own[on]) == kept.generation.hash64():
+            on += 1
+        late = on - common + 3 * (self.sync.staleness + 1)
+        daemon.losses.leave(Left(chain_, len(own), common, late, apart=True))
 
     def note_base(self, daemon: Daemon) -> None:
         """What it has now, and perhaps no more when others still think so."""
@@ -351,6 +359,9 @@ class Cluster:
         """For a failed run: where everybody is."""
         lines = [f"at {self.now_s:.2f} s"]
         for daemon in self.daemons:
+            if not daemon.is_in:
+                lines.append(f"{daemon.name} is not in the job")
+                continue
             machine, rounds = daemon.machine, daemon.rounds
             known = machine.generation
             where = "none" if known is None else f"{known.number} of {known.ranks}, learning {known.learning}"

@@ -7,7 +7,6 @@ results are decoded, when memory is free. What a part holds is the name of its c
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from meshtraind.contributions.results import EncodedRound
 from meshtraind.executor.host import BindsOfRounds, RoundHost
@@ -16,14 +15,8 @@ from meshwire.collectives.exchange import Part
 from meshwire.frames.header import Flags, Header, Kind
 from meshwire.memory_layout.footprint import ROUND_OBJECTS_BYTES, UNAPPLIED_BYTES_MAX
 from meshwire.memory_layout.shared_slots import MemoryLayout
-from meshwire.message_base import Wire
-from meshwire.messages.generation import ServedRound
 from meshwire.messages.job import Generation
 from meshwire.rounds.effects import Message
-from tests.sim.clusternetwork import Link
-
-if TYPE_CHECKING:
-    from tests.sim.clusterdaemon import Daemon
 
 BUCKETS = 2
 SLOT_BYTES = 64
@@ -58,47 +51,6 @@ class Result:
     contributors: int
     weight: float
     poisoned: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ServedBytes:
-    """A round as it is served, with its bytes."""
-
-    served: ServedRound
-    data: bytes
-
-
-class LinkSide:
-    """A daemon's side of a link to another member: a `meshtraind.transport.round_link.RoundLink`.
-
-    Nothing is sent in a generation before all of its members have entered it.
-    """
-
-    def __init__(self, daemon: "Daemon", link: Link) -> None:
-        self._daemon = daemon
-        self._link = link
-
-    def notify(self, body: Wire, *, job: int, generation: int, complete: int) -> None:
-        assert isinstance(body, Message)
-        self._send(News(generation, complete, body))
-
-    @property
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def chunk_bytes_received(self) -> int:
-        return 0  # no daemon of the cluster asks: here a link that stands still is a silent one
-
-    def on_writable(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return callback  # it always is, so whoever subscribes is never called
-
-    def send_chunk(self, header: Header, payload: memoryview | bytes | None) -> None:
-        self._send(Chunk(header, bytes(payload or b"")))
-
-    def _send(self, body: News | Chunk) -> None:
-        self._daemon.world.check_sends(self._daemon, body.generation)
-        self._daemon.world.network.send(self._link, self._daemon, body)
 
 
 class Slots:

@@ -219,6 +219,8 @@ def run(schedule: Schedule, *, recording: bool = False) -> Cluster:
         error.cluster = cluster  # type: ignore[union-attr]
         error.add_note(str(schedule))
         raise
+    finally:
+        cluster.end()
     return cluster
 
 

@@ -4,19 +4,16 @@ The machine that decides whom to ask is the real one (`meshwire.membership.invit
 `meshtraind.jobs.admission`, without files: they take a while.
 """
 
-from collections.abc import Callable
+import asyncio
 from dataclasses import dataclass
 from functools import partial
 
-from meshwire.membership.effects import Effect, TurnedAway
+from meshtraind.transport.requests import RequestFailed
 from meshwire.membership.invitations import Invitations
-from meshwire.membership.machine import Membership
 from meshwire.messages.generation import Enter
-from meshwire.messages.job import Generation
+from meshwire.messages.job import Generation, Member
 from tests.sim.cluster import Cluster, Setting
-from tests.sim.clusterdaemon import Daemon, device_of
-from tests.sim.clusternetwork import Link, Node
-from tests.sim.clusterrequests import Answer, CannotAnswer, Reply, Request
+from tests.sim.clusterdaemon import Answer, Daemon
 
 LOOK_S = 0.5
 FILES_S = 1.5
@@ -41,60 +38,47 @@ class Stranger(Daemon):
     world: "InvitingCluster"
 
     def __init__(self, world: "InvitingCluster", number: int, incarnation: int) -> None:
-        self.joins = False
-        self._asked: list[Callable[[Answer], None]] = []
+        self._fetching: asyncio.Task[None] | None = None
+        self._invited_to: tuple[Member, ...] = ()
         super().__init__(world, number, incarnation, None)
 
-    def linked(self, peer: Node, link: Link) -> None:
-        if self.joins:
-            super().linked(peer, link)
+    def _begin(self, generation: Generation | None) -> None:
+        """It knows of no job."""
 
-    def unlinked(self, peer: Node, link: Link, reason: str) -> None:
-        if self.joins:
-            super().unlinked(peer, link, reason)
-        else:
-            self.requests.lost(link)
+    @property
+    def joins(self) -> bool:
+        return self._shell is not None
 
-    def received(self, peer: Node, link: Link, body: object) -> None:
-        if self.joins or isinstance(body, Request | Reply):
-            super().received(peer, link, body)
+    async def asked(self, device: str, body: object) -> object:
+        """Raises RequestFailed."""
+        if not isinstance(body, Invite):
+            return await super().asked(device, body)
+        here = {end.hello for end in self.place.links.values()}
+        if unlinked := [member.name for member in body.generation.live.values() if member not in here]:
+            raise RequestFailed(f"{self.name} has no link to {', '.join(unlinked)}")
+        if not self.joins:
+            if self._fetching is None:
+                self._fetching = self.tasks.spawn(self._join(body.generation), "join")
+            await asyncio.wait({self._fetching})
+        return WillJoin()
 
-    def _answer(self, what: object, reply: Callable[[Answer], None]) -> None:
-        if not isinstance(what, Invite):
-            super()._answer(what, reply)
-            return
-        live = what.generation.live.values()
-        here = {peer.member for link in self.links.values() if isinstance(peer := link.other(self), Daemon)}
-        if unlinked := [member.name for member in live if member not in here]:
-            reply(CannotAnswer(f"{self.name} has no link to {', '.join(unlinked)}"))
-        elif self.joins:
-            reply(WillJoin())
-        else:
-            self._asked.append(reply)
-            if len(self._asked) == 1:
-                self.world.tell(self.name, "is asked to join, and fetches the job's files")
-                self.later(FILES_S, partial(self._join, what.generation))
-
-    def _join(self, generation: Generation) -> None:
+    async def _join(self, generation: Generation) -> None:
+        self.world.tell(self.name, "is asked to join, and fetches the job's files")
+        await asyncio.sleep(FILES_S)
         self.world.tell(self.name, "joins")
-        self.joins = True
-        known = [*(member.device for member in generation.members), self.member.device]
-        world = self.world
-        self.machine = Membership(
-            self.member, world.job, world.timeouts, world.now_s, known=known, members_max=world.members_max
-        )
-        for link in self.links.values():
-            super().linked(link.other(self), link)
-        asked, self._asked = self._asked, []
-        for reply in asked:
-            reply(WillJoin())
+        known = {member.device: member for member in (*generation.members, self.member)}
+        self._invited_to = tuple(known.values())
+        self._take_part(None)
+        self._fetching = None
 
-    def _perform_one(self, effect: Effect) -> None:
-        if isinstance(effect, TurnedAway):
-            self.world.tell(self.name, f"is turned away: {effect.reason}")
-            self.joins = False
-        else:
-            super()._perform_one(effect)
+    def _knows(self) -> tuple[Member, ...]:
+        return self._invited_to
+
+    def turned_away(self, reason: str) -> None:
+        """The job ends here alone, and may ask again."""
+        self.world.tell(self.name, f"is turned away: {reason}")
+        self.driver.close()
+        self._shell = None
 
 
 class InvitingCluster(Cluster):
@@ -108,11 +92,8 @@ class InvitingCluster(Cluster):
     def __init__(
         self, seed: int, setting: Setting, *, strangers: int, members_max: int, recording: bool = False
     ) -> None:
-        super().__init__(seed, setting, recording=recording)
-        self.members_max = members_max
+        super().__init__(seed, setting, recording=recording, members_max=members_max)
         self._guests: dict[Daemon, Invitations] = {}
-        for daemon in self.daemons:
-            daemon.machine._state.members_max = members_max
         for number in range(setting.founders, setting.founders + strangers):
             stranger = Stranger(self, number, next(self._incarnations))
             self.daemons.append(stranger)
@@ -128,7 +109,6 @@ class InvitingCluster(Cluster):
             self.network.add(stranger)
             return
         super().restart(number)
-        self.daemons[number].machine._state.members_max = self.members_max
 
     def _look(self) -> None:
         for daemon in self.daemons:
@@ -139,18 +119,16 @@ class InvitingCluster(Cluster):
 
     def _invite(self, daemon: Daemon, generation: Generation) -> None:
         guests = self._guests.setdefault(daemon, Invitations(self.members_max, self.timeouts))
-        peers = {number: link.other(daemon) for number, link in daemon.links.items()}
-        links = {device_of(n): peer.member.incarnation for n, peer in peers.items() if isinstance(peer, Daemon)}
+        links = {device: end.hello.incarnation for device, end in daemon.place.links.items()}
         for device in guests.due(generation, links, self.now_s):
-            link = daemon.links[int(device, 16) - 1]
             took = partial(self._answered, guests, device)
-            daemon.requests.ask(link, Invite(generation), INVITATION_TIMEOUT_S, took)
+            daemon.ask(daemon.place.links[device], Invite(generation), INVITATION_TIMEOUT_S, took)
 
     def _answered(self, guests: Invitations, device: str, answer: Answer) -> None:
         if answer is None:
             guests.unanswered(device)
         else:
-            why_not = answer.reason if isinstance(answer, CannotAnswer) else None
+            why_not = str(answer) if isinstance(answer, RequestFailed) else None
             guests.answered(device, why_not, self.now_s)
 
     def entered(self, daemon: Daemon, generation: Generation, enter: Enter) -> None:

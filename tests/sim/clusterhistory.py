@@ -38,6 +38,10 @@ class Histories:
         """The chain id of one round less."""
         return self._nodes[chain_].before
 
+    def generation(self, chain_: bytes) -> int:
+        """In which the last round of this history was completed."""
+        return self._nodes[chain_].generation
+
     def completed(self, before: bytes, generation: int, done: RoundComplete, results: list[Result]) -> bytes:
         """A daemon has completed a round by itself. Returns its chain id."""
         own = chain(before, generation, done)

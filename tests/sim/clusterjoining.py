@@ -4,19 +4,18 @@ The counterpart of `meshtraind.learner.supervisor`, `meshtraind.recovery.join_re
 `meshtraind.recovery.state_donor`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from meshtraind.recovery.state_donor import Loans
 from meshtraind.rounds.history import Entry
+from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.generation import Holding
+from tests.sim.clusterconnection import LinkEnd
 from tests.sim.clusterlearner import Learner
 from tests.sim.clustermoments import Moment
-from tests.sim.clusternetwork import Link
-from tests.sim.clusterrequests import Answer, CannotAnswer
 from tests.sim.clusterrounds import WatchedRounds
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class LearnerSupervisor:
             kept = State(process.applied, process.base)
         self.end()
         rounds = self._daemon.rounds
-        if rounds is not None:
+        if rounds is not None and not self._daemon.driver.end_parting():
             if kept is not None and not rounds.shipped.learner.could_hold(kept.round):
                 kept = None
             rounds.shipped.learner.dead("its process has ended", None if kept is None else kept.round)
@@ -112,7 +111,7 @@ class LearnerSupervisor:
         """It has failed too often and is started no more: this daemon only forwards."""
         self.end()
         self.kept = None
-        if self._daemon.rounds is not None:
+        if self._daemon.rounds is not None and not self._daemon.driver.end_parting():
             self._world.tell(self._daemon.name, "'s learner is started no more")
             self._daemon.rounds.shipped.learner.dead("its script has failed")
             self._daemon.wish("rest")
@@ -189,30 +188,27 @@ class LearnerSupervisor:
 
     # As a donor
 
-    def give_state(self, asked: AskState, reply: Callable[[Answer], None]) -> None:
-        """One that was given already is given again, if it is new enough."""
-        saved = self.saved
-        if self._given is not None and self.loans.has(self._given) and self._given.round >= asked.after_round:
-            self._give(asked, reply, self._given)
+    async def give_state(self, asked: AskState) -> State:
+        """One that was given already is given again, if it is new enough. Raises RequestFailed."""
+        given, saved = self._given, self.saved
+        if given is not None and self.loans.has(given) and given.round >= asked.after_round:
+            state = given
         elif saved is not None and saved.complete >= asked.after_round:
-            self._give(asked, reply, State(saved.complete, saved.chain))
-        elif self.learner is None or self.learner.rounds is None:
-            reply(CannotAnswer("no learner is ready here"))
+            state = State(saved.complete, saved.chain)
         else:
-            self.learner.save(asked.after_round, partial(self._saved, self.learner, asked, reply))
-
-    def _saved(
-        self, learner: Learner, asked: AskState, reply: Callable[[Answer], None], round_: int, base: bytes | None
-    ) -> None:
-        if base is None or self.learner is not learner:
-            reply(CannotAnswer("its learner has ended"))
-        else:
-            self._give(asked, reply, State(round_, base))
-
-    def _give(self, asked: AskState, reply: Callable[[Answer], None], state: State) -> None:
+            state = await self._save(asked.after_round)
         self._given = state
         self.loans.give(asked.device, state, self._daemon.machine.promised)
-        reply(state)
+        return state
+
+    async def _save(self, after_round: int) -> State:
+        learner = self.learner
+        if learner is None or learner.rounds is None:
+            raise RequestFailed("no learner is ready here")
+        round_, base = await learner.saved(after_round)
+        if self.learner is not learner:
+            raise RequestFailed("its learner has ended")
+        return State(round_, base)
 
 
 class JoinRequests:
@@ -225,7 +221,7 @@ class JoinRequests:
         self._rounds = rounds
         self._after_round = 0
         self._asked = 0
-        self._donors: list[Link] = []
+        self._donors: list[LinkEnd] = []
 
     def ask(self) -> None:
         """What is in memory is taken over; else all that compute are asked, one after the other; if nobody does, all
@@ -258,7 +254,7 @@ class JoinRequests:
         if self._donors:
             donor = self._donors.pop(0)
             asked = AskState(self._after_round, self._daemon.member.device)
-            self._daemon.requests.ask(donor, asked, STATE_TIMEOUT_S, partial(self._take, donor))
+            self._daemon.ask(donor, asked, STATE_TIMEOUT_S, partial(self._take, donor))
         elif self._asked * POLL_S > PATIENCE_S:
             self._daemon.world.tell(self._daemon.name, "'s learner gets its state from nobody")
             self._life.exit(self._process, after_s=1.0)
@@ -270,19 +266,19 @@ class JoinRequests:
         if self._goes_on:
             self._ask_all()
 
-    def _take(self, donor: Link, answer: Answer) -> None:
+    def _take(self, donor: LinkEnd, answer: object) -> None:
         if isinstance(answer, State):
             assert answer.round >= self._after_round, "J1: no older state than was asked for"
             self._check_history(donor, answer)
         else:
             self._ask_next()
 
-    def _check_history(self, donor: Link, state: State) -> None:
+    def _check_history(self, donor: LinkEnd, state: State) -> None:
         """G4: the donor may have completed a round that no other holds, and then be lost: it counts for nobody."""
         if not self._goes_on:
             return
         if self._rounds.machine.complete < state.round:
-            if self._daemon in donor.closed:
+            if donor.closing:
                 self._ask_next()
             else:
                 self._daemon.later(POLL_S, partial(self._check_history, donor, state))
@@ -292,12 +288,12 @@ class JoinRequests:
             transfer_s = self._daemon.world.random.choice(self._daemon.world.load_s)
             self._daemon.later(transfer_s, partial(self._fetched, donor, state))
 
-    def _fetched(self, donor: Link, state: State) -> None:
+    def _fetched(self, donor: LinkEnd, state: State) -> None:
         self._daemon.world.moments.come(Moment.LOADS, self._daemon.number)
-        if self._daemon in donor.closed:
+        if donor.closing:
             self._ask_next()
         elif self._goes_on:
-            self._daemon.world.check_kept(donor.other(self._daemon), self._daemon, state)
+            self._daemon.world.check_kept(donor.link.other(self._daemon), self._daemon, state)
             self._loaded(state)
 
     def _loaded(self, state: State, how: str = "has loaded the base after round {}") -> None:

@@ -3,11 +3,13 @@
 It talks to its daemon in the words of the real one, and leaves what it has computed in the memory between them.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from meshtraind.transport.requests import RequestFailed
 from meshwire.message_base import Wire
 from meshwire.messages.learner import (
     EpochOver,
@@ -26,8 +28,6 @@ from tests.sim.clusterexchange import BUCKETS
 
 if TYPE_CHECKING:
     from tests.sim.clusterrounds import WatchedRounds
-
-Saved = Callable[[int, bytes | None], None]  # the round after which the base was read, and what it is; None: it died
 
 
 class Deal:
@@ -103,7 +103,7 @@ class Learner:
         self._later = later
         self._step_s = step_s
         self._inbox: deque[tuple[RoundDone, bytes]] = deque()
-        self._saves: list[tuple[int, Saved]] = []
+        self._saves: list[tuple[int, asyncio.Future[tuple[int, bytes]]]] = []
         self._stepping = False
         self._waiting = False
         self._idle = False
@@ -130,8 +130,9 @@ class Learner:
     def die(self) -> None:
         self.alive = False
         saves, self._saves = self._saves, []
-        for after_round, saved in saves:
-            saved(after_round, None)
+        for _, saved in saves:
+            if not saved.done():
+                saved.set_exception(RequestFailed("its learner has ended"))
 
     def take(self, body: Wire, chain: bytes) -> None:
         """What its daemon says. `chain`: of the round, if it is one."""
@@ -158,17 +159,20 @@ class Learner:
             case _:
                 raise AssertionError(f"a learner is not told {type(body).__name__}")
 
-    def save(self, after_round: int, saved: Saved) -> None:
-        """J1: its base, at a step boundary."""
+    async def saved(self, after_round: int) -> tuple[int, bytes]:
+        """J1: its base, at a step boundary, and the round after which that was read. Raises RequestFailed: it died."""
+        saved: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._saves.append((after_round, saved))
         self._give_state()
+        return await saved
 
     def _give_state(self) -> None:
         if not self._stepping and not self._applying:
             due = [saved for after_round, saved in self._saves if after_round <= self.applied]
             self._saves = [(after_round, saved) for after_round, saved in self._saves if after_round > self.applied]
             for saved in due:
-                saved(self.applied, self.base)
+                if not saved.done():
+                    saved.set_result((self.applied, self.base))
 
     # Rounds
 

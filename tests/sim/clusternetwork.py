@@ -76,7 +76,11 @@ class Node:
         if self.alive and self.asleep:
             self._backlog.append((heard, event))
         elif self.alive:
-            event()
+            self.happen(event)
+
+    def happen(self, event: Event) -> None:
+        """It is awake, and this befalls it now."""
+        event()
 
     def wake(self, order: Wake) -> None:
         """What has happened happens now."""
@@ -165,7 +169,7 @@ class Network:
             for end in link.ends:
                 end.links[link.other(end).number] = link
             for end in link.ends:
-                end.linked(link.other(end), link)
+                end.hear(partial(end.linked, link.other(end), link))
 
     def end(self, node: Node, *, silent: bool) -> None:
         """The process is killed, and its sockets are closed; or `silent`: the device loses its power."""

@@ -78,6 +78,7 @@ def replay(arguments: Sequence[str] | None) -> int:
     parser.add_argument("--harsh", action="store_true", help="partitions, storms and long sleeps, which overlap")
     parser.add_argument("--verbose", action="store_true", help="every line of the transcript")
     options = parser.parse_args(arguments)
+    logging.getLogger("meshtraind").addHandler(logging.NullHandler())  # it is in the transcript
     if (options.seed is None) == (options.seeds is None):
         parser.error("say either --seed N or --seeds A B")
     if options.seed is not None:

@@ -14,7 +14,7 @@ from meshtraind.rounds.driver import JobModel, Rounds, RoundsPorts, RoundsStart
 from meshtraind.rounds.history import Entry
 from meshwire.codecs.registry import parse_codec
 from meshwire.message_base import Wire
-from meshwire.messages.generation import DealState, ServedRound
+from meshwire.messages.generation import DealState
 from meshwire.messages.job import BlobRef, Generation, JobSpec
 from meshwire.messages.learner import RoundDone
 from meshwire.model.manifest import ModelManifest, TensorSpec
@@ -24,7 +24,7 @@ from meshwire.rounds.inputs import GenerationEntered, Input, RoundServed
 from meshwire.rounds.learner import Phase
 from meshwire.rounds.machine import RoundMachine
 from meshwire.sync_modes.mode import SyncSettings
-from tests.sim.clusterexchange import BUCKETS, Chunk, Exchange, News, ServedBytes, Slots, round_bytes
+from tests.sim.clusterexchange import Chunk, Exchange, News, Slots, round_bytes
 
 if TYPE_CHECKING:
     from tests.sim.clusterdaemon import Daemon
@@ -41,8 +41,6 @@ MANIFEST = ModelManifest(
 )
 CODEC = "fp32"
 PLAN = plan_buckets(MANIFEST, BUCKET_BYTES, parse_codec(CODEC))
-assert len(PLAN.buckets) == BUCKETS
-SERVED_MAX = 2  # rounds in one message
 
 
 def job_spec(job: str, submitter: str, sync: SyncSettings) -> JobSpec:
@@ -94,7 +92,7 @@ class WatchedRounds:
         self._overdue = False  # the step that is dropped may have been nulled without limit (R5)
         model = JobModel(self.world.spec, MANIFEST, PLAN, self.world.space)
         start = RoundsStart(rank, generation, entry, loading)
-        ports = RoundsPorts(daemon.round_sides, self.slots, self)
+        ports = RoundsPorts(daemon.round_links, self.slots, self)
         self.shipped = daemon.loop.run(partial(Rounds, model, start, ports, self, self, rtt_s=RTT_S, stall_s=STALL_S))
         self.history, self.job_rounds = self.shipped._parts.history, self.shipped._parts.job_rounds
         assert self.machine.settings.unapplied_max == self.world.unapplied_max
@@ -108,7 +106,7 @@ class WatchedRounds:
             rank,
             self.world.sync.staleness,
             round_bytes(self.world.unapplied_max),
-            self.daemon.round_sides,
+            self.daemon.round_links,
             host,
             binds,
             self._resumed,
@@ -150,23 +148,6 @@ class WatchedRounds:
         if place is not None:
             place[:] = body.payload
             shipped.chunk_received(rank, body.header)
-
-    def served_after(self, complete: int) -> tuple[ServedBytes, ...]:
-        """Raises KeyError when they are gone. A few at a time, as a message holds but some."""
-        crossing = self.shipped.crossing
-        served = crossing.served_after(complete)[:SERVED_MAX]
-        return tuple(self._bytes_of(each) for each in served)
-
-    def _bytes_of(self, served: ServedRound) -> ServedBytes:
-        held = self.shipped.crossing.encoded(served.round)
-        return ServedBytes(served, b"" if served.void else held.read(0, served.size_bytes))
-
-    def take_served(self, each: ServedBytes) -> None:
-        """As `meshtraind.rounds.catchup` takes them."""
-        crossing = self.shipped.crossing
-        if not each.served.void:
-            crossing.place_for(each.served)[:] = each.data
-        crossing.take_served(each.served)
 
     # What their owner hears
 

@@ -1,10 +1,10 @@
 """A network cut in two: who goes on, who waits, whose rounds are kept, and what waiting costs (G4)."""
 
 import itertools
+from functools import partial
 
 import pytest
 
-from meshwire.membership.inputs import PeerGone
 from meshwire.sync_modes.mode import sync_settings
 from tests.sim import cuts
 from tests.sim.cluster import Cluster, Setting
@@ -53,7 +53,7 @@ def test_who_is_wrongly_taken_for_gone_costs_one_history_and_no_more(monkeypatch
     befall(cluster, Fault(AT_S, "partition", 1, 0, (1,), 60.0))
     cluster.run_until(AT_S + 7.0)
     one, other = cluster.daemons
-    other._perform(other.machine.handle(PeerGone(one.member.device, one.member.incarnation), cluster.now_s))
+    other.do(partial(other.driver.gone, one.member.device, one.member.incarnation))
     cluster.run_until(AT_S + 59.0)
     assert [d.generation.provisional for d in cluster.daemons if d.generation is not None] == [False, False]
     cluster.run_until(AT_S + 150.0)

@@ -6,13 +6,15 @@ Nobody waits for this device meanwhile: it is in no generation, and asks to be t
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
-from meshtraind.recovery.checkpointer import END_TIMEOUT_S, Written
+from meshtraind.recovery.checkpointer import END_TIMEOUT_S
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.storage.checkpoint_store import CheckpointError
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import RequestFailed
+from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
+from meshwire.checkpoints.manifest import CheckpointName
 from meshwire.messages.generation import AskIn
 from meshwire.messages.job import GivenUp
 
@@ -21,6 +23,21 @@ log = logging.getLogger(__name__)
 LEARNER_S_MAX = END_TIMEOUT_S + 2.0  # whatever the disk does: then the learner is ended, and this device returns
 HOLDING_UP = "the base that is given up is being saved, before this device asks in again"
 TOO_LATE = "the others took this device in before it was written"
+
+
+class NamedBase(Protocol):
+    """A base that is saved. `meshtraind.storage.checkpoint_store.Checkpoint` is one."""
+
+    @property
+    def name(self) -> CheckpointName:
+        """What it is called."""
+
+
+class WrittenBase(Protocol):
+    """What a learner has written of a history that is given up; it is needed no more."""
+
+    async def finish(self) -> NamedBase:
+        """Makes it a checkpoint. Raises CheckpointError."""
 
 
 class Parting:
@@ -38,7 +55,7 @@ class Parting:
         self,
         job: Job,
         given_up: GivenUp,
-        write: Callable[[], Awaitable[Written]],
+        write: Callable[[], Awaitable[WrittenBase]],
         over: Callable[["Parting"], None],
         tasks: TaskSet,
     ) -> None:
@@ -46,11 +63,13 @@ class Parting:
         self._given_up = given_up
         self._write = write
         self._over = over
+        self._told = given_up.model_copy(update={"unsaved": TOO_LATE})
         self._ended = False
         self.asks: dict[str, AskIn] = {}
         job.wait(HOLDING_UP)
         self._deadline = asyncio.get_running_loop().call_later(LEARNER_S_MAX, self._end)
         self._task = tasks.spawn(self._save(), "checkpoint of what is given up")  # such tasks may fail alone
+        self._task.add_done_callback(self._tell)  # not in the task: one that is ended before its first step never runs
 
     def cut_short(self) -> None:
         """The learner is ended now, whether it has written or not."""
@@ -58,20 +77,21 @@ class Parting:
         self._end()
 
     async def _save(self) -> None:
-        told = self._given_up.model_copy(update={"unsaved": TOO_LATE})
         try:
             written = await self._write()
             self._end()
             name = (await written.finish()).name
-            told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
+            self._told = self._given_up.model_copy(update={"saved": (name.round, name.given_up)})
             log.info("job %s: what is given up is saved as %s", self._job.spec.job, name)
         except (RequestFailed, CheckpointError, OSError) as error:
-            told = self._given_up.model_copy(update={"unsaved": str(error)[: limits.GIVEN_UP_REASON_CHARS_MAX]})
+            unsaved = str(error)[: limits.GIVEN_UP_REASON_CHARS_MAX]
+            self._told = self._given_up.model_copy(update={"unsaved": unsaved})
             log.warning("job %s: what is given up could not be saved: %s", self._job.spec.job, error)
-        finally:
-            self._end()
-            log.warning("job %s: given up: %s", self._job.spec.job, told)
-            self._job.take_given_up([told])
+
+    def _tell(self, _task: "asyncio.Task[None]") -> None:
+        self._end()
+        log.warning("job %s: given up: %s", self._job.spec.job, self._told)
+        self._job.take_given_up([self._told])
 
     def _end(self) -> None:
         if not self._ended:

@@ -1,10 +1,13 @@
 """G4: how a member that lacks rounds, or brings no history, gets what it needs from the source of a generation."""
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from meshtraind.rounds.history import Entry
-from meshtraind.transport.connection import Connection, RequestFailed
+from meshtraind.transport.messenger import Messenger
+from meshtraind.transport.requests import RequestFailed
 from meshwire import limits
 from meshwire.messages.generation import (
     AskModel,
@@ -21,14 +24,23 @@ from meshwire.messages.job import Fetched
 from meshwire.messages.learner import SampleSpace
 from meshwire.messages.startup import Model
 
-if TYPE_CHECKING:  # numpy, which an idle daemon does not need
-    from meshtraind.contributions.results import EncodedRound
-
 REQUEST_TIMEOUT_S = 10.0
+ROUNDS_AT_ONCE = 8  # all others wait, and one after the other each would cost them a round trip
 
 
 class FalseRoundError(RequestFailed):
     """The source of a generation serves what is no round: it broke the protocol (G10)."""
+
+
+class RoundBytes(Protocol):
+    """A complete round as it is served. `meshtraind.contributions.results.EncodedRound` is one."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all of it."""
+
+    def read(self, offset_bytes: int, max_bytes: int) -> bytes:
+        """A piece; shorter, or empty, where it ends."""
 
 
 class RoundsAtCut(Protocol):
@@ -48,7 +60,7 @@ class RoundsAtCut(Protocol):
     def served_after(self, complete: int) -> tuple[ServedRound, ...]:
         """The next rounds after `complete`. Raises KeyError when they are gone."""
 
-    def encoded(self, round_: int) -> "EncodedRound":
+    def encoded(self, round_: int) -> RoundBytes:
         """A complete round's bytes. Raises KeyError when they are gone."""
 
     def place_for(self, served: ServedRound) -> memoryview:
@@ -87,7 +99,7 @@ class Beginning:
     """What the history of the cut has gone through."""
 
 
-async def fetch_rounds(rounds: HeldRounds, source: Connection, job: str, enter: Enter) -> None:
+async def fetch_rounds(rounds: HeldRounds, source: Messenger, job: str, enter: Enter) -> None:
     """Takes every round up to the cut that this member lacks. Raises RequestFailed, ConnectionEnded, TimeoutError."""
     while rounds.complete < enter.cut:
         before = rounds.complete
@@ -95,21 +107,32 @@ async def fetch_rounds(rounds: HeldRounds, source: Connection, job: str, enter: 
         reply = await source.request(asked, timeout_s=REQUEST_TIMEOUT_S, name=f"rounds after {before}")
         if not isinstance(reply, CaughtUp):
             raise RequestFailed(f"the source answered with {type(reply).__name__}")
-        for served in reply.rounds:
-            if served.round != rounds.complete + 1 or served.round > enter.cut:
+        for number, served in enumerate(reply.rounds, start=before + 1):
+            if served.round != number or number > enter.cut:
                 raise FalseRoundError(
-                    f"the source served round {served.round} after round {rounds.complete}, and the cut is {enter.cut}"
+                    f"the source served round {served.round} after round {number - 1}, and the cut is {enter.cut}"
                 )
-            if not served.void:
-                await _fetch_bytes(rounds.crossing.place_for(served), served, source, job)
-            rounds.crossing.take_served(served)
+        for first in range(0, len(reply.rounds), ROUNDS_AT_ONCE):
+            await _fetch_together(rounds, reply.rounds[first : first + ROUNDS_AT_ONCE], source, job)
         if rounds.complete == before:
             raise RequestFailed(f"the source does not hold round {before + 1} any more")
     if rounds.crossing.standing().chains[-1] != enter.chain:
         raise RequestFailed(f"the rounds up to {enter.cut} are not those that the others hold")
 
 
-async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection, job: str) -> None:
+async def _fetch_together(rounds: HeldRounds, served: Sequence[ServedRound], source: Messenger, job: str) -> None:
+    """They are on their way at the same time, and taken in order; those before one that does not come are kept."""
+    places = [(each, rounds.crossing.place_for(each)) for each in served if not each.void]
+    coming = [_fetch_bytes(place, each, source, job) for each, place in places]
+    came = await asyncio.gather(*coming, return_exceptions=True)
+    failed = {each.round: error for (each, _), error in zip(places, came, strict=True) if error is not None}
+    for each in served:
+        if each.round in failed:
+            raise failed[each.round]
+        rounds.crossing.take_served(each)
+
+
+async def _fetch_bytes(area: memoryview, served: ServedRound, source: Messenger, job: str) -> None:
     for offset in range(0, len(area), limits.FETCH_BYTES_MAX):
         size_bytes = min(limits.FETCH_BYTES_MAX, len(area) - offset)
         piece = FetchRound(job=job, round=served.round, offset_bytes=offset, max_bytes=size_bytes)
@@ -119,7 +142,7 @@ async def _fetch_bytes(area: memoryview, served: ServedRound, source: Connection
         area[offset : offset + size_bytes] = reply.data
 
 
-async def fetch_beginning(source: Connection, job: str, enter: Enter) -> Beginning:
+async def fetch_beginning(source: Messenger, job: str, enter: Enter) -> Beginning:
     """What a member needs to take part from the cut on. Raises RequestFailed, ConnectionEnded, TimeoutError."""
     model = await source.request(AskModel(job=job), timeout_s=REQUEST_TIMEOUT_S, name="the job's model")
     asked = CatchUp(job=job, generation=enter.generation, complete=None, cut=enter.cut)

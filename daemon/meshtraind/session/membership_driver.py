@@ -6,18 +6,23 @@ next one. The learner computes through all of it.
 
 import asyncio
 import logging
-import time
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Mapping
+from typing import Generic, Protocol, TypeVar
 
-from meshtraind.peers.node import Node
-from meshtraind.recovery.checkpointer import Written
-from meshtraind.recovery.given_up_history import Parting
-from meshtraind.rounds.catchup import Beginning, FalseRoundError, fetch_beginning, fetch_rounds
+from meshtraind.recovery.given_up_history import Parting, WrittenBase
+from meshtraind.rounds.catchup import (
+    Beginning,
+    FalseRoundError,
+    HeldRounds,
+    RoundsAtCut,
+    fetch_beginning,
+    fetch_rounds,
+)
 from meshtraind.runtime.tasks import TaskSet
-from meshtraind.session.membership_recorder import RecordedMembership, membership_trace
-from meshtraind.startup.before_round_one import Founding
+from meshtraind.session.membership_recorder import MembershipWitness
 from meshtraind.storage.job_record import Job
-from meshtraind.transport.connection import Connection, ConnectionEnded, RequestFailed
+from meshtraind.transport.messenger import Messenger
+from meshtraind.transport.requests import ConnectionEnded, RequestFailed
 from meshwire import limits
 from meshwire.jobs.lifecycle import job_number
 from meshwire.jobs.partition_wait import partition_wait_s
@@ -55,31 +60,114 @@ from meshwire.membership.inputs import (
     WasAway,
 )
 from meshwire.membership.lineage import Path, rank_of
+from meshwire.membership.machine import Membership
 from meshwire.membership.record import MembershipStart
 from meshwire.membership.requests import Kind
 from meshwire.messages.generation import AskIn, Enter, Holding, PathStep, Standing, Where
-from meshwire.messages.job import Generation, GivenUp
+from meshwire.messages.job import Generation, GivenUp, Member
 from meshwire.text import printable
 from meshwire.timeouts import Timeouts
-
-if TYPE_CHECKING:
-    from meshtraind.rounds.driver import Rounds
-    from meshtraind.rounds.generation_change import GenerationChange
 
 log = logging.getLogger(__name__)
 
 RTT_S_MIN = 0.001
+
+M_co = TypeVar("M_co", bound=Messenger, covariant=True)
+M = TypeVar("M", bound=Messenger)
+
+
+class Lifetime(Protocol):
+    """Which process of a device is meant (G1); `Hello` and `Member` tell."""
+
+    @property
+    def incarnation(self) -> int:
+        """Unlike that of any other process of this device."""
+
+
+class MemberLink(Protocol[M_co]):
+    """A device that can be talked to now. `meshtraind.peers.links.Link` is one."""
+
+    @property
+    def hello(self) -> Lifetime:
+        """What the process at the other end has said of itself."""
+
+    @property
+    def connection(self) -> M_co:
+        """The way to it."""
+
+    @property
+    def rtt_s(self) -> float | None:
+        """The round trip of now; None before it was measured."""
+
+
+class MemberNode(Protocol[M_co]):
+    """This device among the others, as far as its membership of a job goes. `meshtraind.peers.node.Node` is one."""
+
+    @property
+    def device(self) -> str:
+        """Its id."""
+
+    @property
+    def member(self) -> Member:
+        """This very process as a member of a job."""
+
+    @property
+    def patience_s(self) -> float:
+        """Silence after which a device is lost."""
+
+    @property
+    def links(self) -> Mapping[str, MemberLink[M_co]]:
+        """By device; live."""
+
+
+class Crossing(Protocol):
+    """What leads this member's part in a job from one generation into the next: its rounds; before round 1 what waits
+    for them."""
+
+    def fence(self) -> None:
+        """G2: from now on nothing of the generation is sent, completed or taken."""
+
+    def standing(self) -> Standing:
+        """What is held here."""
+
+    def enter(self, generation: Generation, enter: Enter) -> None:
+        """G6: from now on this generation's rounds are taken; those above the cut begin anew."""
+
+    def resume(self, generation: Generation) -> None:
+        """All have entered."""
+
+
+class CrossingRounds(RoundsAtCut, Crossing, Protocol):
+    """Rounds while a generation changes. `meshtraind.rounds.generation_change.GenerationChange` is one."""
+
+    def take_in(self) -> None:
+        """X3 (what others held is dealt again): the learner that has loaded computes from this generation on."""
+
+
+class MemberRounds(HeldRounds, Protocol):
+    """The rounds of a job as far as its membership concerns them. `meshtraind.rounds.driver.Rounds` is one."""
+
+    @property
+    def history_samples(self) -> int:
+        """In all complete rounds."""
+
+    @property
+    def crossing(self) -> CrossingRounds:
+        """Leads all of it from one generation into the next."""
+
+    def note_round_trip(self, rtt_s: float) -> None:
+        """As it is now to the farthest member."""
 
 
 class Host(Protocol):
     """The session, as far as a change of generation concerns it."""
 
     @property
-    def rounds(self) -> "Rounds | None":
+    def rounds(self) -> MemberRounds | None:
         """None while this member brings no history, and before its learner has prepared."""
 
     @property
-    def crossing(self) -> "GenerationChange | Founding | None":
+    def crossing(self) -> Crossing | None:
         """None while this member brings no history."""
 
     @property
@@ -101,7 +189,7 @@ class Host(Protocol):
     def resumed(self) -> None:
         """All members have entered it."""
 
-    async def write_given_up(self) -> Written:
+    async def write_given_up(self) -> WrittenBase:
         """The learner writes the base of a history that is not kept. Its rounds are fenced. Raises RequestFailed,
         CheckpointError, OSError."""
 
@@ -115,7 +203,7 @@ class Host(Protocol):
         """No member's learner is left that could compute."""
 
 
-class MembershipDriver:
+class MembershipDriver(Generic[M]):
     """Drives the membership machine of one job: hands it what happens, performs what it decides, and wakes it in time.
 
     It begins with the job's first generation, or with this device's return to the job, which then has none yet here.
@@ -124,16 +212,18 @@ class MembershipDriver:
         host: what a change of generation asks of the session.
         links: the connection to each other member of the generation, by rank; kept up to date here.
         rtt_s: to the farthest member, before `progress` says more.
+        witness: sees all that the machine is told and decides; None: nobody looks.
     """
 
     def __init__(
         self,
-        node: Node,
+        node: MemberNode[M],
         job: Job,
-        links: dict[int, Connection],
+        links: dict[int, M],
         host: Host,
         rtt_s: float,
         tasks: TaskSet,
+        witness: MembershipWitness | None = None,
     ) -> None:
         self._node = node
         self._job = job
@@ -155,9 +245,12 @@ class MembershipDriver:
             known=tuple(member.device for member in job.members),
             members_max=job.spec.peers_max or len(job.members),
         )
-        self._trace = membership_trace(job.folder) if job.spec.trace else None
-        self._machine = start.machine() if self._trace is None else RecordedMembership(start, self._trace)
+        self._machine = start.machine()
+        self._witness = witness
+        if witness is not None:
+            witness.began(start)
         self._timer: asyncio.TimerHandle | None = None
+        self._armed_s = 0.0  # for when
         self._catching_up: asyncio.Task[None] | None = None
         self._fenced_at_s: float | None = None
         self._asking: dict[str, AskIn] = {}  # before round 1, when there is nothing yet that they could be given
@@ -229,6 +322,11 @@ class MembershipDriver:
         """The newest generation that this member has promised."""
         return self._machine.promised
 
+    @property
+    def machine(self) -> Membership:
+        """What is driven, to be looked at."""
+        return self._machine
+
     def promised(self, generation: int) -> bool:
         """Whether the generation with this hash is the newest that this member has promised."""
         promised = self._machine.promised
@@ -285,19 +383,27 @@ class MembershipDriver:
         return True
 
     def close(self) -> None:
-        """Stops the timer, and writes what is left of the record."""
+        """Stops the timer; nobody sees any more."""
         self._closed = True
-        if self._trace is not None:
-            self._trace.close()
+        if self._witness is not None:
+            self._witness.close()
         if self._timer is not None:
             self._timer.cancel()
 
     # Inputs and effects
 
     def _take(self, input_: Input) -> None:
-        """Every input of the machine comes through here."""
-        if not self._closed:
-            self._perform(self._machine.handle(input_, self._loop.time()))
+        """Every input of the machine comes through here. One that breaks it is seen, for it is the one to look at."""
+        if self._closed:
+            return
+        now_s = self._loop.time()
+        effects: list[Effect] = []
+        try:
+            effects = self._machine.handle(input_, now_s)
+        finally:
+            if self._witness is not None:
+                self._witness.took(input_, now_s, effects)
+        self._perform(effects)
 
     def _perform(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -305,14 +411,14 @@ class MembershipDriver:
         self._arm()
 
     def _perform_one(self, effect: Effect) -> None:
+        if self._witness is not None:
+            self._witness.performs(effect)
         job = self._job.spec.job
         match effect:
             case Send(device, AskIn() as message) if self._parting is not None:
                 self._parting.asks[device] = message
             case Send(device, message):
-                link = self._node.links.get(device)
-                if link is not None:
-                    link.connection.notify(message, job=self._number)
+                self._send(device, message)
             case Fence():
                 self._fence()
             case CatchUpFrom():
@@ -337,6 +443,11 @@ class MembershipDriver:
                 self._shunned(effect)
             case WaitingFor(reason):
                 self._job.wait(reason)
+
+    def _send(self, device: str, message: Message) -> None:
+        link = self._node.links.get(device)
+        if link is not None:
+            link.connection.notify(message, job=self._number)
 
     def _shunned(self, effect: Shunned) -> None:
         rank, accuser = self._job.rank_of(effect.device), self._job.rank_of(effect.accuser)
@@ -370,7 +481,7 @@ class MembershipDriver:
             return
         self._host.left_out(self._why_out)
         for device, ask in parting.asks.items():
-            self._perform_one(Send(device, ask))
+            self._send(device, ask)
 
     def _given_up(self, kept: Where | None) -> GivenUp | None:
         """What this device and those that were with it have made since the history that is kept went another way."""
@@ -395,7 +506,7 @@ class MembershipDriver:
         self.end_parting()  # the others wait for this device
         self._give_up_catching_up()
         if self._fenced_at_s is None:
-            self._fenced_at_s = time.monotonic()
+            self._fenced_at_s = self._loop.time()
         crossing = self._host.crossing
         if crossing is not None:
             crossing.fence()
@@ -467,7 +578,7 @@ class MembershipDriver:
         crossing.enter(generation, enter)
         rounds = self._host.rounds
         self._path.entered(generation, enter.cut, rounds.history_samples if rounds is not None else 0)
-        fenced_s = time.monotonic() - (self._fenced_at_s or time.monotonic())
+        fenced_s = 0.0 if self._fenced_at_s is None else self._loop.time() - self._fenced_at_s
         members = ", ".join(
             member.name + ("" if rank in generation.learning else " (loading)")
             for rank, member in generation.live.items()
@@ -501,11 +612,12 @@ class MembershipDriver:
                 self._links[rank] = link.connection
 
     def _arm(self) -> None:
-        if self._timer is not None:
+        deadline_s = None if self._closed else self._machine.deadline()
+        if self._timer is not None and self._armed_s != deadline_s:
             self._timer.cancel()
             self._timer = None
-        deadline_s = self._machine.deadline()
-        if deadline_s is not None and not self._closed:
+        if self._timer is None and deadline_s is not None:
+            self._armed_s = deadline_s
             self._timer = self._loop.call_at(deadline_s, self._timer_fired)
 
     def _timer_fired(self) -> None:

@@ -15,12 +15,14 @@ from meshtraind.peers.node import Node
 from meshtraind.recovery.checkpointer import Checkpointer, Written
 from meshtraind.recovery.join_requests import JoinRequests, Sources
 from meshtraind.recovery.state_donor import StateDonor
-from meshtraind.rounds.catchup import Beginning, answer_catch_up, answer_fetch_round
+from meshtraind.rounds.catchup import Beginning
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session.history_source import AskedOfHistory, HistorySource
 from meshtraind.session.invitations import Inviter
 from meshtraind.session.learner_handler import LearnerHandler
 from meshtraind.session.membership_driver import MembershipDriver
+from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
 from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
@@ -28,7 +30,7 @@ from meshtraind.startup.requests import Preparation
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection, RequestFailed
 from meshwire.message_base import Wire
-from meshwire.messages.generation import AskModel, AskState, CatchUp, Enter, FetchRound, Holding, SavedState, Wish
+from meshwire.messages.generation import AskState, Enter, Holding, SavedState, Wish
 from meshwire.messages.job import Generation
 from meshwire.messages.startup import Model
 from meshwire.timeouts import Timeouts
@@ -40,10 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT_S = 3.0
-GO_BACK_TIMEOUT_S = 5.0  # until the source of a saved state has gone back to it
-GO_BACK_POLL_S = 0.02
 
-Asked = CatchUp | FetchRound | AskModel | AskState
+Asked = AskedOfHistory | AskState
 
 
 class LearnerKeeper(Protocol):
@@ -124,12 +124,13 @@ class MembershipHost:
         self._maker = RoundsFactory(
             job, place.links, place.rtt_s, stall_s, learner.notify, self._fail, self.refuse, self._round_complete
         )
+        self._source = HistorySource(node.name, job.spec.job, self)
         self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.memory = memory
-        self.generations: MembershipDriver | None = None
+        self.generations: MembershipDriver[Connection] | None = None
         peers_max = job.spec.peers_max
         self._inviting = None if peers_max is None else Inviter(node, job, peers_max, self, place.tasks)
 
@@ -168,6 +169,11 @@ class MembershipHost:
     def model(self) -> Model:
         """That is trained, once there are rounds."""
         return self._maker.model()
+
+    @property
+    def barrier_passed(self) -> int:
+        """The newest that all have passed."""
+        return self._agreement.passed
 
     def begin_with_all(self) -> None:
         """The first generation is entered; learners are about to prepare."""
@@ -241,7 +247,11 @@ class MembershipHost:
                     await self._left.wait()
 
     def _watch_members(self) -> None:
-        self.generations = MembershipDriver(self._node, self._job, self._links, self, self._rtt_s, self._tasks)
+        trace = membership_trace(self._job.folder) if self._job.spec.trace else None
+        recorder = None if trace is None else MembershipRecorder(trace)
+        self.generations = MembershipDriver(
+            self._node, self._job, self._links, self, self._rtt_s, self._tasks, recorder
+        )
         self.generations.start()
         if self._inviting is not None:
             self._tasks.spawn(self._inviting.run(), "invite")
@@ -494,37 +504,15 @@ class MembershipHost:
 
     async def asked(self, device: str, body: Asked) -> Wire:
         """What a member's device that lacks rounds, or loads, asks for. Raises RequestFailed."""
-        if isinstance(body, CatchUp) and body.complete is None and body.cut is not None:
-            await self._at_cut(body.cut)
-        rounds = self.rounds
-        if rounds is None:
+        if not isinstance(body, AskState):
+            return await self._source.answer(body)
+        if self.rounds is None:
             raise RequestFailed(f"{self._node.name} has no history of job {self._job.spec.job}")
-        match body:
-            case CatchUp():
-                begins_at_cut = body.complete is None  # and a later one has another deal of samples
-                if begins_at_cut and (self.generations is None or not self.generations.promised(body.generation)):
-                    raise RequestFailed(f"{self._node.name} has promised another generation meanwhile")
-                path = () if self.generations is None else self.generations.path
-                return answer_catch_up(rounds, body, self._agreement.passed, path)
-            case FetchRound():
-                return answer_fetch_round(rounds, body)
-            case AskModel():
-                return self.model()
-            case AskState():
-                return await self._state(device, body)
+        return await self._state(device, body)
 
     async def _state(self, device: str, body: AskState) -> SavedState:
         promised = None if self.generations is None else self.generations.newest
         return await self._donor.state(device, body, promised)
-
-    async def _at_cut(self, cut: int) -> None:
-        """Where all go back to a state of this member, who asks may be quicker. Raises RequestFailed."""
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + GO_BACK_TIMEOUT_S
-        while self.rounds is not None and self.rounds.complete > cut and loop.time() < deadline_s:
-            await asyncio.sleep(GO_BACK_POLL_S)
-        if self.rounds is not None and self.rounds.complete != cut:
-            raise RequestFailed(f"{self._node.name} is at round {self.rounds.complete}, not {cut}")
 
     def close(self) -> None:
         """Lets go of timer, trace and memory."""

@@ -1,44 +1,57 @@
-"""A membership machine whose inputs and effects are written to DATA/jobs/ID, to be decided again (`submit --trace`).
+"""What a membership machine was told and decided, written to DATA/jobs/ID, to be decided again (`submit --trace`).
 
 One line an input, with its time and all effects. A daemon that comes back to the job begins a file of its own, so that
 what it did before its end stays there to be read: membership.jsonl, membership-2.jsonl, ...
 """
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from meshtraind.rounds.trace import Trace
 from meshwire.membership.effects import Effect
 from meshwire.membership.inputs import Input
-from meshwire.membership.machine import Membership
 from meshwire.membership.record import FORMAT, MembershipStart, plain
 
 FILES_MAX = 100  # of one job on one device: a daemon that is started again and again fills no disk
 
 
-class RecordedMembership(Membership):
-    """A membership machine that writes every input to `trace`, with all that followed from it."""
+class MembershipWitness(Protocol):
+    """Whoever sees all that one membership machine is told and decides, in order."""
 
-    def __init__(self, start: MembershipStart, trace: Trace) -> None:
-        super().__init__(
-            start.me,
-            start.job,
-            start.timeouts,
-            start.now_s,
-            generation=start.generation,
-            known=start.known,
-            members_max=start.members_max,
-        )
+    def began(self, start: MembershipStart) -> None:
+        """With what it began."""
+
+    def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+        """It was told something; nothing of what followed has been done yet."""
+
+    def performs(self, effect: Effect) -> None:
+        """One of the effects is performed next; what that brings about comes before the next one."""
+
+    def close(self) -> None:
+        """It is told nothing more."""
+
+
+class MembershipRecorder:
+    """Writes it down, one line an input, as what a `MembershipFile` reads."""
+
+    def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        trace.write("membership", format=FORMAT, start=plain(start))
 
-    def handle(self, input_: Input, now_s: float) -> list[Effect]:
-        """As the machine does it; an input that breaks the machine is written, for it is the one to look at."""
-        effects: list[Effect] = []
-        try:
-            effects = super().handle(input_, now_s)
-        finally:
-            self._trace.write("input", now_s=now_s, input=plain(input_), effects=[plain(each) for each in effects])
-        return effects
+    def began(self, start: MembershipStart) -> None:
+        """The first line."""
+        self._trace.write("membership", format=FORMAT, start=plain(start))
+
+    def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+        """Another line."""
+        self._trace.write("input", now_s=now_s, input=plain(input_), effects=[plain(each) for each in effects])
+
+    def performs(self, effect: Effect) -> None:
+        """It is written already."""
+
+    def close(self) -> None:
+        """Writes what is left of the file."""
+        self._trace.close()
 
 
 def membership_trace(folder: Path) -> Trace:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Protocol
 
-from meshtraind.storage.job_history import EXPIRED, HistoryError, JobHistory
+from meshtraind.storage.job_history import EXPIRED, HistoryError
 from meshtraind.storage.resume_file import JobFile
 from meshwire import limits
 from meshwire.jobs.lifecycle import EXIT_CODES, TERMINAL_STATES, JobEvent, JobRecord, JobState, advance
@@ -93,6 +94,13 @@ class EntryMode(Enum):
     REVIVAL = "with others that it was in it with, when all of their daemons had ended"
 
 
+class JobRecords(Protocol):
+    """Where it is written down what has become of jobs. `JobHistory` is one."""
+
+    def put(self, record: JobRecord) -> None:
+        """Adds the job, or replaces what is known of it. Raises HistoryError."""
+
+
 class Job:
     """One job on this daemon, from offer to history.
 
@@ -113,7 +121,7 @@ class Job:
         members: tuple[Member, ...],
         rank: int,
         folder: Path,
-        history: JobHistory,
+        history: JobRecords,
         entry_mode: EntryMode = EntryMode.FOUNDER,
         started_at_s: float | None = None,
         entered: Generation | None = None,

@@ -442,11 +442,11 @@ class Proposer:
         return Departure(f"nobody here has the model any more, but in generation {number} they have", where)
 
     def _follow_newer(self, now_s: float) -> Departure | None:
-        """Leaves for a newer history that was heard of when this machine was away, if the link still holds."""
+        """Leaves for a newer history that was heard of when this machine was away, if the link still holds, and once
+        what has been promised has failed: it may be the own proposal, which those that went on have refused."""
+        bound = self._state.phase is MembershipPhase.PROMISED and not self._failed
         for where, since_s in self._newer.values():
-            if self._state.phase is not MembershipPhase.PROMISED and self._reached(
-                since_s + self._state.timeouts.yield_s, now_s
-            ):
+            if not bound and self._reached(since_s + self._state.timeouts.yield_s, now_s):
                 return Departure(f"generation {where.generation.number} went on without this device", where)
         return None
 

@@ -4,7 +4,7 @@ import asyncio
 import io
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -17,8 +17,8 @@ from meshtraind.rounds.trace import Trace
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import membership_recorder
 from meshtraind.session.membership_driver import MembershipDriver
-from meshtraind.session.membership_recorder import RecordedMembership, membership_trace
-from meshwire import limits
+from meshtraind.session.membership_recorder import MembershipRecorder, membership_trace
+from meshwire.membership.effects import Effect
 from meshwire.membership.inputs import (
     CannotCatchUp,
     FarthestRoundTrip,
@@ -42,6 +42,7 @@ from meshwire.timeouts import Timeouts
 from tests.sim import clusterdaemon
 from tests.sim.clusterfaults import random_schedule
 from tests.sim.clusterfaults import run as run_cluster
+from tests.sim.clusterwitness import Witness
 
 JOB = "j" + "0" * 11
 MEMBERS = tuple(
@@ -60,12 +61,13 @@ def start_of(rank: int = 0) -> MembershipStart:
 
 def recorded(path: Path, *inputs: tuple[float, Input]) -> list[str]:
     """Anna's membership, linked to the others from 0 s on; returns the lines of its record."""
-    trace = Trace(path)
-    machine = RecordedMembership(start_of(), trace)
+    recorder, start = MembershipRecorder(Trace(path)), start_of()
+    recorder.began(start)
+    machine = start.machine()
     links = [(0.0, LinkUp(member.device, member.incarnation)) for member in MEMBERS[1:]]
     for now_s, input_ in (*links, *inputs):
-        machine.handle(input_, now_s)
-    trace.close()
+        recorder.took(input_, now_s, machine.handle(input_, now_s))
+    recorder.close()
     return path.read_text().splitlines(keepends=True)
 
 
@@ -96,29 +98,32 @@ def ran_lines(path: Path, lines: list[str]) -> tuple[int, dict[str, Any]]:
 
 def test_the_memberships_of_a_cluster_are_decided_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """G1 to G7: through losses, returns and partitions the same inputs have the same effects."""
-    made: list[tuple[Path, Trace, RecordedMembership]] = []
+    made: list[tuple[Path, clusterdaemon.Daemon]] = []
 
-    def machine(
-        me: Member,
-        job: str,
-        timeouts: Timeouts,
-        now_s: float,
-        *,
-        generation: Generation | None = None,
-        known: Collection[str] = (),
-    ) -> RecordedMembership:
-        path = tmp_path / f"{len(made)}.jsonl"
-        trace = Trace(path)
-        start = MembershipStart(me, job, timeouts, now_s, generation, tuple(known), limits.MEMBERS_MAX)
-        made.append((path, trace, RecordedMembership(start, trace)))
-        return made[-1][2]
+    class Recorded(Witness):
+        """Looks, and writes it down."""
 
-    monkeypatch.setattr(clusterdaemon, "Membership", machine)
+        def __init__(self, daemon: clusterdaemon.Daemon) -> None:
+            super().__init__(daemon)
+            made.append((tmp_path / f"{len(made)}.jsonl", daemon))
+            self._recorder = MembershipRecorder(Trace(made[-1][0]))
+
+        def began(self, start: MembershipStart) -> None:
+            self._recorder.began(start)
+
+        def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
+            self._recorder.took(input_, now_s, effects)
+            super().took(input_, now_s, effects)
+
+        def close(self) -> None:
+            self._recorder.close()
+
+    monkeypatch.setattr(clusterdaemon, "Witness", Recorded)
     inputs: Counter[str] = Counter()
     for seed in (1, 5):
         run_cluster(random_schedule(seed))
-    for path, trace, live in made:
-        trace.close()
+    for path, daemon in made:
+        live = daemon.machine
         with path.open(encoding="ascii") as file:
             record = MembershipFile(file)
             again = record.start.machine()
@@ -244,8 +249,9 @@ async def test_a_job_with_a_trace_records_its_membership(tmp_path: Path) -> None
     spec = SimpleNamespace(job=JOB, trace=True, partition_wait=None, peers_max=None)
     job = SimpleNamespace(spec=spec, generation=FIRST, members=MEMBERS, folder=tmp_path, wait=lambda _reason: None)
     for name in ("membership.jsonl", "membership-2.jsonl"):
-        tasks = TaskSet("test")
-        shell = MembershipDriver(cast(Any, node), cast(Any, job), {}, cast(Any, SimpleNamespace()), 0.01, tasks)
+        tasks, recorder = TaskSet("test"), MembershipRecorder(membership_trace(tmp_path))
+        host = cast(Any, SimpleNamespace())
+        shell = MembershipDriver(cast(Any, node), cast(Any, job), {}, host, 0.01, tasks, recorder)
         shell.start()
         shell.link_lost(THREE, "closed")
         await asyncio.sleep(0)

@@ -22,8 +22,9 @@ from meshtraind.recovery.join_requests import JoinRequests, Sources
 from meshtraind.rounds.catchup import Beginning, FalseRoundError, answer_catch_up, fetch_beginning, fetch_rounds
 from meshtraind.rounds.history import Entry
 from meshtraind.runtime.tasks import TaskSet
+from meshtraind.session import history_source
 from meshtraind.session import membership_driver as generations_module
-from meshtraind.session import membership_host as passage_module
+from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.startup.agreement import Agreement
@@ -495,7 +496,7 @@ class Machine:
         return None
 
 
-def generations(host: object, links: dict[str, Any]) -> tuple[MembershipDriver, Machine, TaskSet]:
+def generations(host: object, links: dict[str, Any]) -> tuple[MembershipDriver[Any], Machine, TaskSet]:
     tasks, job = TaskSet("test"), cast(Any, job_of("ab", 0))
     node = SimpleNamespace(member=job.members[0], device=job.members[0].device, patience_s=5.0, links=links)
     shell = MembershipDriver(cast(Any, node), job, {}, cast(Any, host), 0.01, tasks)
@@ -685,6 +686,7 @@ async def test_the_deal_of_another_cut_is_not_given() -> None:
     rounds = SimpleNamespace(sample_space=None, crossing=crossing)
     passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
     passage._agreement = SimpleNamespace(passed=2)
+    passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
     generation = cast(Any, job_of("ab", 0)).generation
     machine.promised = generation
@@ -819,13 +821,14 @@ async def test_who_asks_before_the_source_has_gone_back_waits(monkeypatch: pytes
     rounds = SimpleNamespace(sample_space=None, crossing=SimpleNamespace(deal=None, samples=3), complete=9)
     passage._learner, passage._node = SimpleNamespace(rounds=rounds), SimpleNamespace(name="anna")
     passage._agreement = SimpleNamespace(passed=2)
+    passage._source = HistorySource("anna", JOB, passage)
     passage.generations, machine, tasks = generations(passage, {})
     generation = machine.promised = cast(Any, job_of("ab", 0)).generation
     asked = CatchUp(job=JOB, generation=generation.hash64(), complete=None, cut=5)
     asyncio.get_running_loop().call_later(0.03, setattr, rounds, "complete", 5)
     assert (await passage.asked("b", asked)).seen == 3
     assert rounds.complete == 5
-    monkeypatch.setattr(passage_module, "GO_BACK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(history_source, "GO_BACK_TIMEOUT_S", 0.0)
     rounds.complete = 9
     with pytest.raises(RequestFailed, match="anna is at round 9, not 5"):
         await passage.asked("b", asked)

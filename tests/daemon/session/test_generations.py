@@ -24,6 +24,7 @@ def test_waits_follow_the_round_trip_of_now() -> None:
     links = {MEMBERS[1].device: SimpleNamespace(rtt_s=0.25), MEMBERS[2].device: SimpleNamespace(rtt_s=None)}
     shell = cast(Any, MembershipDriver.__new__(MembershipDriver))
     shell._closed, shell._loop, shell._timer = False, SimpleNamespace(time=lambda: 0.0), None
+    shell._witness = None
     shell._machine, shell._host = machine, SimpleNamespace(rounds=rounds, holding=lambda: Holding(loads_after=3))
     shell._node, shell._job = SimpleNamespace(links=links), SimpleNamespace(members=MEMBERS)
     shell.progress()

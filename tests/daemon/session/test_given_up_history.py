@@ -132,6 +132,24 @@ async def test_who_waits_for_its_start_stays_there() -> None:
         assert desk.rounds._machine.phase is Phase.ABSENT
 
 
+@pytest.mark.asyncio
+async def test_a_loss_is_told_however_soon_the_learner_is_needed_no_more() -> None:
+    """G4: what makes this device leave and what takes it in may come together, before anything was begun."""
+    told: list[GivenUp] = []
+    over: list[object] = []
+    job = SimpleNamespace(spec=SimpleNamespace(job="ab" * 6), wait=lambda _reason: None, take_given_up=told.extend)
+
+    async def write() -> Any:
+        pytest.fail("it is too late")
+
+    tasks = TaskSet("test")
+    parting.Parting(cast(Any, job), LOST, write, over.append, tasks).cut_short()
+    await turns()
+    assert told == [LOST.model_copy(update={"unsaved": TOO_LATE})]
+    assert len(over) == 1
+    await tasks.close()
+
+
 # The checkpoint
 
 
