@@ -109,6 +109,9 @@ class Learner:
         self._idle = False
         self._applying = False
         self._step = 0
+        self._lockstep = sync.staleness == 0
+        self._awaits_round = False  # with s=0 a step that is sealed ends with its round
+        self._lost_step = 0
         self.deal = Deal(sync)
         self.rounds: WatchedRounds | None = None  # once it has a base
         self.alive = True
@@ -147,15 +150,14 @@ class Learner:
                 self._more_samples()
             case StepLost(step=step, retry=retry):
                 self.deal.step_lost(step, retry)
+                if retry:
+                    self._lost_step = step
+                    self._end_lost_step()
             case RoundDone():
                 self._inbox.append((body, chain))
                 self._apply()
             case Start(step=step):
-                assert not self._stepping, "R1: one step at a time"
-                assert not self._inbox, "R1: a step begins when all rounds are applied"
-                self._stepping = True
-                self._step = step
-                self._begin()
+                self._start(step)
             case _:
                 raise AssertionError(f"a learner is not told {type(body).__name__}")
 
@@ -167,7 +169,7 @@ class Learner:
         return await saved
 
     def _give_state(self) -> None:
-        if not self._stepping and not self._applying:
+        if not self._stepping and not self._applying and not self._awaits_round:
             due = [saved for after_round, saved in self._saves if after_round <= self.applied]
             self._saves = [(after_round, saved) for after_round, saved in self._saves if after_round > self.applied]
             for saved in due:
@@ -191,10 +193,20 @@ class Learner:
         self.applied, self.base = done.round, chain
         self._applying = False
         self.rounds.shipped.learner.applied(done.round)
+        if self._awaits_round and done.step == self._step:
+            self._end_step(done.start)
         self._give_state()
         self._apply()
 
     # Steps
+
+    def _start(self, step: int) -> None:
+        assert not self._stepping, "R1: one step at a time"
+        assert not self._awaits_round, "R1: with s=0 a step is over when its round is applied"
+        assert not self._inbox, "R1: a step begins when all rounds are applied"
+        self._stepping = True
+        self._step = step
+        self._begin()
 
     def _begin(self) -> None:
         assert self.rounds is not None
@@ -260,12 +272,28 @@ class Learner:
 
     def _seal(self) -> None:
         assert self.rounds is not None
-        self._stepping = False
-        inputs = self.rounds.shipped.learner
-        inputs.sealed(LearnerSealed(step=self._step, used=bytes([1]), integers=(self._step,)))
-        inputs.stepped(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
+        self._stepping, self._awaits_round = False, self._lockstep
+        self.rounds.shipped.learner.sealed(LearnerSealed(step=self._step, used=bytes([1]), integers=(self._step,)))
+        if self._lockstep:
+            self._end_lost_step()
+            self._apply()
+        else:
+            self._end_step(0)
+
+    def _end_lost_step(self) -> None:
+        """It is in no round, which would have ended it."""
+        if self._awaits_round and self._lost_step == self._step:
+            self._end_step(0)
+
+    def _end_step(self, start: int) -> None:
+        """`start`: the next step, where its round has said that it may begin; 0: its daemon will say so."""
+        assert self.rounds is not None
+        self._awaits_round = False
+        self.rounds.shipped.learner.stepped(LearnerStepped(step=self._step, samples=0, step_s=0.0, exposed_s=0.0))
         self._apply()
         self._give_state()
+        if start:
+            self._start(start)
 
     def _after(self, delay_s: float, event: Callable[[], None]) -> None:
         self._later(delay_s, partial(self._alive, event))

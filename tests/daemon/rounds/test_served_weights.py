@@ -11,11 +11,11 @@ from meshwire.messages.rounds import Bind
 def test_each_contributors_weight_comes_with_a_served_round() -> None:
     """In the order of ranks, as its bytes lie: the mean over those that sent a value takes each one's own."""
     taken: list[tuple[object, ...]] = []
-    executor = SimpleNamespace(take_served=lambda *given: taken.append(given))
+    plane = SimpleNamespace(take_served=lambda *given: taken.append(given))
     history = SimpleNamespace(add_served=lambda *_: None, samples=0)
     performer = SimpleNamespace(handle=lambda _: None, deal=None)
     change = GenerationChange(
-        cast(Any, SimpleNamespace(executor=executor, history=history)), cast(Any, performer), 1, (0, 1, 2)
+        cast(Any, SimpleNamespace(plane=plane, history=history)), cast(Any, performer), 1, (0, 1, 2)
     )
     binds = tuple((rank, Bind(round=7, step=3, base=6, weight=weight)) for rank, weight in ((2, 4.0), (0, 24.0)))
     change.take_served(
