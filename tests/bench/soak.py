@@ -42,8 +42,7 @@ START_TIMEOUT_S = 120.0
 END_TIMEOUT_S = 60.0
 BETWEEN_S = 12.0  # from one job to the next, about
 PEER_BYTES = 700 * 2**20  # of a daemon and its learner
-CHECKPOINT_EVERY = "1"  # minute
-CHECKPOINT_EVERY_POWER = "50r"  # the power may be cut in a job's first minute
+CHECKPOINT_EVERY = "50r"  # every daemon, or every learner, may be killed in a job's first minute
 HARMLESS = ("storm", "calm", "spawn", "thaw", "heal", "empty", "delay", "throttle", "step")  # these end no round
 WAYS = (
     "fp32@bsp",
@@ -350,8 +349,7 @@ def soak(options: argparse.Namespace) -> dict[str, object]:
         )
         mesh = stack.enter_context(made)
         say(f"{options.peers} daemons in {mesh.folder}, seed {options.seed}")
-        every = CHECKPOINT_EVERY_POWER if options.power else CHECKPOINT_EVERY
-        jobs = Jobs(mesh, folder, options.ways.split(","), trace=options.trace, checkpoint_every=every)
+        jobs = Jobs(mesh, folder, options.ways.split(","), trace=options.trace, checkpoint_every=CHECKPOINT_EVERY)
         run = Soak(mesh, jobs, schedule_of(options, hosts.left_out), hosts.by_name)
         try:
             run.run()

@@ -388,7 +388,7 @@ class Proposer:
         """When those that are here go on provisionally: others may be together elsewhere, with more right to go on.
 
         At once, if they did so before and have lost nobody since; after the partition's wait else; and not as long as
-        nobody is here who computes, for there would be nothing to go on with.
+        nobody is here who computes and somebody who is away may have the model: there would be nothing to go on with.
         """
         state, entered = self._state, self._state.entered
         assert entered is not None, "no history"
@@ -397,7 +397,7 @@ class Proposer:
         gone = {rank for rank, _ in state.gone(entered.members) if not state.links.holds(entered.members[rank])}
         if entered.provisional and {*entered.counted} & {*entered.ranks} - gone <= here:
             return now_s  # nobody is missed who was here when they went on
-        if not computes:
+        if not computes and state.may_have_base:
             self.waiting += "; nobody who computes is here"
             return (now_s if self._baseless_since_s is None else self._baseless_since_s) + BASE_S
         assert self._outvoted_since_s is not None

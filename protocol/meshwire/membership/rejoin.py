@@ -78,6 +78,7 @@ class Rejoin:
         """Whom to ask now, and why nobody if so.
 
         All members of the best generation heard of, once all of them are linked: before, they could not take it in.
+        Those that are there as another incarnation have ended, and are missed by nobody.
         """
         best: Where | None = None
         for device, where in self._heard.items():
@@ -86,7 +87,8 @@ class Rejoin:
         if best is None:
             devices = tuple(sorted(device for device in self._known if device in links))
             return devices, "" if devices else "no link to any member"
-        others = [member for member in best.generation.live.values() if member.device != self._me]
+        live = [member for member in best.generation.live.values() if member.device != self._me]
+        others = [member for member in live if links.holds(member) or member.device not in links]
         for member in others:
             if not links.holds(member):
                 return (), f"no link to {member.name}, a member of generation {best.generation.number}"

@@ -133,10 +133,10 @@ class MembershipState:
 
     @property
     def may_have_base(self) -> list[Member]:
-        """Members that are not here, and are not known to be gone."""
-        gone = self.gone(self.change.members)
+        """Members that are not here, are not known to be gone, and do not ask in: who does brings no history."""
+        gone, asking = self.gone(self.change.members), self.requests.given_up
         away = ((rank, one) for rank, one in enumerate(self.change.members) if rank not in self.change.ranks)
-        return [one for rank, one in away if (rank, one.incarnation) not in gone]
+        return [one for rank, one in away if (rank, one.incarnation) not in gone and one.device not in asking]
 
     @property
     def missing(self) -> tuple[int, ...]:
