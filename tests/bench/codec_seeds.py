@@ -47,7 +47,7 @@ class Exchange:
         self._round = 0
 
     def mean(self, parts: Sequence[Values]) -> Values:
-        """Of one round."""
+        """What a round of these parts comes to on every member."""
         self._round += 1
         made = np.empty_like(parts[0])
         for start in range(0, len(made), self._cut):
@@ -140,7 +140,7 @@ def train(way: str, members: int, steps: int, seed: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """One line a codec."""
+    """Prints a line for each codec: the loss that it ends at, by seed."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.codec_seeds", description=__doc__)
     parser.add_argument("ways", nargs="+", metavar="CODEC[@H]")
     parser.add_argument("--members", type=int, default=4)

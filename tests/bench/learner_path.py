@@ -195,7 +195,7 @@ def _spread(ratios: list[float]) -> dict[str, float]:
 
 
 def row(found: dict[str, Any]) -> str:
-    """One line of the table."""
+    """A case as a line of the table: medians, with the least and the most."""
     speed, cpu, own = (
         "{median:.2f} ({min:.2f} to {max:.2f})".format(**found[name]) for name in ("speed", "cpu", "learner_cpu")
     )

@@ -47,7 +47,7 @@ class Reading:
 
 
 def goodput(what: str, expected_mbit: float, measured_mbit: float) -> Reading:
-    """One that may be off by RATE."""
+    """A reading of a rate, which may be off by RATE."""
     return Reading(what, measured_mbit, "Mbit/s", expected_mbit, RATE * expected_mbit)
 
 
@@ -136,7 +136,7 @@ def forwarder(seconds: float) -> list[Reading]:
 
 
 def varying(seconds: float) -> list[Reading]:
-    """One connection through three rates."""
+    """Measures one connection while the rate of its link changes twice."""
     stretch_s = seconds / 2
     schedule = RateSchedule(((stretch_s, 80.0), (stretch_s, 20.0), (stretch_s, 50.0)))
     readings = []

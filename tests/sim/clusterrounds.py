@@ -100,7 +100,7 @@ class WatchedRounds:
     def make(
         self, rank: int, generation: Generation, first: int | None, host: RoundHost, binds: BindsOfRounds
     ) -> Exchange:
-        """Of the rounds, as a `DataPlaneFactory`."""
+        """Makes what stands in the place of the executor, as a `DataPlaneFactory` does."""
         self.exchange = Exchange(
             generation,
             rank,

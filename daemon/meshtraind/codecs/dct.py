@@ -22,9 +22,8 @@ from meshwire import limits
 from meshwire.codecs.registry import CodecSpec
 from meshwire.codecs.sparsifiers import CHUNK_SIDE, square_chunks
 
-LARGEST_SAFE = LARGEST_FP32 / (
-    CHUNK_SIDE + 2
-)  # a chunk's norm, and so what is decoded of it, is at most CHUNK_SIDE peaks
+# A chunk's norm, and so what is decoded of it, is at most CHUNK_SIDE peaks.
+LARGEST_SAFE = LARGEST_FP32 / (CHUNK_SIDE + 2)
 
 
 class Dct(Codec):

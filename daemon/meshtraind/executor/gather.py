@@ -47,7 +47,7 @@ class GatherArithmetic(Arithmetic):
         squared_norm = 0.0
         for index, segment in enumerate(segments):
             values = slot.place(segment) if slot is not None else self._sum[: segment.count]
-            self._mean_into(parts, index, final, values)
+            _mean_into(segment, parts, index, final, values)
             squared_norm += self._squared_norm(values)
         if not math.isfinite(squared_norm):
             self._check(parts, segments)
@@ -57,14 +57,7 @@ class GatherArithmetic(Arithmetic):
     def decode(self, final: Final, slot: ResultSlot) -> None:
         segments, parts = self._parts(final)
         for index, segment in enumerate(segments):
-            self._mean_into(parts, index, final, slot.place(segment))
-
-    def _mean_into(self, parts: Sequence[MemberPart], index: int, final: Final, out: Values) -> None:
-        """Of the segment at `index` of the run."""
-        if self._run(final.bucket, final)[index].codec.spec.of_senders:
-            senders_mean_into(parts, index, final.weights, out)
-        else:
-            mean_into(parts, index, final.weight, out)
+            _mean_into(segment, parts, index, final, slot.place(segment))
 
     def _parts(self, final: Final) -> tuple[Sequence[Segment], Sequence[MemberPart]]:
         segments = self._run(final.bucket, final)
@@ -80,3 +73,12 @@ class GatherArithmetic(Arithmetic):
         wide = self._wide[: len(values)]
         np.copyto(wide, values)
         return squared_norm_by_halves(wide)
+
+
+def _mean_into(segment: Segment, parts: Sequence[MemberPart], index: int, final: Final, out: Values) -> None:
+    """The mean of a segment, the one at `index` of the run, as its codec asks for it: over all that contributed, or for
+    each value over those that sent it."""
+    if segment.codec.spec.of_senders:
+        senders_mean_into(parts, index, final.weights, out)
+    else:
+        mean_into(parts, index, final.weight, out)

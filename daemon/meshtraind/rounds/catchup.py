@@ -37,7 +37,7 @@ class RoundBytes(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Of all of it."""
+        """How long its bytes are, all together."""
 
     def read(self, offset_bytes: int, max_bytes: int) -> bytes:
         """A piece; shorter, or empty, where it ends."""

@@ -25,7 +25,7 @@ def parts_of(text: str, values: Sequence[Sequence[float] | Values]) -> list[Memb
 
 
 def mean(text: str, values: Sequence[Sequence[float] | Values], weights: Sequence[float]) -> list[float]:
-    """Of what these send, which is w*g."""
+    """The mean over those that sent a value, where `values` are the members' w*g."""
     out = np.full(len(values[0]), np.nan, np.float32)
     senders_mean_into(parts_of(text, values), 0, weights, out)
     found: list[float] = out.tolist()
