@@ -25,7 +25,7 @@ class MetricsKeeper:
     Attributes:
         values: the script's own, from mt.log.
         exit_code: of the learner's process, once it has ended and no other follows.
-        failure: of the first learner that failed here.
+        failure: of the newest learner that failed here.
         part: what this rank does for the job.
     """
 
@@ -78,7 +78,7 @@ class MetricsKeeper:
         )
 
     def why_none(self, job: Job, given_up: Iterable[str] = ()) -> str:
-        """Why no learner computes any more: the first failure here, or of the lowest rank that told of one, or why a
+        """Why no learner computes any more: the newest failure here, or of the lowest rank that told of one, or why a
         daemon has given the job up."""
         told = [report.failure for _, report in sorted(job.reports.items()) if report.failure is not None]
         told += given_up

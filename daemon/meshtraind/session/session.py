@@ -129,7 +129,7 @@ class JobSession:
         self._check_all_done()
 
     def _cannot_start(self, why: str) -> None:
-        self._metrics.failure = self._metrics.failure or why
+        self._metrics.failure = why
         self._learners.given_up = True
         if self.passage.founding:
             self.passage.learner_died(failed=True)
@@ -157,7 +157,7 @@ class JobSession:
         explained = self._why_ended or explain_end(code, self._learners.error)
         self._why_ended = None
         why = self._named(explained)
-        self._metrics.failure = self._metrics.failure or why
+        self._metrics.failure = why
         self.tell_report()  # before the others learn that nobody computes any more
         founding = self.passage.founding
         if (founding and self._agreement.broken) or not self.passage.learner_died(failed=code > 0):

@@ -210,9 +210,12 @@ def submit(
     """Train SCRIPT on all linked devices. Follows the job until it ends; ctrl-C detaches and the job goes on.
 
     Ships the working directory without what .gitignore names, and without secrets such as .env, .ssh or *.pem, of which
-    a line tells. Everything after SCRIPT is the script's. The exit code is the job's outcome: 0 succeeded, 1 failed, 3
-    lost, 130 cancelled.
+    a line tells. Everything after SCRIPT is the script's, but for a -- right behind it. The exit code is the job's
+    outcome: 0 succeeded, 1 failed, 3 lost, 130 cancelled.
     """
+    own_args = tuple(args or ())
+    if own_args[:1] == ("--",):  # as with torchrun: it only says that what follows is the script's
+        own_args = own_args[1:]
     count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:
         raise BadCommandLine("--peers and --on exclude each other", "--on with as many names as you want")
@@ -233,7 +236,7 @@ def submit(
         data = Path(DATA_FOLDER)  # where mt.data_dir() finds it without a job, too
     environment = _environment(env or ())
     chosen = _names(on)
-    typed_bytes = sum(len(text.encode()) for text in (*(args or ()), *(env or ())))
+    typed_bytes = sum(len(text.encode()) for text in (*own_args, *(env or ())))
     if typed_bytes > limits.JOB_SPEC_BYTES_MAX:
         raise BadCommandLine(
             f"arguments and environment hold {human_bytes(typed_bytes)}, at most "
@@ -250,7 +253,7 @@ def submit(
             data_manifest=None if shipped_data is None else write(shipped_data.manifest, Path(folder) / "data"),
             data_path=None if data is None else data_place(root, data, source.manifest),
             script=relative,
-            args=tuple(args or ()),
+            args=own_args,
             env=environment,
             on=chosen,
             peers=count,
@@ -279,9 +282,7 @@ def submit(
         memory = None
         if dry_run:
             try:
-                measurement = measure(
-                    root, relative, args or (), dict(environment), data, settings, chosen_codec, stages
-                )
+                measurement = measure(root, relative, own_args, dict(environment), data, settings, chosen_codec, stages)
                 available = memory_of_members(client, submitted.members)
                 memory = MemoryNeeds(
                     measurement,

@@ -103,7 +103,7 @@ def outcome_notes(job: JobSummary) -> list[str]:
 
 
 def cause(job: JobSummary, report: RankReport) -> str:
-    """The first line about the first learner that failed there, without saying where."""
+    """The first line about the newest learner that failed there, without saying where."""
     return printable(_of_whom(job, report.failure or "")[1].partition("\n")[0])
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError
-from meshtrain.train.model.optimizers import options, plain, set_option
+from meshtrain.train.model.optimizers import options, plain, restore_options
 from meshtrain.train.model.state import PROGRESS, RoundProgress
 from meshwire.memory_layout.kept_state import (
     DIRTY,
@@ -224,9 +224,7 @@ class KeptState(NoKeptState):
         for number, state in states.items():
             self._optimizer.state[self._parameters[number]] = state
         for group, values in zip(self._optimizer.param_groups, record[GROUPS], strict=True):
-            for name, value in values.items():
-                if value is not None:
-                    set_option(group, name, value)
+            restore_options(group, values)
 
     def begin(
         self,

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -68,6 +69,14 @@ def plain(value: Any) -> Any:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError):
         return None
+
+
+def restore_options(group: Options, saved: Mapping[str, Any]) -> None:
+    """Puts back what `plain` has read from the options of a group, as `Optimizer.load_state_dict` does: also what a
+    scheduler has added to them, such as `initial_lr`, by which a new one knows the rate that all began with."""
+    for name, value in saved.items():
+        if value is not None and name != "params":
+            set_option(group, name, value)
 
 
 def set_option(group: Options, name: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch.optim import Optimizer
 
 from meshtrain.errors import MeshtrainError, NotSupported
-from meshtrain.train.model.optimizers import options, plain, set_option
+from meshtrain.train.model.optimizers import options, plain, restore_options
 from meshtrain.train.model.tensors import ModelTensors
 from meshwire.checkpoints.manifest import unit_file
 from meshwire.message_base import Wire
@@ -207,10 +207,9 @@ class ReplicaState:
                 self._copy(index, content.tensors.get(str(index)))
         else:
             for n, group in enumerate(self.optimizer.param_groups):
-                for name in options(group):
-                    value = content.plain.get(f"{n}.{name}")
-                    if value is not None:
-                        set_option(group, name, value)
+                own = f"{n}."
+                values = {name.removeprefix(own): v for name, v in content.plain.items() if name.startswith(own)}
+                restore_options(group, values)
 
     def _write_single(self, index: int, content: _Content) -> None:
         self._copy(index, content.tensors.get(VALUE))

@@ -42,6 +42,7 @@ class EngineParts:
 
     Attributes:
         state: of model and optimizer, which hold the base.
+        options: of the script's optimizer, those that it had at `mt.prepare`.
         means: where the means of rounds are.
         samples: what the loader has handed out.
         scaling: of the script's GradScaler.
@@ -55,6 +56,7 @@ class EngineParts:
     """
 
     state: ReplicaState
+    options: LeaderOptions
     means: RoundMeans
     samples: StepSamples
     scaling: LossScaling
@@ -82,10 +84,9 @@ def _gradient_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     means, staleness, scaling = parts.means, parts.sync.staleness, parts.scaling
     step = _base_step(parts)
     buffers = ModelBuffers(means.tensors, means.plan, staleness)
-    options = LeaderOptions(step.optimizer)
-    view = StaleView(means.parameters(), step, options, parts.coefficient, parts.kept)
-    contribution = StepContribution(means, buffers, parts.samples, options, parts.channel, "gradient")
-    base = Base(step, means, buffers, view, options, parts.kept, parts.channel, parts.hash_every)
+    view = StaleView(means.parameters(), step, parts.options, parts.coefficient, parts.kept)
+    contribution = StepContribution(means, buffers, parts.samples, parts.options, parts.channel, "gradient")
+    base = Base(step, means, buffers, view, parts.options, parts.kept, parts.channel, parts.hash_every)
     untouched = _untouched(means)
     saver = StateSaver(parts.state, base, scaling, parts.channel)
     lent = LentGradients()
@@ -105,8 +106,9 @@ def _local_rounds(parts: EngineParts, progress: RoundProgress) -> Engine:
     weights = LocalWeights(means.parameters())
     # Options of the script's optimizer are its learner's own, as its state is; those of the outer one are constant.
     contribution = StepContribution(means, buffers, parts.samples, None, parts.channel, "change by local steps")
-    options = LeaderOptions(parts.state.optimizer)
-    base = Base(OptimizerStep(outer), means, buffers, weights, options, parts.kept, parts.channel, parts.hash_every)
+    base = Base(
+        OptimizerStep(outer), means, buffers, weights, parts.options, parts.kept, parts.channel, parts.hash_every
+    )
     saver = StateSaver(parts.state, base, scaling, parts.channel)
     boundary = _boundary(parts, base, contribution, _untouched(means), LentGradients(), saver)
     growth = MaskGrowth(base, scaling)

@@ -18,6 +18,7 @@ from meshtrain.train.link.shared_slots import SharedSlots
 from meshtrain.train.model.kept_state import KeptState, NoKeptState
 from meshtrain.train.model.memory_needs import learner_bytes
 from meshtrain.train.model.state import ReplicaState, RoundProgress
+from meshtrain.train.optim.leader_options import LeaderOptions
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.outer_optimizer import outer_optimizer
 from meshtrain.train.partial.masks import Masks
@@ -73,9 +74,11 @@ def start_engine(
     outer = outer_optimizer(sync.local, means.parameters()) if sync.local else None
     state = ReplicaState(tensors, prepared.optimizer, means.masks, outer)
     kept = _kept_state(environment.kept_fd, spec, means, prepared.optimizer)
+    options = LeaderOptions(prepared.optimizer)  # a saved state may hold more: what its writer's scheduler has added
     progress = _agree_on_state(channel, state, kept)
     parts = EngineParts(
         state=state,
+        options=options,
         means=means,
         samples=samples,
         scaling=LossScaling(scaler),

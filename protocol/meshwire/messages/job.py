@@ -286,7 +286,7 @@ Part = Literal["computes", "forwards", "waits", "leaves"]
 class RankReport(Wire):
     """Member to all, on change and about once a second while running.
 
-    `error`: why this rank's part has failed. `failure`: of the first learner here that failed and was started again,
+    `error`: why this rank's part has failed. `failure`: of the newest learner here that failed and was started again,
     or was not, and the rank forwards; the job goes on.
     """
 

@@ -591,13 +591,14 @@ def paths(manifest: FileManifest) -> list[str]:
     return [entry.path for entry in manifest.entries]
 
 
+@pytest.mark.parametrize("typed", [(), ("--",)], ids=["as it is", "behind two dashes"])
 def test_submit_ships_the_folder_and_everything_after_the_script_is_the_scripts(
-    endpoint: Endpoint, project: Path
+    typed: tuple[str, ...], endpoint: Endpoint, project: Path
 ) -> None:
     seen: dict[str, FileManifest] = {}
     endpoint.answers[Submit] = accepting(seen, ("torch differs",))
     options = ["-n", "first", "--peers", "2", "--data", "sets [1]", "-e", "A=b=c", "--codec", "fp16", "--seed", "3"]
-    shown = run("submit", *options, "-d", "train.py", "--peers", "9", "--help", "--", "x")
+    shown = run("submit", *options, "-d", "train.py", *typed, "--peers", "9", "--help", "--", "x")
     assert (shown.exit_code, shown.stdout) == (0, f"{JOB}\n")
     [body] = endpoint.of_type(Submit)
     assert (body.name, body.peers, body.script, body.codec, body.seed) == ("first", 2, "train.py", "fp16", 3)

@@ -20,9 +20,12 @@ from meshtrain.demo.localmesh import LocalDaemon, LocalMesh
 from meshtraind.jobs.registry import JobRegistry
 from meshtraind.jobs.routing import JobRouter
 from meshtraind.learner import supervisor as learnerlife
+from meshtraind.learner.script_error import ScriptError
+from meshtraind.learner.supervisor import LearnerSupervisor
 from meshtraind.peers.links import Links
 from meshtraind.runtime.tasks import TaskSet
 from meshtraind.session import session as session_module
+from meshtraind.session.metrics import MetricsKeeper
 from meshtraind.session.session import JobSession
 from meshtraind.startup.agreement import Agreement
 from meshtraind.storage.blobs import BlobStore
@@ -339,6 +342,42 @@ async def test_a_bug_in_a_task_here_ends_the_job_here(others_go_on: bool | None)
     assert why.endswith("ZeroDivisionError: here\n")
     assert tell is not bool(others_go_on)
     assert session.job.left is bool(others_go_on)
+
+
+@pytest.mark.asyncio
+async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_its_newest_error() -> None:
+    """J3: a process is killed, and the next one finds an error of the script's own. What is said of the second is the
+    second's: on the screen, and where nobody computes any more as the job's end."""
+    session = JobSession.__new__(JobSession)
+    session.job = cast(
+        Job, SimpleNamespace(state=JobState.RUNNING, ending=False, rank=1, spec=SimpleNamespace(job=JOB))
+    )
+    session.job.reports = {}
+    session._node = cast(Any, SimpleNamespace(name="bert"))
+    session._learners = LearnerSupervisor(session._node, session.job, 1)
+    session._metrics = MetricsKeeper({})
+    session._agreement = cast(Any, SimpleNamespace(broken=False))
+    session._why_ended = None
+    session._failed_elsewhere = {}
+    session.learner = cast(Any, SimpleNamespace(rounds=None))
+    died: list[bool] = []
+    moves = SimpleNamespace(founding=False, rounds=None, learner_died=lambda *, failed: died.append(failed) or True)
+    session.passage = cast(Any, moves)
+    session.tell_report = lambda: None  # type: ignore[method-assign]
+    told = []
+    for code, error in (
+        (-9, None),
+        (1, ScriptError("ValueError", "ValueError: no lr", "train.py, line 7", "x = 1", hopeless=False)),
+        (-15, None),
+    ):
+        session._learners.error = error
+        assert session._goes_on_after(code), "it is started again"
+        told.append(session.why_none_learns())
+    assert died == [False, True, False]
+    killed = "rank 1 (bert): the script was killed by signal 9 (SIGKILL); Linux does that when memory runs out"
+    assert told[0] == killed
+    assert told[1] == "rank 1 (bert): train.py, line 7: ValueError: no lr\n    x = 1"
+    assert told[2] == "rank 1 (bert): the script was killed by signal 15 (SIGTERM)"
 
 
 class Script:

@@ -240,3 +240,44 @@ def test_a_second_process_takes_over_what_the_second_has_changed() -> None:
             hashes |= daemon.hashes
     assert hashes == first.hashes
     assert state_of(parts[0][1]) == state_of(whole[0][1])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_second_process_goes_on_though_a_scheduler_wrote_into_the_options(kept: bool, tmp_path: Path) -> None:
+    """J1, O3: what a scheduler made after `mt.prepare` keeps in the groups is there again, and does not travel: a
+    schedule by the first rate of all begins with that, not with the rate of the round that was saved."""
+    schedules: list[torch.optim.lr_scheduler.OneCycleLR | torch.optim.lr_scheduler.LambdaLR] = []
+    first_rates = []
+
+    def decay(optimizer: torch.optim.Optimizer) -> None:
+        schedules.append(torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step))
+        first_rates.append(schedules[-1].base_lrs)
+
+    with LocalDaemon(2, **sync_of(2, "1")) as first:
+        data: list[bytes] = []
+
+        def each(now: Moment) -> None:
+            if now.number == 1:
+                decay(now.optimizer)
+            if (now.rank, now.number) == (0, 6):
+                data.append(bytes_of(first.kept[0]))
+            if (now.rank, now.number) == (1, 1) and not kept:
+                first.save(1, 4, tmp_path)
+
+        whole = train(first, adamw, range(1, STEPS + 1), 0, each, decayed=False)
+    (round_,) = {held(data[0])} if kept else {saved.round for _, saved in first.saved}
+    assert round_ is not None
+
+    with LocalDaemon(2, **sync_of(2, "1")) as second:
+        second.begin_from(tmp_path, round_, 0 if kept else first.saved[0][1].units, data[0] if kept else b"")
+        replay(second, first)
+
+        def once(now: Moment) -> None:
+            if now.number == round_ + 1:
+                decay(now.optimizer)
+
+        resumed = train(second, adamw, range(round_ + 1, STEPS + 1), 50, once, decayed=False)
+    assert second.round == STEPS
+    for (model, _), (like, _) in zip(resumed, whole, strict=True):
+        assert all(torch.equal(value, like.state_dict()[name]) for name, value in model.state_dict().items())
+    assert first_rates == [[0.02, 0.01]] * 4
