@@ -59,12 +59,15 @@ class Learner:
     lost: int = 0
     idled: int = 0
     taken: int = 0  # local steps of this period
+    rehearses: bool = False
 
     # What its script does
 
     def read(self, *, count: int | None = None) -> Any:
         """Batches of one iteration, `count` at most."""
         for number, batch in enumerate(self.loader, 1):
+            if self.rehearses:
+                break
             self.pending[-1][1].extend(batch.tolist())
             yield batch
             if number == count:
@@ -101,6 +104,12 @@ class Learner:
         self.base = self.cluster.completed
 
     # What its loader calls
+
+    def begin_rehearsal(self) -> None:
+        self.rehearses = True
+
+    def end_rehearsal(self) -> None:
+        self.rehearses = False
 
     def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
         self.drawn.add(blocks, samples)

@@ -19,6 +19,7 @@ from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.data.ordering import LoaderOrder
 from meshwire import limits
 from meshwire.messages.learner import SampleSpace
+from meshwire.messages.rounds import SampleBlock
 from meshwire.samples.pool import Batch
 from meshwire.sync_modes.mode import SyncSettings
 
@@ -40,6 +41,12 @@ class SampleWaits(Protocol):
 
     def end_period(self) -> bool:
         """Local steps that no round has covered become a round, by R9 (period). Returns whether there were any."""
+
+    def begin_rehearsal(self) -> None:
+        """The script gets a batch that no step needs: until `end_rehearsal`, what it computes counts for nothing."""
+
+    def end_rehearsal(self) -> None:
+        """What the script computes counts. Does nothing where it did already."""
 
 
 class _Bound(NamedTuple):
@@ -74,6 +81,7 @@ class Deal(Sampler[list[Any]]):
         self._granted = False
         self._bound: _Bound | None = None  # the newest step that a round may be on the way for
         self._over = -1  # the newest epoch that is over
+        self._rehearses = False
         self.epoch = 0
         self.begun = False
 
@@ -174,7 +182,15 @@ class Deal(Sampler[list[Any]]):
         self.epoch += 1
         self.begun = False
 
+    def rehearse(self) -> None:
+        """The next pass of the DataLoader draws one batch, the first of this epoch, which counts for nothing."""
+        self._rehearses = True
+
     def __iter__(self) -> Iterator[list[Any]]:
+        if self._rehearses:
+            self._rehearses = False
+            yield self._indices((SampleBlock(epoch=self.epoch, first=0, end=self._order.batch),))
+            return
         while self._drawable():
             batch = self._queue.popleft()
             self._in_hand.append(batch)

@@ -1,5 +1,7 @@
 """The loader that `mt.prepare` returns: a DataLoader over this learner's deal, which counts what it hands out."""
 
+import copy
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +12,8 @@ from meshtrain.errors import NotSupported, UsageError
 from meshtrain.train.data.deal import Deal, SampleWaits
 from meshtrain.train.device import moved
 from meshwire.messages.rounds import SampleBlock
+
+log = logging.getLogger("meshtrain")
 
 # What is taken over from the script's loader; samplers and batch sizes are replaced by the deal.
 KEPT = (
@@ -38,8 +42,8 @@ class DealtLoader(DataLoader[Any]):
     together have used that epoch's samples.
 
     After a `break` the next iteration continues the same epoch; if nothing of it is left, it is the next epoch. An
-    epoch that was over before this learner had any of it yields nothing: so a script that starts again in the middle of
-    a job runs through the past epochs at once.
+    epoch that was over before this learner had any of it yields one batch, with which a step is rehearsed: so a script
+    that starts again in the middle of a job runs through the past epochs at once, and finds its loss behind each.
 
     Args:
         samples: counts what the script gets.
@@ -62,9 +66,11 @@ class DealtLoader(DataLoader[Any]):
         self._device = device
         self._waits = waits
         self._iterations = 0
+        self._first: Any = None  # batch of an epoch that was over
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iterations += 1
+        self._waits.end_rehearsal()
         self._deal.give_back()
         return self._batches(self._iterations)
 
@@ -77,12 +83,35 @@ class DealtLoader(DataLoader[Any]):
             while deal.more(self._waits):
                 for batch in super().__iter__():
                     self._samples.add(*deal.handed_out())
-                    yield batch if self._device.type == "cpu" else moved(batch, self._device)
+                    yield self._placed(batch)
                     self._check_newest(iteration)
+            if not deal.begun:
+                batch = self._rehearsed()
+                deal.next_epoch()  # however the script leaves its loop
+                self._waits.begin_rehearsal()
+                yield batch
+                self._check_newest(iteration)
+                self._waits.end_rehearsal()
+                return
             deal.next_epoch()
         finally:
             if iteration == self._iterations:
                 deal.give_back()
+
+    def _rehearsed(self) -> Any:
+        """The batch for epochs that are over: the same for all of them, for to load each takes time."""
+        if self._first is None:
+            log.warning(
+                "epoch %d was over before this device had a batch of it: the script runs through it with one batch, "
+                "which counts for nothing, and so through all others that are over",
+                self._deal.epoch + 1,
+            )
+            self._deal.rehearse()
+            (self._first,) = super().__iter__()
+        return self._placed(copy.deepcopy(self._first))
+
+    def _placed(self, batch: Any) -> Any:
+        return batch if self._device.type == "cpu" else moved(batch, self._device)
 
     def _check_newest(self, iteration: int) -> None:
         if iteration != self._iterations:

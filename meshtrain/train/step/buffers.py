@@ -87,10 +87,14 @@ class ModelBuffers:
             counts = self._ascending and not base.is_floating_point()
             tensor.copy_(_larger(tensor, base) if counts else base)
 
+    def held(self) -> dict[int, torch.Tensor]:
+        """Copies of what the model holds, for `show`."""
+        return {index: self._places[index].tensor().detach().clone() for index in self._base}
+
     @torch.no_grad()
     def show_base(self) -> dict[int, torch.Tensor]:
         """The base into the model, whatever that holds. Returns what it held, for `show`."""
-        held = {index: self._places[index].tensor().detach().clone() for index in self._base}
+        held = self.held()
         self.show(self._base)
         return held
 

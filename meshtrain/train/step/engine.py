@@ -32,6 +32,16 @@ class ScriptSteps(Protocol):
     def end_period(self) -> bool:
         """Local steps that no round has covered become a round now. Returns whether there were any (R9, period)."""
 
+    @property
+    def rehearses(self) -> bool:
+        """Whether what the script computes counts for nothing."""
+
+    def begin_rehearsal(self) -> None:
+        """What the script computes from now on counts for nothing (X4)."""
+
+    def end_rehearsal(self) -> None:
+        """All is as it was when the rehearsal began."""
+
     def close(self) -> None:
         """The optimizer steps as it did before."""
 
@@ -71,7 +81,7 @@ class Engine:
 
     def show_base(self) -> AbstractContextManager[None]:
         """`mt.base()`, by O7 (base): inside, the model holds the base."""
-        return self.boundary.base() if self._base_apart else nullcontext()
+        return self.boundary.base() if self._base_apart or self.steps.rehearses else nullcontext()
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """`mt.clip_grad_norm_`, by O4 (clipping). Infinity only asks for the norm, which every codec allows.
@@ -80,12 +90,18 @@ class Engine:
         """
         if self._clip_refusal is not None and math.isfinite(checked(max_norm)):
             raise UsageError(self._clip_refusal)
+        if self.steps.rehearses:
+            return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         return self.steps.clip_grad_norm_(parameters, max_norm)
 
     def barrier(self, number: int) -> None:
         """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
+        rehearses = self.steps.rehearses  # rounds may be applied meanwhile
+        self.end_rehearsal()
         self.steps.end_period()
         self.boundary.barrier(number)
+        if rehearses:
+            self.begin_rehearsal()
 
     def flush(self) -> None:
         """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
@@ -93,6 +109,7 @@ class Engine:
         Between backward() and step() of s=0 it leaves at once, as where no learner is ever absent: the round in hand is
         the script's, which will not step on it, and none can follow before.
         """
+        self.end_rehearsal()
         self.steps.end_period()
         if self._absent_in_barriers and self._contribution.done is None:
             self.boundary.flush()
@@ -107,6 +124,7 @@ class Engine:
 
     def close(self) -> None:
         """Model and optimizer are ordinary ones again."""
+        self.end_rehearsal()
         self.steps.close()
         self.boundary.close()
 
@@ -123,6 +141,15 @@ class Engine:
     def end_period(self) -> bool:
         """Local steps so far become a round (R9, period). Returns whether there were any."""
         return self.steps.end_period()
+
+    def begin_rehearsal(self) -> None:
+        """The loader gives a batch that no step needs: what the script makes of it counts for nothing."""
+        self.steps.begin_rehearsal()
+
+    def end_rehearsal(self) -> None:
+        """The next step counts. Does nothing where none is rehearsed."""
+        if self.steps.rehearses:
+            self.steps.end_rehearsal()
 
     # For the daemon
 

@@ -20,6 +20,7 @@ from meshtrain.train.optim.clipping import UntouchedGradients
 from meshtrain.train.optim.lent_gradients import LentGradients
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.momentum_handover import CLIPPED_LATE
+from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.optim.step_patch import ReplacedStep
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
@@ -58,6 +59,7 @@ class GradientStep:
         self._lent = lent
         self._staleness = staleness
         optimizer = base.step.optimizer
+        self._rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling)
         self._frozen = FrozenCheck(base.means.tensors, optimizer)
         self._replaced = ReplacedStep(optimizer, self._step)
         scaling.watch(optimizer, self._after_scaler, untouched.remember)
@@ -74,6 +76,21 @@ class GradientStep:
     def end_period(self) -> bool:
         """Each step is a round: there is never one under way."""
         return False
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether the step at hand counts for nothing."""
+        return self._rehearsal.on
+
+    def begin_rehearsal(self) -> None:
+        """What the script computes from now on counts for nothing (X4)."""
+        self._rehearsal.begin()
+        self._hooks.idle = self._replaced.idle = True
+
+    def end_rehearsal(self) -> None:
+        """All is as it was before, and the next step counts."""
+        self._rehearsal.end()
+        self._hooks.idle = self._replaced.idle = False
 
     def close(self) -> None:
         """The optimizer steps as it did before."""

@@ -36,6 +36,9 @@ class GradientHooks:
         untouched: remembers them, to see whether the script changes them before `optimizer.step()`.
         lent: with s=0 the means that they have become.
         staleness: the bound s.
+
+    Attributes:
+        idle: while it is set, gradients stay where they are.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class GradientHooks:
         self._places = base.means.tensors.places
         self._lock = threading.RLock()  # a model on several devices has several backward threads
         self._paused = 0
+        self.idle = False
         self._scale = 1.0
         self._task: int | None = None  # autograd's id of the running synchronised pass
         self._accumulated = False
@@ -103,6 +107,8 @@ class GradientHooks:
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
         def on_gradient(parameter: torch.Tensor) -> None:
             with self._lock, torch.no_grad():
+                if self.idle:
+                    return
                 if self._paused:
                     self._lent.own(parameter)
                     self._accumulated = True

@@ -17,6 +17,7 @@ from meshtrain.train.model.frozen_check import FrozenCheck
 from meshtrain.train.optim.local_weights import LocalWeights
 from meshtrain.train.optim.loss_scaling import LossScaling
 from meshtrain.train.optim.optimizer_step import OptimizerStep
+from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.optim.step_patch import ReplacedStep
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
@@ -60,6 +61,7 @@ class LocalStep:
         self._scaling = scaling
         self._period = period
         self._frozen = FrozenCheck(base.means.tensors, step.optimizer)
+        self._rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling)
         self._taken = 0  # steps of this period
         self._counted = False  # the optimizer has stepped, and its scaler has not returned yet
         self.number = 1
@@ -79,6 +81,21 @@ class LocalStep:
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """Torch's own: gradients are this learner's."""
         return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+
+    @property
+    def rehearses(self) -> bool:
+        """Whether the step at hand counts for nothing."""
+        return self._rehearsal.on
+
+    def begin_rehearsal(self) -> None:
+        """What the script computes from now on counts for nothing (X4)."""
+        self._rehearsal.begin()
+        self._replaced.idle = True
+
+    def end_rehearsal(self) -> None:
+        """All is as it was before, and the next step counts."""
+        self._rehearsal.end()
+        self._replaced.idle = False
 
     def end_period(self) -> bool:
         """Ends the period with the steps that it has, where no further one can follow soon: at the end of an epoch's
@@ -122,7 +139,7 @@ class LocalStep:
         return result
 
     def _after_scaler(self) -> None:
-        if not self._counted:
+        if not self._counted and not self._rehearsal.on:
             self._count_step()
         self._counted = False
 

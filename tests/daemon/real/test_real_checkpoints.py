@@ -76,4 +76,4 @@ def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
             assert record.missing == 0, record
             if record.epoch == last:
                 assert record.most == last, record
-        assert min(record.epoch for record in records) >= before // 10 - 1, "epochs that are over yield nothing"
+        assert min(record.epoch for record in records) >= before // 10 - 1, "epochs that are over are rehearsed"

@@ -361,8 +361,12 @@ async def test_a_script_that_is_started_again_and_fails_otherwise_is_told_with_i
     session._failed_elsewhere = {}
     session.learner = cast(Any, SimpleNamespace(rounds=None))
     died: list[bool] = []
-    moves = SimpleNamespace(founding=False, rounds=None, learner_died=lambda *, failed: died.append(failed) or True)
-    session.passage = cast(Any, moves)
+
+    def learner_died(*, failed: bool) -> bool:
+        died.append(failed)
+        return True
+
+    session.passage = cast(Any, SimpleNamespace(founding=False, rounds=None, learner_died=learner_died))
     session.tell_report = lambda: None  # type: ignore[method-assign]
     told = []
     for code, error in (

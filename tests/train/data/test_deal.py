@@ -1,5 +1,6 @@
 """The prepared loader: each sample once an epoch over all peers, and nobody waits for ever (X1 to X5)."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -359,6 +360,7 @@ class PromptLearner:
         self.deal = deal
         self.idle = idle
         self.handed_out: list[SampleBlock] = []
+        self.rehearses = False
 
     def add(self, blocks: Sequence[SampleBlock], samples: int) -> None:
         assert samples >= 1
@@ -375,6 +377,12 @@ class PromptLearner:
     def end_period(self) -> bool:
         return False
 
+    def begin_rehearsal(self) -> None:
+        self.rehearses = True
+
+    def end_rehearsal(self) -> None:
+        self.rehearses = False
+
 
 def dealt(
     count: int = 1000,
@@ -386,6 +394,11 @@ def dealt(
     deal = Deal(loader, 2, 3, sync)
     learner = PromptLearner(deal, idle)
     return deal, DealtLoader(loader, deal, learner, torch.device("cpu"), learner), learner.handed_out
+
+
+def rehearses(loader: DealtLoader) -> bool:
+    assert isinstance(loader._waits, PromptLearner)
+    return loader._waits.rehearses
 
 
 @pytest.mark.parametrize("staleness", [0, 3])
@@ -499,18 +512,54 @@ def test_a_learner_at_an_epochs_end_goes_on_with_what_a_lost_peer_held() -> None
 
 
 def test_a_script_that_begins_again_runs_through_the_epochs_that_are_over() -> None:
-    """X4: and then reads what it holds."""
-    deal, loader, handed_out = dealt(idle=lambda deal, epoch: deal.epoch_over(epoch))
+    """X4: with one batch of each, which counts for nothing and is always the same; and then reads what it holds."""
+    deal, loader, handed_out = dealt(
+        loader=DataLoader(Numbers(64), batch_size=4), idle=lambda deal, epoch: deal.epoch_over(epoch)
+    )
     deal.epoch_over(6)
     deal.grant([*batches(2, epoch=7), *batches(1, epoch=8)], 0)
-    lengths = []
-    for _ in range(8):
-        lengths.append(0)
-        for _ in loader:
-            deal.bind(1)
-            lengths[-1] += 1
-    assert lengths == [0] * 7 + [2]
+    read: list[list[list[int]]] = []
+    for epoch in range(8):
+        read.append([])
+        for numbers in loader:
+            assert rehearses(loader) == (epoch < 7)
+            read[-1].append(numbers.tolist())
+            if not rehearses(loader):
+                deal.bind(1)
+            numbers.zero_()  # as a script may that scales its batch in place
+        assert not rehearses(loader), "what follows the loop, such as an evaluation, counts"
+    assert [list(map(len, each)) for each in read] == [[4]] * 7 + [[1, 1]]
+    assert read[:7] == [read[0]] * 7
+    assert set(read[0][0]) <= set(range(64))
     assert {block.epoch for block in handed_out} == {7}
+
+
+def test_a_loop_over_an_epoch_that_is_over_may_be_left() -> None:
+    """The next iteration is of the next epoch, and what it gives counts."""
+    deal, loader, handed_out = dealt(idle=lambda deal, epoch: deal.epoch_over(epoch))
+    deal.epoch_over(1)
+    deal.grant(batches(2, epoch=2), 0)
+    for epoch in range(2):
+        for _ in loader:
+            assert rehearses(loader)
+            break
+        assert deal.epoch == epoch + 1
+    assert next(iter(loader)) is not None
+    assert not rehearses(loader)
+    assert len(handed_out) == 1
+
+
+def test_workers_load_the_batch_of_an_epoch_that_is_over() -> None:
+    deal, loader, handed_out = dealt(
+        loader=DataLoader(Numbers(64), batch_size=4, num_workers=1, multiprocessing_context="fork"),
+        idle=lambda deal, epoch: deal.epoch_over(epoch),
+    )
+    deal.epoch_over(0)
+    deal.grant(batches(3, epoch=1), 0)
+    assert [len(numbers) for numbers in loader] == [4]
+    assert not handed_out
+    assert [len(numbers) for numbers in itertools.islice(loader, 3)] == [1, 1, 1]
+    assert {block.epoch for block in handed_out} == {1}
 
 
 def test_an_older_iteration_is_over_when_a_newer_one_begins() -> None:

@@ -99,6 +99,12 @@ class Learner:
     def end_period(self) -> bool:
         return False
 
+    def begin_rehearsal(self) -> None:
+        raise AssertionError("there are samples of this epoch")
+
+    def end_rehearsal(self) -> None:
+        """None is rehearsed."""
+
 
 def deal(loader: DataLoader[Any], members: int, seed: int = 3) -> tuple[list[DealtLoader], list[list[SampleBlock]]]:
     """Loaders of all ranks whose steps are never bound, and what they hand out."""

@@ -5,9 +5,7 @@ import math
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,17 +22,6 @@ from meshtrain.examples.init import write_example
 from meshtrain.examples.resnet import ResNet18
 
 
-class Late:
-    """A prepared loader of which the first epochs are over, and yield nothing (X4)."""
-
-    def __init__(self, loader: DataLoader[Any], over: int) -> None:
-        self.dataset, self._loader, self._over = loader.dataset, loader, over
-
-    def __iter__(self) -> Iterator[Any]:
-        self._over -= 1
-        return iter(self._loader if self._over < 0 else ())
-
-
 class World:
     """The training API in a world of one, with its folders; `logged` is what the script reported."""
 
@@ -42,7 +29,6 @@ class World:
         self.data, self.output = data, output
         self.logged: list[float] = []
         self.finished = False
-        self.over = 0  # epochs that the others were through with when this machine came
         data.mkdir(exist_ok=True)
         output.mkdir(exist_ok=True)
 
@@ -54,7 +40,7 @@ class World:
 
     def run(self, script: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         api = {
-            "prepare": lambda model, optimizer, loader: (model, optimizer, Late(loader, self.over)),
+            "prepare": lambda model, optimizer, loader: (model, optimizer, loader),
             "log": self.log,
             "finish": self.finish,
             "rank": lambda: 0,
@@ -310,17 +296,6 @@ def test_mlp_template_runs_as_written(world: World, monkeypatch: pytest.MonkeyPa
     assert [path.name for path in write_example("mlp", folder)] == ["train.py", ".gitignore"]
     world.run(folder / "train.py", [], monkeypatch)
     assert max(world.logged[-5:]) < 0.2
-
-
-def test_mlp_template_begins_in_the_middle(
-    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """X4: on a device that comes back, or is resumed, in the second epoch. It had no loss to print then."""
-    folder = world.output.parent / "mine"
-    write_example("mlp", folder)
-    world.over = 2
-    world.run(folder / "train.py", [], monkeypatch)
-    assert [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()] == ["rank 0 of 1, epoch 3"]
 
 
 def test_write_example_never_overwrites(tmp_path: Path) -> None:

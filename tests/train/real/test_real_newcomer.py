@@ -65,4 +65,4 @@ def test_a_device_that_wakes_up_joins_a_running_job(tmp_path: Path) -> None:
         assert len({(record.digest, record.epoch) for record in last.values()}) == 1
         for record in last.values():
             assert (record.most, record.missing) == (record.epoch, 0)
-        assert min(record.epoch for record in records if record.rank == 2) > 0, "epochs that are over yield nothing"
+        assert min(record.epoch for record in records if record.rank == 2) > 0, "epochs that are over are rehearsed"

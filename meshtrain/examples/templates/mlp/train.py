@@ -16,15 +16,13 @@ loader = DataLoader(TensorDataset(points, inside), batch_size=64, shuffle=True)
 model, optimizer, loader = mt.prepare(model, optimizer, loader)
 
 for epoch in range(3):
-    loss = None
     for x, y in loader:
         optimizer.zero_grad()
         loss = nn.functional.binary_cross_entropy_with_logits(model(x), y)
         loss.backward()
         optimizer.step()
         mt.log(loss=loss)
-    if loss is not None:  # an epoch that was over when this machine came (back) yields nothing
-        print(f"rank {mt.rank()} of {mt.world_size()}, epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
+    print(f"rank {mt.rank()} of {mt.world_size()}, epoch {epoch + 1}: loss {loss.item():.3f}", flush=True)
 
 if mt.is_main():
     torch.save(model.state_dict(), mt.output_dir() / "model.pt")

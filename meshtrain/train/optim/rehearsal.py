@@ -1,0 +1,66 @@
+"""A step that counts for nothing: the script computes it like any other, and afterwards nothing has changed.
+
+A script that is started again in the middle of a job runs its loop over epochs that are over, and so does one on a
+laptop that joins late. If such an epoch gave it no batch at all, the line behind the loop that prints the last loss, or
+divides by the number of batches, would end it. So it gets one batch of each, and rehearses a step (X4, epochs).
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from meshtrain.train.optim.loss_scaling import LossScaling
+
+
+class HeldBuffers(Protocol):
+    """BatchNorm's statistics and other buffers as the model holds them now."""
+
+    def held(self) -> Mapping[int, torch.Tensor]:
+        """Copies of all of them, by index."""
+
+    def show(self, values: Mapping[int, torch.Tensor]) -> None:
+        """These values into the model."""
+
+
+class Rehearsal:
+    """Keeps what a step would change, from `begin` until `end`. That its gradients stay here, and that the optimizer
+    does not step, is for whoever stands in place of `optimizer.step()`.
+
+    Args:
+        parameters: that are trained.
+        scaling: of the script's GradScaler.
+
+    Attributes:
+        on: a step is rehearsed.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], buffers: HeldBuffers, scaling: LossScaling) -> None:
+        self._parameters = parameters
+        self._buffers = buffers
+        self._scaling = scaling
+        self._gradients: list[torch.Tensor | None] = []
+        self._held: Mapping[int, torch.Tensor] = {}
+        self._scaler: dict[str, Any] | None = None
+        self.on = False
+
+    def begin(self) -> None:
+        """From now on `p.grad` is empty: what was accumulated there, or lies in the result slot, is not touched."""
+        assert not self.on
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._held = self._buffers.held()
+        self._scaler = copy.deepcopy(self._scaling.state())
+        self.on = True
+
+    def end(self) -> None:
+        """All is as it was at `begin`."""
+        assert self.on
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        self._buffers.show(self._held)
+        if self._scaler is not None:
+            self._scaling.load(self._scaler)
+        self._gradients, self._held, self._scaler, self.on = [], {}, None, False

@@ -1,0 +1,110 @@
+"""X4: a step that is rehearsed, over an epoch that was over before this learner came, changes nothing anywhere."""
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+
+from meshtrain.train.session import LearnerSession
+from tests.train.localdaemon import LocalDaemon
+from tests.train.model.test_saving import STEPS, Net, adamw, batch, sync_of
+
+MODES: dict[str, dict[str, Any]] = {
+    "bsp": sync_of(0),
+    "ssp": sync_of(2, "1"),
+    "local": {"sync": "local:2"},
+}
+
+
+def rehearse(session: LearnerSession, model: Net, optimizer: torch.optim.Optimizer, scaler: Any) -> None:
+    """What a script does with a batch, with all that `mt` has for it; twice, and once more with a closure."""
+    assert session._engine is not None
+    session._engine.begin_rehearsal()
+    for number in (100, 101):
+        optimizer.zero_grad()
+        with session.no_sync() if number == 100 else contextlib.nullcontext():
+            scaler.scale(model(batch(0, number)).square().mean()).backward()
+        assert any(parameter.grad is not None for parameter in model.parameters())
+        scaler.unscale_(optimizer)
+        assert session.clip_grad_norm_(model.parameters(), 1e-3) > 1e-3
+        scaler.step(optimizer)
+        scaler.update()
+        session.log({"loss": 1.0})
+    assert optimizer.step(lambda: 7.0) == 7.0
+    session._engine.end_rehearsal()
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_rehearsed_step_changes_nothing(mode: str, scaled: bool) -> None:
+    """Neither base nor buffers nor gradients that were accumulated, the optimizer's state or the scaler's."""
+
+    def run(rehearsed: tuple[int, ...]) -> tuple[dict[int, dict[int, bytes]], list[Any], int]:
+        models = [Net(rank) for rank in range(2)]
+        ends: list[Any] = [{}, {}]
+
+        def script(session: LearnerSession, rank: int) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3, enabled=scaled)
+            model, optimizer = session.prepare(models[rank], adamw(models[rank]), scaler)
+            for number in range(1, STEPS + 1):
+                optimizer.zero_grad()
+                if mode != "local":
+                    with session.no_sync():
+                        scaler.scale(model(batch(rank, 50 + number)).square().mean()).backward()
+                if rank == 1 and number in rehearsed:
+                    rehearse(session, model, optimizer, scaler)
+                scaler.scale(model(batch(rank, number)).square().mean()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                if rank == 1 and -number in rehearsed:
+                    rehearse(session, model, optimizer, scaler)
+            ends[rank] = scaler.state_dict()
+
+        with LocalDaemon(2, hash_every=1, **MODES[mode]) as daemon:
+            daemon.run(script)
+            return daemon.hashes, [*ends, *(model.state_dict() for model in models)], len(daemon.logs)
+
+    hashes, ends, logged = run((1, 4, -5, -STEPS))
+    expected_hashes, expected_ends, _ = run(())
+    assert hashes == expected_hashes
+    assert str(ends) == str(expected_ends)
+    assert logged == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_whoever_evaluates_or_waits_after_a_loop_that_was_left_sees_the_base(mode: str) -> None:
+    """A script that leaves its loop over an epoch that is over has not ended the rehearsal: its end does; and a barrier
+    inside the loop, where rounds may be applied, ends it meanwhile."""
+
+    def script(session: LearnerSession, rank: int) -> None:
+        model = Net(0)
+        optimizer = adamw(model)
+        session.prepare(model, optimizer)
+        engine = session._engine
+        assert engine is not None
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+
+        def unchanged() -> bool:
+            return all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+        def rehearsed() -> None:
+            model(batch(rank, 1)).sum().backward()
+            assert not unchanged(), "a forward pass moves BatchNorm's statistics"
+
+        engine.begin_rehearsal()
+        rehearsed()
+        session.barrier()
+        assert unchanged()
+        assert engine.steps.rehearses
+        rehearsed()
+        with session.base():
+            assert unchanged()
+        assert engine.steps.rehearses
+        session.finish()
+        assert unchanged()
+        assert not engine.steps.rehearses
+
+    with LocalDaemon(2, **MODES[mode]) as daemon:
+        daemon.run(script)
+        assert daemon.round == 0
