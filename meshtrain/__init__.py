@@ -133,8 +133,13 @@ def steps(count: int) -> Iterator[int]:
     return api.world().steps(count)
 
 
-def log(**values: "float | torch.Tensor") -> None:
-    """Reports numbers of this step, such as `loss=loss`, to whoever watches the job. Tensors must hold one value."""
+def log(*unnamed: object, **values: "float | torch.Tensor") -> None:
+    """Reports numbers of this step, such as `loss=loss`, to whoever watches the job. Tensors must hold one value.
+
+    Raises UsageError for what comes without a name, as a dict would.
+    """
+    if unnamed:
+        raise UsageError("mt.log takes numbers by name: mt.log(loss=loss); of a dict mt.log(**values)")
     from meshtrain.train import api
 
     api.world().log(values)

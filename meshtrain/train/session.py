@@ -135,12 +135,13 @@ class LearnerSession:
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        log.warning(
-            "%s: this device draws its own samples, and each step weighs the same. torch, numpy and random are seeded "
-            "by its rank; where the script or its data set seeds or orders samples itself, all devices get the same "
-            "ones: use mt.rank() in the seed, or every mt.world_size()-th sample from mt.rank() on",
-            why,
-        )
+        if self.rank == 0:
+            log.warning(
+                "%s: each device draws its own samples, and each step weighs the same. torch, numpy and random are "
+                "seeded by its rank; where the script or its data set seeds or orders samples itself, all devices get "
+                "the same ones: use mt.rank() in the seed, or every mt.world_size()-th sample from mt.rank() on",
+                why,
+            )
 
     def _start(
         self,

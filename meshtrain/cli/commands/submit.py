@@ -30,6 +30,8 @@ from meshwire.model.masks import MaskSettings, masks_of
 from meshwire.sync_modes.codec_for_mode import codec_of
 from meshwire.sync_modes.mode import SyncSettings, sync_settings
 
+# Options of this command that no training script has: who types one behind SCRIPT means it for the job.
+NEVER_THE_SCRIPTS = frozenset({"--on", "--peers", "--sync", "--codec", "--topology", "--detach", "--dry-run"})
 IN_STEP = "Keeping in step, when --sync alone is not enough"
 
 
@@ -216,6 +218,9 @@ def submit(
     own_args = tuple(args or ())
     if own_args[:1] == ("--",):  # as with torchrun: it only says that what follows is the script's
         own_args = own_args[1:]
+        misplaced = []
+    else:
+        misplaced = [arg for arg in own_args if arg.partition("=")[0] in NEVER_THE_SCRIPTS]
     count, count_max = peers_wanted(peers)
     if peers is not None and on is not None:
         raise BadCommandLine("--peers and --on exclude each other", "--on with as many names as you want")
@@ -279,6 +284,10 @@ def submit(
         )
         submitted = send(client, body, stages)
         notes = [*source.notes, *(shipped_data.notes if shipped_data is not None else ()), *submitted.notes]
+        notes += [
+            f"{typed} stands behind {script}, so it is the script's; for the job it goes before {script}"
+            for typed in misplaced
+        ]
         memory = None
         if dry_run:
             try:

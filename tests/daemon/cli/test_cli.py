@@ -610,6 +610,8 @@ def test_submit_ships_the_folder_and_everything_after_the_script_is_the_scripts(
     assert not Path(body.manifest).exists()
     assert "sending files to bert\n" in shown.stderr
     assert "note: torch differs\n" in shown.stderr
+    misplaced = "note: --peers stands behind train.py, so it is the script's; for the job it goes before train.py\n"
+    assert (misplaced in shown.stderr) == (not typed), "two dashes say that it is meant so"
     assert f"meshtrain logs -f {JOB}" in shown.stderr
 
 

@@ -246,5 +246,6 @@ def test_own_draws_differ_between_peers(stream: bool, caplog: pytest.LogCaptureF
             session.finish()
             assert daemon.buckets[1][0][0].weight == 1.0
     assert seeds[0] != seeds[1]
+    assert caplog.text.count("each device draws its own samples") == 1, "one says it for all"
     assert "seeded by its rank" in " ".join(caplog.text.split())
     assert "all devices get the same ones: use mt.rank() in the seed" in caplog.text

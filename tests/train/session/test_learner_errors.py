@@ -254,6 +254,12 @@ def test_log_refuses_what_is_no_number() -> None:
     refused(lambda session: session.log({"loss": torch.zeros(2)}), UsageError, r"mt.log\(loss=")
 
 
+def test_log_wants_names() -> None:
+    """As a dict, which other loggers take, it has none; that is said with the right call, in a job or without."""
+    with pytest.raises(UsageError, match=r"by name: mt\.log\(loss=loss\); of a dict mt\.log\(\*\*values\)"):
+        mt.log({"loss": 1.0})
+
+
 def test_log_refuses_what_no_message_holds() -> None:
     values = {f"loss of sample {number}": 0.0 for number in range(1000)}
     refused(lambda session: session.log(values), UsageError, "at most 64 numbers at a time")
