@@ -155,9 +155,9 @@ class View:
         if script_failed(self._seen, job):
             self._held_until_s = now_s + FAILURE_HOLD_S
         self._held += news(self._seen, job)
-        if job.state in (JobState.FAILING, JobState.FAILED):
+        if job.state is JobState.FAILING or job.state in TERMINAL_STATES:  # its end tells all of it
             self._held.clear()
-        elif now_s < self._held_until_s and job.state not in TERMINAL_STATES:
+        elif now_s < self._held_until_s:
             return []
         told, self._held = self._held, []
         return told

@@ -244,17 +244,18 @@ def test_who_has_ended_its_script_was_not_lost() -> None:
     assert part_of(waits, 2) == "ended"
 
 
-def test_an_error_that_ends_the_job_is_told_by_its_end_alone(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.SUCCEEDED])
+def test_an_error_that_the_job_ends_with_is_told_by_its_end_alone(
+    state: JobState, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is held back for a moment; what has happened meanwhile is told after it, in order."""
     now_s = 0.0
     monkeypatch.setattr("meshtrain.cli.ui.follow_view.time", SimpleNamespace(monotonic=lambda: now_s))
     again = job(2, (0, 1, 2), (0, 1), cleo=report(2, failure=KILLED, restarts=1))
     view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
-    for seen in (FIRST, again, job(2, (0, 1, 2), state=JobState.FAILED)):
+    for seen in (FIRST, again, job(2, (0, 1, 2), state=state)):
         view.status(seen)
-    assert capsys.readouterr().err.splitlines() == [f"job {JOB} running", f"job {JOB} failed"]
+    assert capsys.readouterr().err.splitlines() == [f"job {JOB} running", f"job {JOB} {state}"]
     view = View([one.name for one in THREE], [0, 1, 2], io.StringIO())
     back = job(3, (0, 1, 2), cleo=report(2, failure=KILLED, restarts=1))
     for seen in (FIRST, again, back):
