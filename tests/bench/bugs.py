@@ -461,7 +461,7 @@ BUGS: tuple[Bug, ...] = (
         "JobBeginning.way_back",
         "return self._after if self.here and complete == self._after[0] else None",
         "return None",
-        f"{DAEMON}/test_begin_anew.py -k once_more",
+        f"{DAEMON}/startup/test_begin_anew.py -k once_more",
     ),
     Bug(
         "dead-learners-are-heard",
@@ -469,7 +469,7 @@ BUGS: tuple[Bug, ...] = (
         "Agreement.begin_anew",
         "self._past = frozenset(self._entered)",
         "pass",
-        f"{DAEMON}/test_begin_anew.py -k on_its_way",
+        f"{DAEMON}/startup/test_begin_anew.py -k on_its_way",
     ),
     Bug(
         "the-first-begins-alone",
@@ -477,7 +477,7 @@ BUGS: tuple[Bug, ...] = (
         "Agreement._unready",
         "self._of.generation.ranks",
         "self._of.generation.learning",
-        f"{DAEMON}/test_agreement.py -k about_to_be_counted",
+        f"{DAEMON}/startup/test_agreement.py -k about_to_be_counted",
     ),
     Bug(
         "gone-and-counted",
