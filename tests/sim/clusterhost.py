@@ -93,6 +93,13 @@ class Host:
         daemon.rounds = daemon.make_rounds(generation, entry, loading=True)
         daemon.life.load_next()
 
+    def samples_at_beginning(self, enter: Enter) -> int | None:
+        """Learners here prepare nothing: a checkpoint is all that they go back to."""
+        return None
+
+    def begin_anew(self, generation: Generation) -> None:
+        raise AssertionError("nobody goes back to the beginning")
+
     def entered(self, generation: Generation) -> None:
         daemon = self._daemon
         daemon.life.loans.entered(generation)

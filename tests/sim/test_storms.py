@@ -21,6 +21,7 @@ FOUND = {  # what these schedules have shown
     88: "a generation that could be entered no more was waited for",
     92: "a job ended while two laptops that computed were apart",
     107: "a round was missed that nobody held any more",
+    511: "who was gone was counted, as another process",
     476: "a laptop that loads waited for ever for one that had gone on without it",
     554: "the same, with four laptops",
     733: "rounds of before a laptop came in were given up in silence",

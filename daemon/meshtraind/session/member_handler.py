@@ -66,7 +66,7 @@ class MemberHandler:
         elif isinstance(body, BaseHash):
             self._job.take_hash(body)
         elif isinstance(body, NEWS_TYPES):
-            if wrong := self._agreement.news(body):
+            if wrong := self._agreement.news(body, header.generation):
                 return wrong
             if isinstance(body, BarrierReached) and rounds is not None:
                 rounds.peer_in_barrier(rank, inside=self._agreement.in_barrier(rank))

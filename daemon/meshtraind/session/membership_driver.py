@@ -183,6 +183,12 @@ class Host(Protocol):
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         """Makes the rounds of a member without history, or of one that goes back, at the cut. Raises RequestFailed."""
 
+    def samples_at_beginning(self, enter: Enter) -> int | None:
+        """Where all go back to where the job has begun: the samples in the rounds up to there. None: somewhere else."""
+
+    def begin_anew(self, generation: Generation) -> None:
+        """Drops what there is here, and prepares with all others once more, as before round 1."""
+
     def entered(self, generation: Generation) -> None:
         """The generation was entered; a loading member may start its learner."""
 
@@ -519,6 +525,12 @@ class MembershipDriver(Generic[M]):
     async def _catch_up(self, effect: CatchUpFrom) -> None:
         """Ends by an answer to the machine, or with the source's link, of which the machine hears by itself."""
         job = self._job.spec.job
+        if effect.enter.way == "back" and (samples := self._host.samples_at_beginning(effect.enter)) is not None:
+            lost = self._lost_by_going_back(effect, samples)
+            self._host.begin_anew(effect.generation)
+            self._tell_lost(lost, effect)
+            self._take(CaughtUpToCut())
+            return
         if effect.device == self._node.device:
             self._go_back_to_own(effect)
             return
@@ -556,18 +568,24 @@ class MembershipDriver(Generic[M]):
         self._take(CaughtUpToCut())
 
     def _begin_loading(self, effect: CatchUpFrom, beginning: Beginning) -> None:
-        rounds, cut, ranks = self._host.rounds, effect.enter.cut, effect.generation.ranks
-        lost = None
-        if effect.enter.way == "back" and rounds is not None and rounds.complete > cut:
-            samples = max(0, rounds.history_samples - beginning.entry.samples)
-            lost = GivenUp(first=cut + 1, last=rounds.complete, samples=samples, made_by=ranks, kept=ranks)
+        lost = self._lost_by_going_back(effect, beginning.entry.samples)
         self._host.begin_loading(effect.generation, beginning)
         if effect.device != self._node.device:
             self._path = Path(beginning.path)
+        self._tell_lost(lost, effect)
+
+    def _lost_by_going_back(self, effect: CatchUpFrom, samples: int) -> GivenUp | None:
+        """The rounds after a cut up to which there are so many samples, where all go back to that."""
+        rounds, cut, ranks = self._host.rounds, effect.enter.cut, effect.generation.ranks
+        if effect.enter.way != "back" or rounds is None or rounds.complete <= cut:
+            return None
+        lost = max(0, rounds.history_samples - samples)
+        return GivenUp(first=cut + 1, last=rounds.complete, samples=lost, made_by=ranks, kept=ranks)
+
+    def _tell_lost(self, lost: GivenUp | None, effect: CatchUpFrom) -> None:
         if lost is not None:
-            log.warning(
-                "job %s: every learner was lost: it goes on from the state after round %d", self._job.spec.job, cut
-            )
+            job, cut = self._job.spec.job, effect.enter.cut
+            log.warning("job %s: every learner was lost: it goes on from the state after round %d", job, cut)
             self._job.take_given_up([lost])
 
     def _enter(self, generation: Generation, enter: Enter) -> None:
@@ -594,7 +612,7 @@ class MembershipDriver(Generic[M]):
         assert crossing is not None
         self._fenced_at_s = None
         crossing.resume(generation)
-        if begins:
+        if begins and not self._host.founding:  # before round 1 its process is still to prepare
             assert self._host.rounds is not None
             self._host.rounds.crossing.take_in()
         log.info("job %s: generation %d goes on", self._job.spec.job, generation.number)

@@ -26,6 +26,7 @@ from meshtraind.session.membership_recorder import MembershipRecorder, membershi
 from meshtraind.session.rounds_factory import RoundsFactory
 from meshtraind.startup.agreement import Agreement
 from meshtraind.startup.before_round_one import Founding
+from meshtraind.startup.beginning import JobBeginning
 from meshtraind.startup.requests import Preparation
 from meshtraind.storage.job_record import Job
 from meshtraind.transport.connection import Connection, RequestFailed
@@ -127,6 +128,8 @@ class MembershipHost:
         self._source = HistorySource(node.name, job.spec.job, self)
         self._founding: Founding | None = None  # until round 1, if this device begins the job with the others
         self._without_learner = False  # none runs, and one is wanted as soon as this device is taken in
+        self._prepares = False  # none runs, and one is to prepare with all others once it is counted with them
+        self._beginning = JobBeginning(place.job)
         self._left = asyncio.Event()
         self._refusing: dict[int, str] = {}  # members, and why, in this turn of the loop
         self.memory = memory
@@ -164,6 +167,7 @@ class MembershipHost:
             preparation.entry,
         )
         founding.made(rounds)
+        self._beginning.samples = rounds.history_samples
         return rounds
 
     def model(self) -> Model:
@@ -268,6 +272,7 @@ class MembershipHost:
             failed: by an error, and not killed.
         """
         if self.generations is not None and self.founding:
+            self._prepares = False
             self.generations.wish("rest")
             return True
         if self.generations is not None and self.generations.end_parting():
@@ -327,14 +332,18 @@ class MembershipHost:
     def holding(self) -> Holding:
         """What there is here to go on from where no learner computes (J3)."""
         rounds, comes = self.rounds, self._keeper.learner_comes
-        if rounds is None or self.founding:
+        if self._founding is not None:
+            before = self._founding.standing().complete
+            return Holding(loads_after=0 if comes else None, saved=self._beginning.way_back(before))
+        if rounds is None:
             return Holding(loads_after=0 if comes else None)
         newest = self._checkpointing.newest
+        saved = None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain))
         return Holding(
             base=comes and self._learner.has_base,
             loads_after=rounds.learner.loads_after if comes else None,
             state=self._donor.newest_round(),
-            saved=None if newest is None else (newest.round, bytes.fromhex(newest.manifest.chain)),
+            saved=saved or self._beginning.way_back(rounds.complete),
         )
 
     def saved_beginning(self, enter: Enter) -> Beginning:
@@ -350,6 +359,8 @@ class MembershipHost:
         return sum(link.chunk_payload_bytes_sent for link in self._links.values())
 
     def _round_complete(self, rounds: "Rounds", round_: int) -> None:
+        if self._beginning.is_passed(round_):
+            self._tasks.spawn(self._beginning.delete_files(), "checkpoint that the job has begun from")
         self._checkpointing.round_complete(rounds, round_)
         joining = self._learner.preparation
         if isinstance(joining, JoinRequests) and rounds is self.rounds:
@@ -363,7 +374,7 @@ class MembershipHost:
 
     def begin_loading(self, generation: Generation, beginning: Beginning) -> None:
         """This member takes part from the cut on, and its learner is to load a state of after it."""
-        self._founding = None
+        self._founding, self._prepares = None, False
         goes_back = beginning.entry.anew
         if goes_back:
             self._without_learner = self._keeper.learner_comes
@@ -393,27 +404,56 @@ class MembershipHost:
         """All members have entered: each tells how far it is (G5)."""
         generation = self._job.generation
         if self._founding is not None and generation is not None and not self._job.ending:
-            if self._job.rank not in generation.learning:
-                assert self.generations is not None
-                self.generations.step_out("its learner has ended before round 1")
-            elif self._agreement.is_void:
-                self._prepare_again(self._founding)
+            self._prepare_in(generation, self._founding)
         self._keeper.generation_changed()
 
-    def _prepare_again(self, founding: Founding) -> None:
-        """The learner may have loaded what others have not, of a giver that is lost."""
-        log.info("job %s: the script begins anew, for whose state it has loaded was lost", self._job.spec.job)
-        founding.dropped()
+    def _prepare_in(self, generation: Generation, founding: Founding) -> None:
+        """Before round 1 a learner prepares in a generation that counts it, from its first line if need be; a device
+        that has none is taken in when the others have begun."""
+        assert self.generations is not None
+        if self._job.rank in generation.learning:
+            if self._prepares:
+                self._prepares = False
+                self._keeper.begin_learner()
+            elif self._agreement.is_void:
+                log.info("job %s: the script begins anew, for whose state it has loaded was lost", self._job.spec.job)
+                founding.dropped()
+                self._serve_first()
+                self._keeper.begin_learner()
+        elif self._prepares and self._keeper.learner_comes:
+            self.generations.wish("learn")
+        else:
+            self.generations.step_out("its learner has ended before round 1")
+
+    def samples_at_beginning(self, enter: Enter) -> int | None:
+        """Where all go back to where the job has begun: the samples in the rounds up to there. None: somewhere else."""
+        return self._beginning.samples if self._beginning.is_cut_of(enter) else None
+
+    def begin_anew(self, generation: Generation) -> None:
+        """Every learner is lost: all prepare once more. One that cannot is taken in when the others have begun."""
+        log.info("job %s: every learner was lost: all prepare anew", self._job.spec.job)
+        self._keeper.end_learner()
+        self._without_learner, self._prepares = False, self._beginning.here
+        self._donor.forget()
+        self._checkpointing.forget()
+        self._agreement.begin_anew()
+        self._serve_first()
+        self._job.take(generation)
+        self._founding = Founding(self._job, self._agreement)
+        self._founding.fence()  # what it will lead is made as the generation is entered
+
+    def _serve_first(self) -> None:
+        """The next process begins the job with the others'."""
         self._drop_rounds()
         self.memory = SharedMemory()
         store = self._node.blobs
         preparation = Preparation(self._job, self._links, self.memory, self._agreement, store)
         self._learner.begin_anew(None, preparation)
-        self._keeper.begin_learner()
 
     def left_out(self, reason: str) -> None:
         """What this member has is not on the history that is kept: its learner will load another base."""
         self._without_learner = True
+        self._prepares = False
         self._founding = None
         self._job.drop_out()
         self._learner.let_go(f"this device was left out: {reason}")

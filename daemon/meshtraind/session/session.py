@@ -111,6 +111,8 @@ class JobSession:
         """Runs the learner's processes, one after the other, once an earlier run's last one has ended."""
         job = self.job
         await self._learners.kill()
+        if run == self._learners.run:
+            self.learner.let_go("another process takes its place")  # it may have called just before it was ended
         await self._learners.pause()
         try:
             going_on = True
@@ -404,7 +406,8 @@ class JobSession:
 
     def _send(self, rank: int, message: Wire) -> None:
         if rank in self._links:
-            self._links[rank].notify(message, job=self._number)
+            generation = self.job.generation.hash64() if self.job.generation is not None else 0
+            self._links[rank].notify(message, job=self._number, generation=generation)
 
     def _tell_all(self, message: Wire, complete: int = 0) -> None:
         generation = self.job.generation.hash64() if self.job.generation is not None else 0

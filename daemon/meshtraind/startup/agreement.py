@@ -6,6 +6,7 @@ waited for, and if it was the giver, the next one is.
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,9 +58,12 @@ class Agreement:
         self._reached: BarrierReached | None = None  # the own newest
         self._changed = asyncio.Event()
         self._exported: tuple[int, ...] = ()
+        self._entered: deque[int] = deque(maxlen=limits.ANCESTORS_MAX)  # generations before round 1, by hash
+        self._past: frozenset[int] = frozenset()  # those of before all began anew
         self.founded = False
         self.broken = False
         self.passed = 0
+        self._note_generation()
 
     @property
     def _rank(self) -> int:
@@ -82,8 +86,14 @@ class Agreement:
         """The member whose state all start from; rank 0 stands for a checkpoint, which all have."""
         return 0 if self._of.spec.resume is not None else min(self._computing, default=self._rank)
 
-    def news(self, message: News) -> str | None:
-        """Takes a message of another member. Returns what is wrong with it, or None."""
+    def news(self, message: News, generation: int = 0) -> str | None:
+        """Takes a message of another member. Returns what is wrong with it, or None.
+
+        Args:
+            generation: by its hash, in which it was sent; 0: nobody knows.
+        """
+        if generation in self._past and not isinstance(message, BarrierReached):
+            return None  # of a learner that is dead; what still counts is said again in each generation
         match message:
             case Model():
                 self._models[message.rank] = message
@@ -219,10 +229,11 @@ class Agreement:
             await self._until(self._unready, "to be ready", emit)
 
     def _unready(self) -> list[int]:
-        """The ranks that are waited for. Nobody finds all ready after its promise: the promise says whether it has
-        (G9)."""
+        """The ranks that are waited for, also those that are about to leave the generation, or to be counted in it.
+        Nobody finds all ready after its promise: the promise says whether it has (G9)."""
         if not self.founded:
-            away = [rank for rank in self._computing if self._ready.get(rank) != self._giver]
+            assert self._of.generation is not None
+            away = [rank for rank in self._of.generation.ranks if self._ready.get(rank) != self._giver]
             if away or self._fenced:
                 return away or [self._rank]
             self.found()
@@ -242,6 +253,20 @@ class Agreement:
     def is_void(self) -> bool:
         """Whether the own learner starts from the state of a giver that was lost before all had it."""
         return not self.founded and self._starts_from is not None and self._starts_from != self._giver
+
+    def begin_anew(self) -> None:
+        """Forgets all that was agreed on: nobody's learner is left, and all prepare anew. What members have said in the
+        generations up to now counts no more, and may still be on its way."""
+        self.learner_lost()
+        self._past = frozenset(self._entered)
+        for told in (self._models, self._indexes, self._wants, self._offers, self._ready, self._barriers):
+            told.clear()
+        self.founded = self.broken = False
+        self.passed = 0
+
+    def _note_generation(self) -> None:
+        if self._of.generation is not None:
+            self._entered.append(self._of.generation.hash64())
 
     def _say(self, to: int | None, message: Wire) -> None:
         self._said.append((to, message))
@@ -292,6 +317,7 @@ class Agreement:
         """Says again, in a new generation, what may not have reached everybody, and forgets the barriers of learners
         that compute no more."""
         self._fenced = False
+        self._note_generation()
         for to, message in self._said:
             self._say_again(to, message)
         computing = set(self._computing)

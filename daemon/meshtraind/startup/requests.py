@@ -1,7 +1,6 @@
 """What a learner asks for before round 1: model, plan and start state agreed with all members, memory mapped."""
 
 import asyncio
-import shutil
 from collections.abc import Mapping
 
 from meshtraind.learner.shared_memory import SharedMemory, SharedMemoryError
@@ -121,5 +120,3 @@ class Preparation:
     async def ready(self, emit: Emit) -> None:
         """Returns when every member's learner has its state."""
         await self._agreement.ready(self._folder, self._store, emit)
-        if self._resuming is not None:
-            await asyncio.to_thread(shutil.rmtree, self._resuming.folder)

@@ -108,11 +108,12 @@ def keep(standings: Mapping[int, Standing], proposer: int) -> KeptHistory:
 def enter_message(generation: Generation, standings: Mapping[int, Standing], proposer: int) -> Enter:
     """What all members are told once all have promised. Whoever reloads counts as holding the cut."""
     kept = keep(standings, proposer)
+    founded = any(held.founded for held in standings.values())
     # While a learner computes, the rounds go on. Else it depends on what is left to load from (J3).
     way = WayOn("on") if generation.learning else way_on(standings, kept.cut, kept.reload)
-    if way.way == "back" and generation.provisional:
+    if way.way == "back" and generation.provisional and founded:
         way = WayOn("wait")  # somebody who is silent may have the base, with all that was committed
-    if way.way == "wait" and not any(held.founded for held in standings.values()):
+    if way.way == "wait" and not founded:
         way = WayOn("none")  # the job has not begun: nobody who is elsewhere has what these lack
     if way.source is not None and (saved := standings[way.source].holding.saved) is not None:
         kept = KeptHistory(*saved, way.source, tuple(sorted(standings)))
@@ -129,7 +130,7 @@ def enter_message(generation: Generation, standings: Mapping[int, Standing], pro
         reload=kept.reload,
         counted=0 if follows is None else follows.counted,
         learning=() if follows is None else follows.learning,
-        founded=any(held.founded for rank, held in standings.items() if way.way == "back" or rank not in kept.reload),
+        founded=any(held.founded for rank, held in standings.items() if rank not in kept.reload),
         way=way.way,
     )
 

@@ -344,8 +344,8 @@ class Proposer:
 
         Each rank waits a turn for every lower one that is here: those would list the same, and one proposal is enough.
         A member waits longer where its own view may be the wrong one: if somebody who is missed may be back within the
-        grace of a link; if it is alone because all others are refused; and if it reaches but the smaller part, two
-        turns, so that the larger part may propose first.
+        grace of a link; if it is alone because all others are refused; if nobody computes and some are ready to; and if
+        it reaches but the smaller part, two turns, so that the larger part may propose first.
         """
         state, timeouts = self._state, self._state.timeouts
         suspect_s = [state.links.suspect_at_s(everyone.members[rank]) for rank in absent]
@@ -355,6 +355,8 @@ class Proposer:
         turns = 0 if self._failed else sum(rank < state.rank for rank in reached)
         if not reached and self._refused_of(everyone):
             turns += 1  # whoever is refused may have as much to say
+        if state.requests.wishing("learn", state.change) and not state.change.learning:
+            turns += 1  # others may be ready at this very moment: they begin together
         if 0 < 2 * len(reached) < len(others):
             turns += 2  # the many that this member does not reach may reach the few that it does
         return max(since_s + turns * timeouts.turn_s, grace_s, self._not_before_s)
@@ -502,7 +504,8 @@ class Proposer:
         voters = still_there(base, _listed(roll), known)
         gone = {rank for rank, incarnation in voters if is_gone(_listed(roll), rank, incarnation, known)}
         counted = {rank for rank, _ in voters} - gone
-        return base.number, tuple(sorted(counted)), tuple(sorted(gone | {*base.gone}))
+        # Of a rank that is gone another incarnation may be counted, where members count because all others are gone.
+        return base.number, tuple(sorted(counted)), tuple(sorted((gone | {*base.gone}) - counted))
 
     def _withdraw(self) -> None:
         """The own proposal, which nobody was told to enter."""

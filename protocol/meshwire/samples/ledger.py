@@ -36,7 +36,7 @@ class Ledger:
 
     Args:
         space: what the members' loaders read.
-        learning: ranks whose learners compute.
+        learning: ranks whose learners compute; none, where all are to begin anew before round 1 (G9).
         sync: in lockstep all ranks of a round are kept at one number of batches, the largest that one of them claims:
             what they hold ahead must not let one end an epoch before the others. Else each has what it claims.
 
@@ -46,14 +46,16 @@ class Ledger:
 
     def __init__(self, space: SampleSpace, learning: Iterable[int], sync: SyncSettings) -> None:
         ranks = sorted(learning)
-        rounds_per_epoch(space.total, [space.batch] * len(ranks), drop_last=space.drop_last)
+        if ranks:
+            rounds_per_epoch(space.total, [space.batch] * len(ranks), drop_last=space.drop_last)
         self._space = space
         self._sync = sync
         self._pool = SamplePool(space.total)
         self._held: dict[int, list[Batch]] = {rank: [] for rank in ranks}
         self._sizes = dict.fromkeys(ranks, space.batch)
         self._claim = 0  # the largest of the newest round with any
-        self._grant(dict.fromkeys(ranks, first_batches(space, len(ranks), sync)))
+        if ranks:
+            self._grant(dict.fromkeys(ranks, first_batches(space, len(ranks), sync)))
 
     @classmethod
     def restored(cls, space: SampleSpace, sync: SyncSettings, state: DealState) -> "Ledger":

@@ -1,6 +1,7 @@
 """Checkpoints of real daemons and learners: written while a job trains, and gone on from after all were killed."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,38 @@ def test_a_job_goes_on_after_all_daemons_were_killed(tmp_path: Path) -> None:
             if record.epoch == last:
                 assert record.most == last, record
         assert min(record.epoch for record in records) >= before // 10 - 1, "epochs that are over are rehearsed"
+
+
+def until(mesh: ChaosMesh, condition: Callable[[], object], what: str) -> None:
+    """Waits for what a condition says."""
+    deadline_s = time.monotonic() + 60
+    while not condition():
+        logs = {name: daemon.log_tail() for name, daemon in mesh.daemons.items()}
+        assert time.monotonic() < deadline_s, f"waited for {what}: {logs}"
+        time.sleep(0.02)
+
+
+def test_all_scripts_are_killed_before_they_have_loaded_and_the_power_is_cut_once_more(tmp_path: Path) -> None:
+    """J3, J5, G9: a job that has begun again is half a second old. It goes on from its checkpoint all the same."""
+    with ChaosMesh(2, patience_s=2.0) as mesh:
+        anna, bert = mesh.daemons.values()
+        job = chaosjob.ChaosJob(mesh, tmp_path, samples=240, batch=8, step_s=0.005, checkpoint_every=f"{EVERY}r")
+        until(mesh, lambda: on_two_peers(mesh, job.id), "a checkpoint of both")
+        for cuts in (1, 2):
+            for daemon in (anna, bert):
+                daemon.kill()
+            saved = on_two_peers(mesh, job.id)[-1]
+            for daemon in (anna, bert):
+                daemon.start()
+            for daemon in (anna, bert):
+                daemon.wait()
+            until(mesh, lambda: anna.learners() and bert.learners(), "the scripts")
+            for daemon in (anna, bert):
+                assert daemon.kill_learner()
+            until(mesh, lambda: anna.log_path.read_text().count("all prepare anew") == cuts, "all to begin anew")  # noqa: B023
+        jobs.wait_for(anna, job.id, lambda seen: seen.rounds > saved + 10, "rounds")
+        job.finish()
+        for daemon in (anna, bert):
+            summary = jobs.ended(daemon, job.id)
+            assert (summary.state, summary.replicas_equal) == ("succeeded", True), summary.error
+        assert all(record.missing == 0 for record in job.records()), "X1"

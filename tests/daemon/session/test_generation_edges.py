@@ -28,6 +28,7 @@ from meshtraind.session.history_source import HistorySource
 from meshtraind.session.membership_driver import MembershipDriver
 from meshtraind.session.membership_host import MembershipHost
 from meshtraind.startup.agreement import Agreement
+from meshtraind.startup.beginning import JobBeginning
 from meshtraind.storage.job_record import EntryMode, Job
 from meshtraind.transport.connection import ConnectionEnded, RequestFailed
 from meshtraind.trust.learner_tokens import LearnerTokens
@@ -768,6 +769,7 @@ async def test_who_goes_back_says_what_is_given_up(own: bool, monkeypatch: pytes
     host = SimpleNamespace(
         rounds=SimpleNamespace(complete=9, history_samples=90),
         saved_beginning=lambda _enter: saved,
+        samples_at_beginning=lambda _enter: None,
         begin_loading=lambda _generation, beginning: begun.append(beginning.entry.complete),
     )
     shell, machine, tasks = generations(host, {"b": SimpleNamespace(connection=None)})
@@ -806,7 +808,11 @@ async def test_a_checkpoint_that_is_gone_is_no_way_back() -> None:
     def gone(_enter: Enter) -> None:
         raise RequestFailed("the checkpoint after round 5 is gone")
 
-    host = SimpleNamespace(rounds=SimpleNamespace(complete=9, history_samples=90), saved_beginning=gone)
+    host = SimpleNamespace(
+        rounds=SimpleNamespace(complete=9, history_samples=90),
+        samples_at_beginning=lambda _enter: None,
+        saved_beginning=gone,
+    )
     shell, machine, tasks = generations(host, {})
     shell._perform([back_to(5, shell._node.device)])
     await turns()
@@ -848,7 +854,8 @@ class Bereaved:
         )
         passage._founding = None
         passage._checkpointing = SimpleNamespace(round_complete=lambda *_: None)
-        passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB))
+        passage._job = SimpleNamespace(folder=Path("none"), spec=SimpleNamespace(job=JOB, resume=None), begins=True)
+        passage._beginning = JobBeginning(cast(Any, passage._job))
         passage._maker, passage._node = SimpleNamespace(manifest=MANIFEST), SimpleNamespace(blobs=None, device="a")
         passage._keeper = SimpleNamespace(learner_comes=comes)
         passage.generations = SimpleNamespace(

@@ -529,11 +529,12 @@ async def test_ten_compressed_jobs_leave_nothing_in_the_daemon(monkeypatch: pyte
 async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """V2, J3: all others would wait for it. While it is in a barrier it is the one that waits."""
+    """V2, J3: all others would wait for it. While it is in a barrier it is the one that waits. Another is started."""
     monkeypatch.setattr(session_module, "REPORT_INTERVAL_S", 0.01)
     board = board_of_one(monkeypatch, tmp_path)
     session = job_alone(board, tmp_path, "fp32", 1)
     told = await prepare(session)
+    hangs = Script.running
     await until(lambda: may_start(told))
     assert session.rounds is not None
     moves, began_s = session.rounds.learner, asyncio.get_running_loop().time()
@@ -548,10 +549,13 @@ async def test_a_script_that_hangs_in_its_first_step_is_named_and_ended(
     await asyncio.sleep(0.05)
     assert not session.job.ending
     moves._loop = cast(Any, SimpleNamespace(time=lambda: began_s + 10801.0))
-    await until(lambda: session.job.ended)
-    assert session.job.error is not None
-    assert "rank 0 (anna): the script hangs: nothing was heard of its step 1 for 1800 s" in session.job.error
-    await session.closed.wait()
+    await until(lambda: Script.running is not hangs)
+    told = await prepare(session)
+    await until(lambda: may_start(told))
+    failure = session.job.reports[0].failure
+    assert failure is not None
+    assert "rank 0 (anna): the script hangs: nothing was heard of its step 1 for 1800 s" in failure
+    await session.close()
     await board._tasks.close()
 
 

@@ -251,6 +251,25 @@ async def test_nobody_begins_between_its_promise_and_the_next_generation(tmp_pat
 
 
 @pytest.mark.asyncio
+async def test_nobody_begins_while_a_member_is_about_to_be_counted_or_to_leave(tmp_path: Path) -> None:
+    """Where all prepare anew they are counted one after the other: the first one would begin alone."""
+    async with trio(tmp_path) as three:
+        for rank in range(3):
+            both = generation(2, (0, 1)).model_copy(update={"learning": (0,)})
+            three.jobs[rank].generation = both
+            three.members[rank].entered()
+        await soon(three.states(0))
+        (waiting,) = (three.readies(0),)
+        await settled()
+        assert not waiting.done()
+        for rank in (0, 1):
+            three.jobs[rank].generation = generation(3, (0, 1))
+            three.members[rank].entered()
+        await soon(three.states(1))
+        await soon(waiting, three.readies(1))
+
+
+@pytest.mark.asyncio
 async def test_what_a_broken_link_has_lost_is_told_again(tmp_path: Path) -> None:
     """The same members in a new generation (G6): nobody waits for a message that will not come."""
     async with trio(tmp_path) as three:

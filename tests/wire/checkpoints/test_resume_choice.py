@@ -5,6 +5,7 @@ import pytest
 from meshwire.checkpoints.resume_choice import WayOn, way_on
 from meshwire.membership.proposals import enter_message
 from meshwire.messages.generation import Holding, Standing
+from meshwire.rounds.chain import START
 from tests.wire.membership.test_proposing import generation
 
 CUT = 20
@@ -59,6 +60,24 @@ def test_before_round_1_there_is_no_base_to_wait_for(founded: bool, way: str) ->
     standings = {rank: standing(LOADS).model_copy(update={"founded": founded}) for rank in (0, 1)}
     loading = generation(3, (0, 1)).model_copy(update={"learning": ()})
     assert enter_message(loading, standings, 0).way == way
+
+
+@pytest.mark.parametrize("founded", [True, False])
+@pytest.mark.parametrize("provisional", [True, False])
+def test_before_round_1_all_go_back_to_the_beginning(founded: bool, provisional: bool) -> None:
+    """J3, G9: it stands for a checkpoint. Only who may have begun elsewhere is waited for; and all agree anew."""
+    held = LOADS.model_copy(update={"saved": (0, START)})
+    first = {"complete": 0, "chains": (START,), "founded": founded}
+    standings = {rank: standing(held).model_copy(update=first) for rank in (0, 1)}
+    rests = generation(3, (0, 1)).model_copy(update={"learning": (), **({"root": 1} if provisional else {})})
+    enter = enter_message(rests, standings, 0)
+    if founded and provisional:
+        assert enter.way == "wait"
+        return
+    assert (enter.way, enter.cut, enter.chain, enter.reload, enter.founded) == ("back", 0, START, (0, 1), False)
+    forwards = held.model_copy(update={"loads_after": None})
+    given_up = {rank: one.model_copy(update={"holding": forwards}) for rank, one in standings.items()}
+    assert enter_message(rests, given_up, 0).way == "none", "a script that fails on all members ends the job"
 
 
 def test_where_a_learner_computes_nothing_is_given_up() -> None:
