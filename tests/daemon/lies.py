@@ -70,7 +70,7 @@ LIES: dict[str, tuple[str, Lie, str]] = {
     "no such segment": (SHARDED, header_of(first_segment=lambda _header: 10**6), "segments 1000000"),
     "bound on a base to come": (RING, said(Bind, base=10**6), "age"),
     "another weight bound": (RING, said(Bind, weight=77.0), "shows the weight"),
-    "sealed twice": (RING, twice, "sealed round 3"),
+    "sealed twice": (RING, twice, "in which it has no open contribution"),
     "nulls far ahead": (RING, nulls, "nulled round"),
     "sends no chunk": (RING, of_chunks(silent, payload=False), "has sent nothing"),
     "sends no part": (SHARDED, of_chunks(silent, payload=False), "has sent nothing"),
