@@ -183,10 +183,10 @@ class MembershipState:
 
     @property
     def later(self) -> Generation | None:
-        """What others have told of that has a newer root than all that this member voted in, as long as somebody may go
+        """What others have told of that has a newer root than what this member has entered, as long as somebody may go
         on from it: this member's word keeps others from going on in the old line (G4)."""
         later = self._later
-        if later is None or any(vote.number >= later.root for vote in self.votes.told):
+        if later is None or any(vote.entered and vote.number >= later.root for vote in self.votes.told):
             return None
         goes_on = any((one.device, one.incarnation) not in self._gone for one in later.live.values())
         return later if goes_on else None
