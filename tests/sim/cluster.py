@@ -7,7 +7,7 @@ fails is shrunk to the faults that it needs, and told as a transcript.
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -24,7 +24,7 @@ from meshwire.timeouts import Timeouts
 from tests.sim.clusterdaemon import Daemon, device_of, member_of
 from tests.sim.clusterhistory import Histories
 from tests.sim.clusterjoining import State
-from tests.sim.clusterline import Line, told
+from tests.sim.clusterline import Life, Line, told
 from tests.sim.clustermoments import Moment, Moments
 from tests.sim.clusternetwork import Clock, Network, Node, Wake
 from tests.sim.clusterrounds import WatchedRounds, job_spec
@@ -197,9 +197,33 @@ class Cluster:
     def resumed(self, daemon: Daemon, generation: Generation) -> None:
         assert self._entered[generation.hash64()] >= self._lives[generation.hash64()]
         held = (other.machine.generation for other in self.daemons if other.alive and other.rounds is not None)
-        self.line.went_on(generation, [other for other in held if other is not None])
+        self.line.went_on(
+            generation,
+            [other for other in held if other is not None],
+            partial(self._is_known_gone, generation),
+            partial(self._has_met, generation),
+        )
         self.tell(daemon.name, f"goes on in generation {generation.number}")
         self.moments.come(Moment.GOES_ON, daemon.number)
+
+    def _members(self, generation: Generation) -> list[Daemon]:
+        """The processes that are in it, and live."""
+        live = generation.live.values()
+        return [daemon for daemon in self.daemons if daemon.alive and daemon.member in live]
+
+    def _is_known_gone(self, generation: Generation, life: Life) -> bool:
+        """Has this process ended, and does a member know that: by a refused dial, or as another one is there?"""
+        lives = {(daemon.member.device, daemon.member.incarnation) for daemon in self.daemons if daemon.alive}
+        there = {member.device: member.incarnation for member in generation.live.values()}
+        known = there.get(life[0], life[1]) != life[1] or any(d.knows_gone(life) for d in self._members(generation))
+        return life not in lives and known
+
+    def _has_met(self, generation: Generation, apart: Collection[int], root: int) -> bool:
+        """Does a member know by a word of somebody who lives that one of these generations, of a root above this, has
+        been entered?"""
+        alive = {daemon.member for daemon in self.daemons if daemon.alive}
+        heard = (other for daemon in self._members(generation) for other in daemon.heard.values())
+        return any(o.hash64() in apart and o.root > root and alive & {*o.live.values()} for o in heard)
 
     def completed(self, rounds: WatchedRounds, done: RoundComplete) -> None:
         assert "its process has ended" not in done.reason, "V2: a learner that dies costs no round"

@@ -102,6 +102,7 @@ class Daemon(Node):
         self.leaving = False
         self.has_left = False  # its history; what is given up of that is being saved
         self.left_out = 0
+        self.heard: dict[int, Generation] = {}  # that others have told of, by hash
         self.woke_s = 0.0
         self.without_learner = generation is None
         self.round_links: dict[int, LinkEnd] = {}
@@ -145,6 +146,10 @@ class Daemon(Node):
     def is_in(self) -> bool:
         """It takes part in the job, or asks to."""
         return self._shell is not None
+
+    def knows_gone(self, life: tuple[str, int]) -> bool:
+        """Whether this device, with this incarnation, is known to have ended."""
+        return self._shell is not None and life in self.machine._state._gone
 
     @property
     def generation(self) -> Generation | None:

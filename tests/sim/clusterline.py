@@ -1,9 +1,12 @@
 """The line of entitled generations: no two of them go on apart, and what one has committed is never given up (G4)."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from meshwire.messages.job import Generation
+
+Life = tuple[str, int]
+"""A device with its incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +27,62 @@ class Line:
         self._entered = {first.hash64(): first}
         self._went_on = {first.hash64()}  # entitled ones
         self._kept: dict[int, Kept] = {}
+        self._parted: set[frozenset[int]] = set()  # by the first generations of both sides
 
     def entered(self, generation: Generation) -> None:
         self._entered[generation.hash64()] = generation
 
-    def went_on(self, generation: Generation, held: Collection[Generation]) -> None:
-        """All members have entered it: rounds can be completed. `held`: where all live daemons are that have rounds."""
+    def went_on(
+        self,
+        generation: Generation,
+        held: Collection[Generation],
+        is_gone: Callable[[Life], bool],
+        has_met: Callable[[Collection[int], int], bool],
+    ) -> None:
+        """All members have entered it: rounds can be completed.
+
+        What an incarnation that is gone had promised nobody knows (G4, gone): where all that made a generation are
+        gone, those that only they had taken in and those that were apart can both go on, until they meet.
+
+        Args:
+            held: where all live daemons are that have rounds.
+            is_gone: whether this process has ended, and a member knows that.
+            has_met: whether somebody who lives and is in one of these generations, by hash, has told a member so, and
+                its root is above this number.
+        """
         if generation.provisional or generation.hash64() in self._went_on:
             return
         own = set(self._ancestors(generation))
         others = {key for other in held for key in self._ancestors(other)} & self._went_on
         for key in others - own:
             other = self._entered[key]
-            assert generation.hash64() in self._ancestors(other), (
-                f"G4: two entitled parts go on apart, {told(other)} and {told(generation)}"
-            )
+            if generation.hash64() in self._ancestors(other):
+                continue  # others are ahead
+            if self._parted_by_the_gone(generation, other, is_gone):
+                apart = {one for one in self._entered if key in self._ancestors(self._entered[one])} - own
+                root = max(self._entered[one].root for one in own if one != generation.hash64())
+                assert not has_met(apart, root), f"G4: {told(other)} is known, and {told(generation)} is entitled"
+                continue
+            raise AssertionError(f"G4: two entitled parts go on apart, {told(other)} and {told(generation)}")
         self._went_on.add(generation.hash64())
+
+    def _parted_by_the_gone(self, own: Generation, other: Generation, is_gone: Callable[[Life], bool]) -> bool:
+        """Of those that count in the newest entitled generation of both histories: had everybody gone who was in the
+        first one of the other history, when this one first went on without them?"""
+        mine, theirs = ([*self._entitled(one)] for one in (own, other))
+        common = next(one for one in theirs if one in mine)
+        first, of_mine = theirs[theirs.index(common) - 1], mine[mine.index(common) - 1]
+        pair = frozenset((first.hash64(), of_mine.hash64()))
+        counted = {(one.device, one.incarnation) for rank, one in common.live.items() if rank in common.counted}
+        made_by = {(one.device, one.incarnation) for one in first.live.values()} & counted
+        if all(is_gone(life) for life in made_by):
+            self._parted.add(pair)
+        return pair in self._parted
+
+    def _entitled(self, generation: Generation) -> Iterator[Generation]:
+        """Those among its ancestors, the newest first."""
+        found = (self._entered[key] for key in self._ancestors(generation))
+        return (one for one in found if not one.provisional)
 
     def committed(self, generation: int, round_: int, chain: bytes) -> None:
         """A member of this generation, by its hash, knows that all hold the round."""

@@ -19,10 +19,10 @@ from meshwire.membership.effects import (
     Shunned,
     WaitingFor,
 )
-from meshwire.membership.inputs import Input, TimerDue
+from meshwire.membership.inputs import Input, MessageFrom, TimerDue
 from meshwire.membership.lineage import Ballot, ballot
 from meshwire.membership.record import MembershipStart
-from meshwire.messages.generation import Propose
+from meshwire.messages.generation import Propose, Where
 from meshwire.messages.job import GivenUp
 from tests.sim.clustermoments import Moment
 
@@ -44,6 +44,8 @@ class Witness:
 
     def took(self, input_: Input, now_s: float, effects: Sequence[Effect]) -> None:
         machine = self._daemon.machine
+        if isinstance(input_, MessageFrom) and isinstance(input_.message, Where):
+            self._daemon.heard[input_.message.generation.hash64()] = input_.message.generation
         deadline_s = machine.deadline()
         if isinstance(input_, TimerDue):
             assert effects or deadline_s != self._deadline_s, f"no timer is idle: {machine.waiting()}"

@@ -21,6 +21,8 @@ FOUND = {  # what these schedules have shown
     88: "a generation that could be entered no more was waited for",
     92: "a job ended while two laptops that computed were apart",
     107: "a round was missed that nobody held any more",
+    311: "who had met a newer root went on entitled in its own",
+    2356: "a word to enter what was promised with a history that was left broke the protocol",
     511: "who was gone was counted, as another process",
     476: "a laptop that loads waited for ever for one that had gone on without it",
     554: "the same, with four laptops",

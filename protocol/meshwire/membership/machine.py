@@ -293,6 +293,8 @@ class Membership:
         elif state.entered is not None and not state.is_listed(device, incarnation):
             state.refuse(device, generation, "its proposer is not in the generation that was entered")
             self._tell_where(device)
+        elif (later := state.later) is not None and later.root > generation.number:
+            state.refuse(device, generation, "others have gone on in a later generation", later.number)
         elif wrong := extension_wrong(generation, state.entered):
             state.protest(device, f"proposal of generation {generation.number}: {wrong}", now_s)
         elif refused := [m for m in generation.live.values() if not state.refusals.pardon(m.device, now_s)]:
@@ -346,7 +348,7 @@ class Membership:
         state = self._state
         promised = state.promised
         if promised is None or enter.generation != promised.hash64():
-            if enter.generation not in state.lineage and state.phase is not MembershipPhase.OUT:
+            if not state.was_promised(enter.generation) and state.phase is not MembershipPhase.OUT:
                 state.protest(device, "told to enter a generation that was not promised", now_s)
             return
         if state.phase is not MembershipPhase.PROMISED:
@@ -393,6 +395,7 @@ class Membership:
             state.protest(device, f"is in generation {other.number}: {wrong}", now_s)
             return
         state.note_number(other.number)
+        state.note_root(other)
         state.rejoin.heard(device, where)
         self._proposer.note_apart(device, None)
         state.unsure.discard(device)

@@ -61,6 +61,7 @@ class MembershipState:
         self.highest = 0 if generation is None else generation.number  # of all numbers seen
         self.standing: Standing | None = None  # as promised
         self.votes = Votes(generation)
+        self._later: Generation | None = None  # of the newest root that others have told of
         self.unsure: set[str] = set()  # devices whose links are new, and which have not said where they are
         self.own_request = OwnRequest()
         self.samples = 0
@@ -72,6 +73,8 @@ class MembershipState:
         parent = None if generation is None else generation.parent  # of a job that all had lost, and that goes on
         # what the promised generation came after, by hash, newest first
         self._lineage: tuple[int, ...] = () if parent is None else (hash64_of(parent),)
+        # promised with any history, also one that was left, by hash, newest first
+        self._promises: tuple[int, ...] = () if generation is None else (generation.hash64(),)
         self._heard: set[int] = set()  # ranks that have entered the promised generation
         self._promised_at_s = now_s
         self._told_where: set[str] = set()  # devices beyond the members that want to know where this one is
@@ -105,6 +108,10 @@ class MembershipState:
         """What the entered generation came after, and what this daemon promised since, by hash."""
         own = None if self.entered is None else self.entered.hash64()
         return tuple(ancestor for ancestor in self._lineage if ancestor != own)
+
+    def was_promised(self, generation: int) -> bool:
+        """Has this daemon promised the generation with this hash, or one that came after it, as far as it remembers?"""
+        return generation in self._promises or generation in self.lineage
 
     @property
     def based(self) -> bool:
@@ -168,6 +175,21 @@ class MembershipState:
     def note_number(self, number: int) -> None:
         """Somebody has used this number for a generation."""
         self.highest = max(self.highest, number)
+
+    def note_root(self, other: Generation) -> None:
+        """Others have entered this generation: of the newest root it is remembered."""
+        if self._later is None or other.root >= self._later.root:
+            self._later = other
+
+    @property
+    def later(self) -> Generation | None:
+        """What others have told of that has a newer root than what this member has entered, as long as somebody may go
+        on from it: this member's word keeps others from going on in the old line (G4)."""
+        later = self._later
+        if later is None or any(vote.entered and vote.number >= later.root for vote in self.votes.told):
+            return None
+        goes_on = any((one.device, one.incarnation) not in self._gone for one in later.live.values())
+        return later if goes_on else None
 
     def note_gone(self, device: str, incarnation: int) -> None:
         """This incarnation will never be heard again: until a generation that lists it proves the contrary."""
@@ -296,6 +318,7 @@ class MembershipState:
         if earlier is not None and self.phase is not MembershipPhase.OUT:
             self._lineage = extended(self._lineage, earlier.hash64())
         self.promised = generation
+        self._promises = extended(self._promises, generation.hash64())
         self.highest = max(self.highest, generation.number)
         self.phase = MembershipPhase.PROMISED
         self.standing = None
@@ -315,7 +338,9 @@ class MembershipState:
 
     def would_say(self, held: Standing | None = None) -> Standing:
         """What this member would say now, with these rounds or none."""
-        say = {"linked": self.links.ranks(self.change), "votes": self.votes.told, "forgot": self.votes.forgot}
+        later = () if self.later is None else (electorate_of(self.later, entered=True),)
+        votes = (*later, *self.votes.told)[: limits.ATTEMPTS_MAX + 1]
+        say = {"linked": self.links.ranks(self.change), "votes": votes, "forgot": self.votes.forgot}
         if held is not None:
             say["holding"] = held.holding
         if self.entered is None:

@@ -16,7 +16,7 @@ from meshwire.membership.inputs import (
 )
 from meshwire.membership.machine import Membership
 from meshwire.membership.quorum import electorate_of
-from meshwire.messages.generation import AskIn, Entered, Holding, Propose, Where, Wish
+from meshwire.messages.generation import AskIn, Entered, Holding, Promised, Propose, Refused, Where, Wish
 from meshwire.messages.job import Generation
 from meshwire.timeouts import BASE_S
 from tests.wire.membership.test_membership import (
@@ -235,3 +235,23 @@ def test_promises_of_a_history_that_was_left_are_no_ancestors() -> None:
     three.handle(CaughtUpToCut(), 2.1)
     ((_, said),) = sent(three.handle(LinkUp(ONE, MEMBERS[0].incarnation), 3.0), Where)
     assert said.ancestors == (NEWER.hash64(),)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_who_knows_a_newer_root_says_so_with_its_promise(gone: bool) -> None:
+    """G4: peer0, started again, asks in where it has met the newer line; peer2, which keeps the base, is not entitled
+    beside that, and hears which number to get over."""
+    one = machine(0, None)
+    newer = following(5, 1, ranks=(1,), learning=())
+    one.handle(MessageFrom(TWO, where(newer, based=False)), 0.5)
+    if gone:
+        one.handle(PeerGone(TWO, MEMBERS[1].incarnation), 0.6)
+    early = following(3, 2, ranks=(0, 2), learning=(2,))
+    answers = one.handle(MessageFrom(THREE, Propose(generation=early)), 1.0)
+    refusals = sent(answers, Refused)
+    assert [refused.number for _, refused in refusals] == ([] if gone else [5])
+    late = following(6, 2, ranks=(0, 2), learning=(2,))
+    one.handle(MessageFrom(THREE, Propose(generation=late)), 1.1)
+    nothing = HELD.model_copy(update={"generation": None, "complete": 0, "chains": ()})
+    ((_, promised),) = sent(one.handle(nothing, 1.1), Promised)
+    assert [vote.number for vote in promised.standing.votes if vote.entered] == ([] if gone else [5])
