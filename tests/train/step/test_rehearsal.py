@@ -113,7 +113,8 @@ def test_whoever_evaluates_or_waits_after_a_loop_that_was_left_sees_the_base(mod
 
 
 def loss_of(model: Net, batch: list[torch.Tensor]) -> torch.Tensor:
-    return model(batch[0]).square().mean()
+    loss: torch.Tensor = model(batch[0]).square().mean()
+    return loss
 
 
 def steps_behind_its_loop(session: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
@@ -132,7 +133,7 @@ def steps_behind_its_loop(session: LearnerSession, model: Net, loader: Any, opti
         optimizer.zero_grad()
 
 
-def fetches_ahead(session: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
+def fetches_ahead(_: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
     batches = iter(loader)
     at_hand = next(batches, None)
     while at_hand is not None:
@@ -144,8 +145,8 @@ def fetches_ahead(session: LearnerSession, model: Net, loader: Any, optimizer: A
         at_hand = following
 
 
-def takes_one_batch(session: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
-    """Whose iteration is over before the batch is used."""
+def takes_one_batch(_: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
+    """Its iteration is over before the batch is used."""
     each = next(iter(loader))
     optimizer.zero_grad()
     scaler.scale(loss_of(model, each)).backward()
