@@ -195,7 +195,7 @@ class LearnerSession:
                 numbers.append((name, float(value.detach() if isinstance(value, torch.Tensor) else value)))
             except (TypeError, ValueError, RuntimeError) as error:
                 raise UsageError(f"mt.log({name}=...): not one number: {error}") from error
-        if self._engine is not None and self._engine.steps.rehearses:
+        if self._engine is not None and (rehearsal := self._engine.steps.rehearsal).on and not rehearsal.left:
             return
         step = self._engine.steps.number if self._engine is not None else 0
         self._channel.tell(LearnerLog(step=step, values=tuple(numbers)))

@@ -114,7 +114,7 @@ for epoch in itertools.count():
     if os.path.exists(last) and epoch >= int(open(last).read()):
         break
     for index, (number, x, y) in enumerate(loader):
-        if index == 0 and not loader._waits.steps.rehearses:
+        if index == 0 and not loader._waits.steps.rehearsal.on:
             record(epoch)
             agree_on_last(epoch)
         pass  # what breaks a step

@@ -108,6 +108,9 @@ class Learner:
     def begin_rehearsal(self) -> None:
         self.rehearses = True
 
+    def leave_rehearsal(self) -> None:
+        """Its script does not step behind its loops."""
+
     def end_rehearsal(self) -> None:
         self.rehearses = False
 

@@ -45,6 +45,10 @@ class SampleWaits(Protocol):
     def begin_rehearsal(self) -> None:
         """The script gets a batch that no step needs: until `end_rehearsal`, what it computes counts for nothing."""
 
+    def leave_rehearsal(self) -> None:
+        """The script has left its loop: of what it computes, only the next `optimizer.step()` counts for nothing, too.
+        Does nothing where none is rehearsed."""
+
     def end_rehearsal(self) -> None:
         """What the script computes counts. Does nothing where it did already."""
 

@@ -89,9 +89,12 @@ class DealtLoader(DataLoader[Any]):
                 batch = self._rehearsed()
                 deal.next_epoch()  # however the script leaves its loop
                 self._waits.begin_rehearsal()
-                yield batch
-                self._check_newest(iteration)
-                self._waits.end_rehearsal()
+                try:
+                    yield batch
+                    self._check_newest(iteration)
+                finally:
+                    if iteration == self._iterations:
+                        self._waits.leave_rehearsal()
                 return
             deal.next_epoch()
         finally:

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from meshtrain.errors import UsageError
 
-WRAPPED = ("step", "unscale_")
+WRAPPED = ("step", "unscale_", "update")
 
 
 class LossScaling:
@@ -45,18 +45,23 @@ class LossScaling:
             self._scaler.load_state_dict(state)
 
     def watch(
-        self, optimizer: Optimizer, after_step: Callable[[], None], unscaled: Callable[[], None] | None = None
+        self,
+        optimizer: Optimizer,
+        after_step: Callable[[], None],
+        after_update: Callable[[], None],
+        unscaled: Callable[[], None] | None = None,
     ) -> None:
         """Takes the scaler's steps for the learner's steps from now on.
 
         Args:
             optimizer: the prepared one. The scaler may serve others besides.
             after_step: called after the scaler's `step`, which has called `optimizer.step()` or skipped it.
+            after_update: called after the scaler's `update`.
             unscaled: called after the scaler has divided `p.grad` by the scale.
         """
         if self._scaler is None:
             return
-        step, unscale = self._scaler.step, self._scaler.unscale_
+        step, unscale, update = self._scaler.step, self._scaler.unscale_, self._scaler.update
 
         def watched_step(stepped: Optimizer, *args: Any, **options: Any) -> Any:
             result = step(stepped, *args, **options)
@@ -69,7 +74,11 @@ class LossScaling:
             if divided is optimizer and unscaled is not None:
                 unscaled()
 
-        vars(self._scaler).update(step=watched_step, unscale_=watched_unscale)
+        def watched_update(*args: Any, **options: Any) -> None:
+            update(*args, **options)
+            after_update()
+
+        vars(self._scaler).update(step=watched_step, unscale_=watched_unscale, update=watched_update)
 
     def close(self) -> None:
         """The scaler is an ordinary one again."""

@@ -3,10 +3,13 @@
 A script that is started again in the middle of a job runs its loop over epochs that are over, and so does one on a
 laptop that joins late. If such an epoch gave it no batch at all, the line behind the loop that prints the last loss, or
 divides by the number of batches, would end it. So it gets one batch of each, and rehearses a step (X4, epochs).
+
+A script may step on that batch behind its loop: on what is left of accumulated gradients, or because it fetches ahead.
+So a rehearsal lasts until the first step behind the loop, or the next loop, whichever comes first.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +28,8 @@ class HeldBuffers(Protocol):
 
 
 class Rehearsal:
-    """Keeps what a step would change, from `begin` until `end`. That its gradients stay here, and that the optimizer
-    does not step, is for whoever stands in place of `optimizer.step()`.
+    """Keeps what a step would change, from `begin` until `end`. That its gradients stay here is for whoever stands in
+    place of `optimizer.step()`, and that `step` is called instead.
 
     Args:
         parameters: that are trained.
@@ -34,6 +37,7 @@ class Rehearsal:
 
     Attributes:
         on: a step is rehearsed.
+        left: the script has left the loop: the rehearsal ends with its next step.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], buffers: HeldBuffers, scaling: LossScaling) -> None:
@@ -43,7 +47,7 @@ class Rehearsal:
         self._gradients: list[torch.Tensor | None] = []
         self._held: Mapping[int, torch.Tensor] = {}
         self._scaler: dict[str, Any] | None = None
-        self.on = False
+        self.on = self.left = False
 
     def begin(self) -> None:
         """From now on `p.grad` is empty: what was accumulated there, or lies in the result slot, is not touched."""
@@ -55,12 +59,27 @@ class Rehearsal:
         self._scaler = copy.deepcopy(self._scaling.state())
         self.on = True
 
+    def step(self, closure: Callable[[], Any] | None) -> Any:
+        """Instead of the optimizer's: does nothing but run what the script gives it."""
+        with torch.enable_grad():
+            return None if closure is None else closure()
+
+    def restore(self) -> None:
+        """The model is as it was at `begin`, for whoever evaluates it."""
+        self._buffers.show(self._held)
+
+    def leave(self) -> None:
+        """The script has left its loop."""
+        self.restore()
+        self.left = True
+
     def end(self) -> None:
         """All is as it was at `begin`."""
         assert self.on
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        self._buffers.show(self._held)
+        self.restore()
         if self._scaler is not None:
             self._scaling.load(self._scaler)
-        self._gradients, self._held, self._scaler, self.on = [], {}, None, False
+        self._gradients, self._held, self._scaler = [], {}, None
+        self.on = self.left = False

@@ -4,35 +4,24 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.optim import Optimizer
 
 Step = Callable[[Callable[[], Any] | None], Any]  # takes what a script may give: a closure
 
 
 class ReplacedStep:
-    """Makes `optimizer.step()` another function, `step`, from its creation on.
-
-    Attributes:
-        idle: while it is set, `optimizer.step()` does nothing but run its closure.
-    """
+    """Makes `optimizer.step()` another function, `step`, from its creation on."""
 
     def __init__(self, optimizer: Optimizer, step: Step) -> None:
         original = optimizer.step
         self._optimizer = optimizer
         self._closed = False
-        self.idle = False
 
         @functools.wraps(original)
         def replacement(closure: Callable[[], Any] | None = None) -> Any:
             # For learning rate schedulers: with s>0 the first steps apply nothing, and are steps all the same.
             optimizer._opt_called = True  # type: ignore[attr-defined]
-            if self._closed:
-                return original(closure)
-            if self.idle:
-                with torch.enable_grad():
-                    return None if closure is None else closure()
-            return step(closure)
+            return original(closure) if self._closed else step(closure)
 
         # As a scheduler marks a step that it watches: whenever it is made, it leaves this one in place.
         replacement._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

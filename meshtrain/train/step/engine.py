@@ -10,6 +10,7 @@ import torch
 from meshtrain.errors import UsageError
 from meshtrain.train.link.channel import Channel
 from meshtrain.train.optim.clipping import checked
+from meshtrain.train.optim.rehearsal import Rehearsal
 from meshtrain.train.step.base import Base
 from meshtrain.train.step.boundary import StepBoundary
 from meshtrain.train.step.contribution import StepContribution
@@ -33,8 +34,8 @@ class ScriptSteps(Protocol):
         """Local steps that no round has covered become a round now. Returns whether there were any (R9, period)."""
 
     @property
-    def rehearses(self) -> bool:
-        """Whether what the script computes counts for nothing."""
+    def rehearsal(self) -> Rehearsal:
+        """Of a step that counts for nothing."""
 
     def begin_rehearsal(self) -> None:
         """What the script computes from now on counts for nothing (X4)."""
@@ -81,7 +82,9 @@ class Engine:
 
     def show_base(self) -> AbstractContextManager[None]:
         """`mt.base()`, by O7 (base): inside, the model holds the base."""
-        return self.boundary.base() if self._base_apart or self.steps.rehearses else nullcontext()
+        if self.steps.rehearsal.on:
+            self.steps.rehearsal.restore()
+        return self.boundary.base() if self._base_apart else nullcontext()
 
     def clip_grad_norm_(self, parameters: torch.Tensor | Iterable[torch.Tensor], max_norm: float) -> torch.Tensor:
         """`mt.clip_grad_norm_`, by O4 (clipping). Infinity only asks for the norm, which every codec allows.
@@ -90,18 +93,22 @@ class Engine:
         """
         if self._clip_refusal is not None and math.isfinite(checked(max_norm)):
             raise UsageError(self._clip_refusal)
-        if self.steps.rehearses:
+        if self.steps.rehearsal.on:
             return torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         return self.steps.clip_grad_norm_(parameters, max_norm)
 
     def barrier(self, number: int) -> None:
         """Waits for all peers' barriers of this number. Raises as `StepBoundary.barrier`."""
-        rehearses = self.steps.rehearses  # rounds may be applied meanwhile
-        self.end_rehearsal()
-        self.steps.end_period()
-        self.boundary.barrier(number)
-        if rehearses:
-            self.begin_rehearsal()
+        rehearsed, left = self.steps.rehearsal.on, self.steps.rehearsal.left
+        self.end_rehearsal()  # rounds may be applied meanwhile
+        try:
+            self.steps.end_period()
+            self.boundary.barrier(number)
+        finally:
+            if rehearsed:
+                self.begin_rehearsal()
+            if left:
+                self.leave_rehearsal()
 
     def flush(self) -> None:
         """At the end: takes every round that anybody has contributed to, unless this learner is in all of them.
@@ -116,6 +123,7 @@ class Engine:
 
     def tell_last_hash(self) -> None:
         """Of the final base, which the model then holds."""
+        self.end_rehearsal()
         if self._base_apart:
             self.boundary.show_base_for_good()
         # Between backward() and step() of s=0 there is no base: buffers are of the new round, parameters are not.
@@ -146,9 +154,14 @@ class Engine:
         """The loader gives a batch that no step needs: what the script makes of it counts for nothing."""
         self.steps.begin_rehearsal()
 
+    def leave_rehearsal(self) -> None:
+        """The loop is over or was left: one step more is rehearsed. Does nothing where none is."""
+        if self.steps.rehearsal.on:
+            self.steps.rehearsal.leave()
+
     def end_rehearsal(self) -> None:
         """The next step counts. Does nothing where none is rehearsed."""
-        if self.steps.rehearses:
+        if self.steps.rehearsal.on:
             self.steps.end_rehearsal()
 
     # For the daemon

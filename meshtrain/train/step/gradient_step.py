@@ -37,6 +37,9 @@ class GradientStep:
         hooks: have handed the gradients of the step over.
         lent: with s=0 the means that they have become.
         staleness: the bound s.
+
+    Attributes:
+        rehearsal: of a step that counts for nothing.
     """
 
     def __init__(
@@ -59,10 +62,10 @@ class GradientStep:
         self._lent = lent
         self._staleness = staleness
         optimizer = base.step.optimizer
-        self._rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling)
+        self.rehearsal = Rehearsal(base.means.parameters(), base.buffers, scaling)
         self._frozen = FrozenCheck(base.means.tensors, optimizer)
         self._replaced = ReplacedStep(optimizer, self._step)
-        scaling.watch(optimizer, self._after_scaler, untouched.remember)
+        scaling.watch(optimizer, self._after_scaler, self._rehearsed_step, untouched.remember)
 
     @property
     def number(self) -> int:
@@ -77,20 +80,15 @@ class GradientStep:
         """Each step is a round: there is never one under way."""
         return False
 
-    @property
-    def rehearses(self) -> bool:
-        """Whether the step at hand counts for nothing."""
-        return self._rehearsal.on
-
     def begin_rehearsal(self) -> None:
         """What the script computes from now on counts for nothing (X4)."""
-        self._rehearsal.begin()
-        self._hooks.idle = self._replaced.idle = True
+        self.rehearsal.begin()
+        self._hooks.idle = True
 
     def end_rehearsal(self) -> None:
         """All is as it was before, and the next step counts."""
-        self._rehearsal.end()
-        self._hooks.idle = self._replaced.idle = False
+        self.rehearsal.end()
+        self._hooks.idle = False
 
     def close(self) -> None:
         """The optimizer steps as it did before."""
@@ -99,6 +97,11 @@ class GradientStep:
         self._scaling.close()
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
+        if self.rehearsal.on:
+            rehearsed = self.rehearsal.step(closure)
+            if not self._scaling.active:
+                self._rehearsed_step()
+            return rehearsed
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -112,9 +115,13 @@ class GradientStep:
 
     def _after_scaler(self) -> None:
         """A GradScaler that has seen an overflow has not called `optimizer.step()`; the step is over all the same."""
-        if self._contribution.sealed:
+        if self._contribution.sealed and not self.rehearsal.on:
             self._check()
             self._end_step(skip=True)
+
+    def _rehearsed_step(self) -> None:
+        if self.rehearsal.left:
+            self.end_rehearsal()
 
     def _end_step(self, *, skip: bool = False) -> None:
         """Returns when the next step may start, with the model as it is to compute with.

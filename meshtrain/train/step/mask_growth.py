@@ -19,6 +19,9 @@ from meshtrain.train.step.base import Base
 class MaskGrowth:
     """Hooks on the masked tensors set the gradients of weights that are left out to zero, so that clipping and the
     optimizer see the kept ones alone; in a period whose round changes the masks they add them up first.
+
+    Attributes:
+        idle: while it is set, nothing is added.
     """
 
     def __init__(self, base: Base, scaling: LossScaling) -> None:
@@ -26,6 +29,7 @@ class MaskGrowth:
         self._masks = base.means.masks
         self._scaling = scaling
         self._sums: dict[int, Tensor] = {}
+        self.idle = False
         self._hooks = [
             base.means.tensors.places[index].tensor().register_post_accumulate_grad_hook(self._hook(index))
             for index in self._masks.masked
@@ -51,7 +55,7 @@ class MaskGrowth:
             assert gradient is not None
             assert places is not None
             kept = only(gradient, places)
-            if self._masks.change_in(self._base.applied + 1):
+            if not self.idle and self._masks.change_in(self._base.applied + 1):
                 self._add(index, gradient.sub(kept))
             gradient.copy_(kept)
 

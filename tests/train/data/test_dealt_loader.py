@@ -102,6 +102,9 @@ class Learner:
     def begin_rehearsal(self) -> None:
         raise AssertionError("there are samples of this epoch")
 
+    def leave_rehearsal(self) -> None:
+        """None is rehearsed."""
+
     def end_rehearsal(self) -> None:
         """None is rehearsed."""
 

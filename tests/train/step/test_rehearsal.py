@@ -1,10 +1,12 @@
 """X4: a step that is rehearsed, over an epoch that was over before this learner came, changes nothing anywhere."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from meshtrain.train.session import LearnerSession
 from tests.train.localdaemon import LocalDaemon
@@ -96,15 +98,92 @@ def test_whoever_evaluates_or_waits_after_a_loop_that_was_left_sees_the_base(mod
         rehearsed()
         session.barrier()
         assert unchanged()
-        assert engine.steps.rehearses
+        assert engine.steps.rehearsal.on
         rehearsed()
         with session.base():
             assert unchanged()
-        assert engine.steps.rehearses
+        assert engine.steps.rehearsal.on
         session.finish()
         assert unchanged()
-        assert not engine.steps.rehearses
+        assert not engine.steps.rehearsal.on
 
     with LocalDaemon(2, **MODES[mode]) as daemon:
         daemon.run(script)
         assert daemon.round == 0
+
+
+def loss_of(model: Net, batch: list[torch.Tensor]) -> torch.Tensor:
+    loss: torch.Tensor = model(batch[0]).square().mean()
+    return loss
+
+
+def steps_behind_its_loop(session: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
+    """Accumulates two batches a step, and steps on what is left."""
+    count = 0
+    for count, each in enumerate(loader, 1):
+        with contextlib.nullcontext() if count % 2 == 0 else session.no_sync():
+            scaler.scale(loss_of(model, each)).backward()
+        if count % 2 == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    if count % 2:
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+
+def fetches_ahead(_: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
+    batches = iter(loader)
+    at_hand = next(batches, None)
+    while at_hand is not None:
+        following = next(batches, None)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, at_hand)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        at_hand = following
+
+
+def takes_one_batch(_: LearnerSession, model: Net, loader: Any, optimizer: Any, scaler: Any) -> None:
+    """Its iteration is over before the batch is used."""
+    each = next(iter(loader))
+    optimizer.zero_grad()
+    scaler.scale(loss_of(model, each)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaled"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("epoch", [steps_behind_its_loop, fetches_ahead, takes_one_batch])
+def test_a_step_behind_the_loop_is_rehearsed_too(epoch: Callable[..., None], mode: str, scaled: bool) -> None:
+    """Rank 1 has two epochs that are over before it begins: what leaves, and what stays, is as without them."""
+
+    def run(over: int) -> tuple[Any, ...]:
+        models = [Net(0) for _ in range(2)]
+        ends: list[Any] = [None, None]
+        data = TensorDataset(torch.randn(24, 6, generator=torch.Generator().manual_seed(3)))
+
+        def script(session: LearnerSession, rank: int) -> None:
+            scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=3, enabled=scaled)
+            model, optimizer, loader = session.prepare_with_loader(
+                models[rank], adamw(models[rank]), DataLoader(data, batch_size=2), scaler
+            )
+            past = over if rank == 1 else 0
+            assert session._deal is not None
+            session._deal.epoch -= past
+            for _ in range(past + 2):
+                epoch(session, model, loader, optimizer, scaler)
+            ends[rank] = scaler.state_dict(), optimizer.state_dict()
+
+        with LocalDaemon(2, hash_every=1, **MODES[mode]) as daemon:
+            daemon.run(script)
+            sent = [
+                (step, rank, [(each.weight, each.samples, each.claim) for each in buckets])
+                for step, ranks in sorted(daemon.buckets.items())
+                for rank, buckets in sorted(ranks.items())
+            ]
+            return daemon.hashes, sent, str(ends), str([model.state_dict() for model in models])
+
+    assert run(2) == run(0)
