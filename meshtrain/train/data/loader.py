@@ -66,7 +66,8 @@ class DealtLoader(DataLoader[Any]):
         self._device = device
         self._waits = waits
         self._iterations = 0
-        self._first: Any = None  # batch of an epoch that was over
+        self._first: Any = None  # batch of an epoch of which there was nothing for this learner
+        self._rehearsals = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         self._iterations += 1
@@ -102,16 +103,19 @@ class DealtLoader(DataLoader[Any]):
                 deal.give_back()
 
     def _rehearsed(self) -> Any:
-        """The batch for epochs that are over: the same for all of them, for to load each takes time."""
-        if self._first is None:
+        """The batch for an epoch of which this learner gets nothing. Workers take long to start: they load one for all
+        such epochs."""
+        if not self._rehearsals:
             log.warning(
-                "epoch %d was over before this device had a batch of it: the script runs through it with one batch, "
-                "which counts for nothing, and so through all others that are over",
+                "of epoch %d nothing is left for this device: the script runs through it with one batch, which counts "
+                "for nothing, and so through all others that are over",
                 self._deal.epoch + 1,
             )
+        if not self._rehearsals or not self.num_workers:
             self._deal.rehearse()
             (self._first,) = super().__iter__()
-        return self._placed(copy.deepcopy(self._first))
+        self._rehearsals += 1
+        return self._placed(copy.deepcopy(self._first) if self.num_workers else self._first)
 
     def _placed(self, batch: Any) -> Any:
         return batch if self._device.type == "cpu" else moved(batch, self._device)
