@@ -14,7 +14,11 @@ from tests.daemon.executorring import MANIFEST, NORM_BUCKETS, PLAN, Offer
 from tests.daemon.lowrankring import LowRankRing, check_conserved, churn
 from tests.daemon.shardedmesh import constant_offers
 
-CODECS = ("powersgd:3,warmup=0", "powersgd:1,warmup=2+fp16", "powersgd:4,warmup=3")
+HALF = ("powersgd:3,half,warmup=0", "powersgd:1,half,warmup=2+fp16", "powersgd:4,half,warmup=3")
+FULL = ("powersgd:3,warmup=0", "powersgd:1,warmup=2+fp16", "powersgd:4,warmup=3")
+MODES = st.one_of(
+    st.tuples(st.sampled_from(HALF), st.integers(0, 3)), st.tuples(st.sampled_from(FULL), st.just(0))
+)  # codec and bound
 PARAMETERS = slice(PLAN.buckets[NORM_BUCKETS].start)
 
 
@@ -35,20 +39,21 @@ def of_rank(rank: int, rounds: int, members: int) -> Mapping[int, Sequence[Offer
     return made
 
 
-@settings(max_examples=8, deadline=None)
-@given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 3), seed=st.integers(0, 2**32), joins=st.booleans())
-def test_nothing_is_lost_and_means_are_bit_equal(codec: str, staleness: int, seed: int, joins: bool) -> None:
+@settings(max_examples=16, deadline=None)
+@given(mode=MODES, seed=st.integers(0, 2**32), joins=st.booleans())
+def test_nothing_is_lost_and_means_are_bit_equal(mode: tuple[str, int], seed: int, joins: bool) -> None:
     """P1, V1, C1, G6: over void rounds, rounds that run again, and members that come in; all hold the same bits."""
+    codec, staleness = mode
     owed = check_conserved(codec, staleness, seed, 9, PARAMETERS, joins=joins)
     assert not owed[PARAMETERS.stop :].any(), "O5: float buffers travel without residuals"
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("staleness", [0, 1])
-async def test_buffers_travel_as_they_are_beside_warm_up_in_fp16(staleness: int) -> None:
+@pytest.mark.parametrize(("codec", "staleness"), [("powersgd:4,warmup=3", 0), ("powersgd:4,half,warmup=3", 1)])
+async def test_buffers_travel_as_they_are_beside_warm_up_in_fp16(codec: str, staleness: int) -> None:
     """O5: also where the slot, in which they lie at s=0, is laid out otherwise than what is sent of it."""
     rounds = constant_offers(3, 1, 1, 0)
-    ring = LowRankRing(3, "powersgd:4,warmup=3", staleness, 0, rounds)
+    ring = LowRankRing(3, codec, staleness, 0, rounds)
     await ring.play(rounds)
     values = [offer.values.astype(np.float64) for offer in rounds[1] if offer.values is not None]
     weight = sum(offer.weight for offer in rounds[1])
@@ -57,11 +62,12 @@ async def test_buffers_travel_as_they_are_beside_warm_up_in_fp16(staleness: int)
     ring.close()
 
 
-@settings(max_examples=6, deadline=None)
-@given(codec=st.sampled_from(CODECS), staleness=st.integers(0, 2), seed=st.integers(0, 2**32))
-def test_members_are_lost_and_come_at_any_moment(codec: str, staleness: int, seed: int) -> None:
-    """C1, G2, G6, G8: a basis is a function of the history, whoever was in which generation."""
-    churn(codec, staleness, seed, 6)
+@settings(max_examples=12, deadline=None)
+@given(mode=MODES, seed=st.integers(0, 2**32))
+def test_members_are_lost_and_come_at_any_moment(mode: tuple[str, int], seed: int) -> None:
+    """C1, G2, G6, G8: a basis is a function of the history, whoever was in which generation, and also if it falls
+    between the two phases of a round."""
+    churn(*mode, seed, 6)
 
 
 @pytest.mark.asyncio
@@ -93,7 +99,7 @@ def test_the_manifest_has_what_is_sent_whole() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("codec", ["powersgd:2,warmup=0", "lgc:0.1,warmup=0+fp32"])
+@pytest.mark.parametrize("codec", ["powersgd:2,half,warmup=0", "lgc:0.1,warmup=0+fp32"])
 async def test_broken_bytes_of_a_served_round_that_later_ones_build_on_are_refused(codec: str) -> None:
     """G4: before anything of it counts, and not in the round that is built on it."""
     ring = LowRankRing(2, codec, 2, 1, constant_offers(2, 0, 2, 1, poison=0))
