@@ -126,7 +126,8 @@ RANK = 3
 def falling(rng: np.random.Generator) -> Wide:
     """A 40 x 60 matrix whose singular values are halved from one to the next."""
     left, right = (np.linalg.qr(rng.standard_normal((count, 40)))[0] for count in (40, 60))
-    return left * 0.5 ** np.arange(40) @ right.T
+    matrix: Wide = left * 0.5 ** np.arange(40) @ right.T
+    return matrix
 
 
 def moving(count: int) -> list[Values]:
