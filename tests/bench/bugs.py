@@ -1163,7 +1163,7 @@ BUGS: tuple[Bug, ...] = (
         "Bases.enter",
         "self._of_lefts.clear()",
         "pass",
-        f"{DAEMON}/test_executor_lowrank.py -k between_the_phases",
+        f"{DAEMON}/executor/test_executor_lowrank.py -k between_the_phases",
     ),
     Bug(
         "second-phase-not-fenced",
@@ -1171,7 +1171,7 @@ BUGS: tuple[Bug, ...] = (
         "SecondPhases.fence",
         "self._summed.clear()",
         "pass",
-        f"{DAEMON}/test_second_phase.py -k fence_voids",
+        f"{DAEMON}/executor/test_second_phase.py -k fence_voids",
     ),
     Bug(
         "second-phase-of-poison",
@@ -1179,7 +1179,7 @@ BUGS: tuple[Bug, ...] = (
         "SecondPhases._next",
         "Part.POISON if poisoned else own.second(bucket)",
         "own.second(bucket)",
-        f"{DAEMON}/test_second_phase.py -k follows_from_the_first",
+        f"{DAEMON}/executor/test_second_phase.py -k follows_from_the_first",
     ),
     Bug(
         "right-factors-sent-from-where-they-are-made",
@@ -1187,7 +1187,7 @@ BUGS: tuple[Bug, ...] = (
         "FactorPairPart.encoded",
         "None if of_rights else super()",
         "super()",
-        f"{DAEMON}/test_executor_lowrank.py -k still_sends",
+        f"{DAEMON}/executor/test_executor_lowrank.py -k still_sends",
     ),
     Bug(
         "late-rests-not-caught-up",
@@ -1195,7 +1195,7 @@ BUGS: tuple[Bug, ...] = (
         "FactorPairPart._take",
         "self._late.catch_up(bucket)",
         "pass",
-        f"{DAEMON}/test_codec_references.py -k step_by_step",
+        f"{DAEMON}/codecs/test_codec_references.py -k papers_algorithm_step",
     ),
     Bug(
         "left-factors-not-waited-for-in-stalls",
@@ -1203,6 +1203,6 @@ BUGS: tuple[Bug, ...] = (
         "Executor._steps_before",
         "if bucket in form.layout.precursors",
         "if False",
-        f"{DAEMON}/test_executor_lowrank.py -k who_waits_for_left",
+        f"{DAEMON}/executor/test_executor_lowrank.py -k who_waits_for_left",
     ),
 )
